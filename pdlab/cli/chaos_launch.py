@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.cli.demo import run
+from pdlab.core.commands import python_words
 
 # So small a KV pool that expired blocks are soon used again, and a KV leak is soon seen.
 KV_BYTES = 48 * 2**20
@@ -17,7 +18,7 @@ SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
 HAS_FINDINGS = 3
 
 
-class Scene(NamedTuple):
+class ChaosScene(NamedTuple):
     """One deployment and the plans for it. ``root``: it needs root, and is left out without."""
 
     name: str
@@ -27,10 +28,10 @@ class Scene(NamedTuple):
 
 
 SCENES = (
-    Scene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
-    Scene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
-    Scene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
-    Scene(
+    ChaosScene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
+    ChaosScene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
+    ChaosScene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
+    ChaosScene(
         "two hosts with a link of 1 Gbit/s and 0.2 ms",
         ("--pd-spread", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.2"),
         ("all",),
@@ -56,7 +57,7 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                 continue
         print(f"\n{scene.name}", file=sys.stderr, flush=True)
         where = ["--local", "--detach", "--port", str(port)]
-        code = run([sys.executable, "launch_gptoss.py", *scene.launch, *where, *SMALL, *flags])
+        code = run([sys.executable, *python_words("launch"), *scene.launch, *where, *SMALL, *flags])
         try:
             if code:
                 return code
@@ -67,5 +68,5 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                     return code
                 worst = max(worst, code)
         finally:
-            run([sys.executable, "launch_gptoss.py", "--shutdown", "--port", str(port)])
+            run([sys.executable, *python_words("launch"), "--shutdown", "--port", str(port)])
     return worst

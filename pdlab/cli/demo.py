@@ -31,6 +31,7 @@ from pdlab.cli.bench import CONCURRENCIES
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core.arguments import INTERRUPTED, check_folder, exit_code
+from pdlab.core.commands import python_words
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.settings import Port, Positive, Settings, parse, setting
@@ -303,7 +304,7 @@ def _nodes_are_up() -> bool:
         return True
 
 
-class Clock:
+class DemoClock:
     """How long the steps of the demo take: estimates, corrected by what finished steps of that kind took."""
 
     def __init__(self, estimates_s: Sequence[tuple[str, float]], now: Callable[[], float] = time.monotonic) -> None:
@@ -361,7 +362,7 @@ class _Demo:
         self._load = [*load, "--retry-invalid", "-u", f"http://127.0.0.1:{port}", "--out", _shown_path(out)]
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
-        self._clock = Clock(steps * len(DEPLOYMENTS))
+        self._clock = DemoClock(steps * len(DEPLOYMENTS))
         self._parts: list[DemoPart] = []
         self._stopping = self._stopping_printed = False
         self._to_interrupt: list[subprocess.Popen[bytes]] = []
@@ -394,7 +395,7 @@ class _Demo:
         return 0 if all(part.valid for part in self._parts) else INCOMPLETE
 
     def _measure(self, shown: Shown, part: DemoPart, number: int) -> None:
-        launch = ["launch_gptoss.py", *shown.flags, "--local", "--detach", "--port", str(self._port)]
+        launch = [*python_words("launch"), *shown.flags, "--local", "--detach", "--port", str(self._port)]
         sweep = ["-m", "pdlab", "bench", "-e", shown.name, *self._load]
         for step, (kind, words, fine) in enumerate((("launch", launch, (0,)), ("sweep", sweep, (0, INCOMPLETE)))):
             if self._stopping:
@@ -432,7 +433,7 @@ class _Demo:
     def _stop(self) -> None:
         """Take down whatever is up."""
         if _nodes_are_up():
-            words = ["launch_gptoss.py", "--shutdown", "--port", str(self._port)]
+            words = [*python_words("launch"), "--shutdown", "--port", str(self._port)]
             self._command(words, self._out / "logs/stop.log", to_its_end=True)
 
     def _draw(self) -> Path | None:
@@ -444,7 +445,7 @@ class _Demo:
         notes = [word for text in [*shortfalls, *self._conditions] for word in ("--note", text)]
         plot = self._out / "demo.png"
         folders = [_shown_path(self._out / part.name) for part in drawn]
-        words = ["viz.py", "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes]
+        words = [*python_words("viz"), "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes]
         self._to_interrupt.clear()
         code, _ = self._command([*words, "--plot-path", _shown_path(plot)], self._out / "logs/viz.log")
         return plot if code == 0 else None

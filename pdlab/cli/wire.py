@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pdlab.cli.demo import run
 from pdlab.cluster.two_hosts import parse_shape, require
 from pdlab.core.arguments import exit_code
+from pdlab.core.commands import python_words
 from pdlab.core.settings import Numbers, Settings, parse, setting
 
-CHECK = "debug/test_nixl_connector_ray.py"
 # What is checked, and the exit code of a check that tells the truth about it.
 CHECKS = (
     (["--strategy", "pack"], 0),
@@ -66,7 +66,7 @@ def _run(settings: WireSettings) -> int:
         return code  # what is up already is somebody else's, and stays
     try:
         for words, right in CHECKS:
-            command = [sys.executable, CHECK, *words, "--random-blocks", "--tokens", tokens]
+            command = [sys.executable, *python_words("check-transfer"), *words, "--random-blocks", "--tokens", tokens]
             code = run([*hosts, "shell", "--", *command])
             if code != right:
                 print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)

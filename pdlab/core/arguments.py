@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pdlab.core.commands import not_installed
 from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
 from pdlab.core.text import choices
 from pdlab.core.transports import no_backend, no_transport
@@ -154,6 +155,12 @@ def exit_code(
         # What is wrong on the command line stays wrong.
         print(f"error: {cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}", file=sys.stderr)
         return (codes or {}).get(type(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        package = (error.name or "pdlab").partition(".")[0]
+        if package == "pdlab" or package in sys.stdlib_module_names:
+            raise  # a fault of ours
+        print(f"error: {not_installed(package)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         kept = f"; finished levels are kept{again}" if resume else ""
         print(f"interrupted{kept}", file=sys.stderr)

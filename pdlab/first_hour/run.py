@@ -31,7 +31,7 @@ POLL_S = 0.2
 LINE_CHARS = 300
 
 
-class Outcome(Frozen):
+class StepOutcome(Frozen):
     """What became of one step; times are seconds, ``started_at`` ISO 8601."""
 
     name: str
@@ -52,7 +52,7 @@ class State(Frozen):
 
     schema_version: int = 1
     asked: dict[str, Any]
-    outcomes: dict[str, Outcome] = Field(default_factory=dict)
+    outcomes: dict[str, StepOutcome] = Field(default_factory=dict)
 
 
 def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
@@ -103,7 +103,7 @@ def run(
         why = "the first hour was interrupted" if interrupted and not step.always else missing(step, verdicts)
         facts = {"command": shown, "estimate_s": step.estimate_s, "limit_s": step.limit_s}
         if why:
-            outcome = Outcome(name=step.name, verdict="skipped", detail=why, next_action="--resume", **facts)
+            outcome = StepOutcome(name=step.name, verdict="skipped", detail=why, next_action="--resume", **facts)
             print_line(f"{number}/{len(steps)} {step.name}: skipped, {why}")
         else:
             print_line(f"{number}/{len(steps)} {step.name}: {step.title} (about {duration(step.estimate_s)}): {shown}")
@@ -123,7 +123,7 @@ def run(
 
 def _run_step(
     step: Step, number: int, command: Sequence[str], out: Path, facts: dict[str, Any], print_line: Callable[[str], None]
-) -> tuple[Outcome, bool]:
+) -> tuple[StepOutcome, bool]:
     """The outcome, and whether it was interrupted."""
     log = out / LOGS / f"{number:02d}-{step.name.replace(' ', '-')}.log"
     failures = cache_dir() / LOGS / "last-failure"
@@ -159,7 +159,7 @@ def _run_step(
         shutil.rmtree(kept, ignore_errors=True)
         with contextlib.suppress(OSError):
             shutil.copytree(failures, kept, ignore_dangling_symlinks=True)
-    outcome = Outcome(
+    outcome = StepOutcome(
         name=step.name,
         verdict=verdict,
         detail=detail,

@@ -150,7 +150,7 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shape: ModelShape) -> st
 
 
 def _is_gpu(text: str, gpu_type: str | None) -> bool:
-    """Whether the words of a cell name that GPU and no other: ``h100_sxm`` and ``NVIDIA H100 80GB HBM3`` are H100."""
+    """Whether the words of a cell name that GPU and no other: "h100_sxm" and "NVIDIA H100 80GB HBM3" are H100."""
     words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word]
     if gpu_type is None or gpu_type.lower() not in words:
         return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pdlab.core.catalog import ModelShape, load_cluster
+from pdlab.core.commands import typed
 from pdlab.core.deployment import Deployment, launch_flags
 from pdlab.core.files import CONFIGS, replace
 from pdlab.core.schema import to_yaml
@@ -64,11 +65,11 @@ def commands(
         deployment = candidate.deployment
         if text := extrapolated.get(deployment.label):
             lines.append(f"  # {text}")
-        launch = f"python launch_gptoss.py {launch_flags(deployment)}"
+        launch = f"{typed('launch')} {launch_flags(deployment)}"
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
             replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
-            launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
+            launch = typed("launch", "--config", str(path))
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
         if slo is not None and candidate.goodput_rps:
@@ -79,11 +80,11 @@ def commands(
             lines.append(f"  {launch}{f' --cluster {cluster}' if cluster else ''} --dry-run")
         lines += [
             f"  {launch} --detach",
-            f"  ./run_bm.sh -e {deployment.label} {kind} {workload.flags}",
+            f"  {typed('bench')} -e {deployment.label} {kind} {workload.flags}",
         ]
     folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
-    compare = f"  python plan.py{compare_flags} --compare {folders}"
-    return "\n".join([*lines, f"  python viz.py --exps {folders}{viz_flags}", compare])
+    compare = f"  {typed('plan')}{compare_flags} --compare {folders}"
+    return "\n".join([*lines, f"  {typed('viz')} --exps {folders}{viz_flags}", compare])
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
+from pdlab.core.commands import typed
 from pdlab.core.deployment import Disaggregated, launch_flags
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
@@ -16,6 +17,7 @@ from pdlab.plan.extrapolation import dimensions_text, fit_text, outside_text
 from pdlab.plan.fluid_pools import FluidPlan
 from pdlab.plan.planner import Candidate, Gain, Plan, gain, outside
 from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.scattered_blocks import CHECK
 from pdlab.plan.scene import LoadResult, Scene
 from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90, Hardware
@@ -234,8 +236,8 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
         "",
         table(head, rows, left=(0,)),
         "",
-        f"To measure the cost on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
-        f"{scene.shape.name} --json blocks.json, then this plan with --blocks blocks.json.",
+        f"To measure the cost on your nodes: {CHECK} --model {scene.shape.name} --json blocks.json, then this plan "
+        "with --blocks blocks.json.",
     ]
 
 
@@ -431,8 +433,9 @@ def fluid(plan: FluidPlan, scene: Scene) -> str:
             f"No verdict: {outside_text(found)}." if found else fluid_verdict(plan),
             *scattered,
             "To measure it:",
-            f"  python launch_gptoss.py {launch_flags(plan.deployment)} {bounds} --detach",
-            f"  ./run_bm.sh -e {plan.deployment.label} -r {MEASURED_AT * plan.auto.rps:.3g} {scene.workload.flags}",
+            f"  {typed('launch')} {launch_flags(plan.deployment)} {bounds} --detach",
+            f"  {typed('bench', '-e', plan.deployment.label)} -r {MEASURED_AT * plan.auto.rps:.3g} "
+            f"{scene.workload.flags}",
         ]
     )
 

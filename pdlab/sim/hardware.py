@@ -72,7 +72,7 @@ class FitDomain(Frozen):
 
     ``model``: a name of configs/models/. ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
-    the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or ``tcp`` where UCX was held
+    the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held
     to TCP (empty: not known). ``input_tokens``, ``output_tokens``: least and most of a request. ``in_flight_per_gpu``:
     least and most requests in flight, over the GPUs of the deployment; of an open loop the mean. ``digest``:
     `digest_of` the file that the fit wrote.

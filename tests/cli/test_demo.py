@@ -326,7 +326,7 @@ def test_it_explains_what_is_in_the_plot_alone() -> None:
 
 def test_the_clock_learns_from_what_steps_took() -> None:
     now = [0.0]
-    clock = demo.Clock([("launch", 10.0), ("sweep", 20.0)] * 2, lambda: now[0])
+    clock = demo.DemoClock([("launch", 10.0), ("sweep", 20.0)] * 2, lambda: now[0])
     assert clock.left_s() == 60
     clock.begin(0)
     now[0] = 5.0

@@ -23,6 +23,7 @@ from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
@@ -34,7 +35,7 @@ from pdlab.results.provenance import now
 from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
 
-LAUNCHER = ROOT / "launch_gptoss.py"
+LAUNCHER = [str(ROOT / word) if word.endswith(".py") else word for word in python_words("launch")]
 STOP_TIMEOUT_S = 120.0
 POLL_S = 0.2
 
@@ -294,11 +295,11 @@ class _Launcher:
             raise LaunchFailed(errors[-1] if errors else f"exit code {code}: {last}")
 
     def stop(self) -> None:
-        """Take down what is served and, with ``local``, the nodes. A second Ctrl-C does not end it halfway."""
+        """Take down what is served, and local nodes with it. A second Ctrl-C does not end it halfway."""
         if not self._up:
             return
         self._up, self._hosts = False, None
-        command = [sys.executable, str(LAUNCHER), "--shutdown", "--port", str(self._options.port)]
+        command = [sys.executable, *LAUNCHER, "--shutdown", "--port", str(self._options.port)]
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if _in_main_thread() else None
         try:
             done = subprocess.run(
@@ -314,7 +315,7 @@ class _Launcher:
 
     def _call(self, request: LaunchRequest, print_line: Callable[[str], None]) -> tuple[int, list[str]]:
         """Run the launcher to its end; its exit code and the lines that it printed."""
-        command = [sys.executable, str(LAUNCHER), FROM_STDIN]
+        command = [sys.executable, *LAUNCHER, FROM_STDIN]
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8") as text,
             tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
