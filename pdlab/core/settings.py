@@ -346,7 +346,7 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
     else:
         more |= {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
     if flag.several == "words":
-        more |= {"nargs": "*", "default": argparse.SUPPRESS}
+        more |= {"nargs": "*" if flag.positional else "+", "default": argparse.SUPPRESS}
     elif flag.several == "times":
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):
