@@ -38,11 +38,11 @@ test-long: setup  ## the same with more kills, more faults and every serving pat
 test-fast: setup  ## every test that starts neither an engine nor a deployment
 	@$(FAST)
 
-check: setup  ## ruff, formatting, mypy --strict, imports between packages
+check: setup  ## ruff, formatting, mypy --strict, imports between packages, names of classes and in docstrings
 	@$(PYTHON_VENV) -m ruff check .
 	@$(PYTHON_VENV) -m ruff format --check .
 	@$(PYTHON_VENV) -m mypy
-	@$(PYTEST) -q tests/test_architecture.py
+	@$(PYTEST) -q tests/test_architecture.py tests/test_lints.py
 
 golden: setup  ## rewrite the stored renderings and tables; read `git diff tests` before keeping them
 	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q -m golden
@@ -57,16 +57,20 @@ bench: setup  ## start-up and serving path against bare vLLM, transfers against 
 	@$(PYTHON_VENV) benchmarks/load_client.py
 	@$(PYTHON_VENV) benchmarks/report.py
 
-# What is pinned already stays, unless its .in file rules it out; delete a .txt file to take everything anew.
+# What is pinned already stays, unless pyproject.toml rules it out; delete a .txt file to take everything anew.
 # --universal writes one file for all Python versions, with markers where they differ.
 LOCK = uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command "make lock"
 
-lock:  ## compile requirements*.in to requirements*.txt
+# The tools of the tests without what pdlab itself depends on, which either stack has already.
+DEV = sed -n '/^dev = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml
+
+lock:  ## compile the dependencies of pyproject.toml to requirements*.txt
 	@PATH="$$PWD/.uv/bin:$$PATH" && ./setup.sh uv && \
-	$(LOCK) requirements.in -o requirements.txt && \
-	$(LOCK) requirements-cpu.in -o requirements-cpu.txt --overrides overrides-cpu.txt --excludes excludes-cpu.txt && \
-	$(LOCK) requirements-dev.in -o requirements-dev.txt -c requirements.txt -c requirements-cpu.txt
+	$(LOCK) pyproject.toml --extra serve -o requirements.txt && \
+	$(LOCK) pyproject.toml --extra cpu -o requirements-cpu.txt --overrides overrides-cpu.txt \
+		--excludes excludes-cpu.txt && \
+	$(DEV) | $(LOCK) - -o requirements-dev.txt -c requirements.txt -c requirements-cpu.txt
 
 clean:  ## remove caches and out/; .venv and bm_results/ stay
 	@rm -rf out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""``python -m pdlab COMMAND``: every command line of the project behind one door."""
+"""``pdlab COMMAND`` and ``python -m pdlab COMMAND``: every command line of the project."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from pdlab import __version__
+from pdlab.core.files import CHECKOUT
 from pdlab.core.text import choices
 
 # Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
@@ -34,22 +36,34 @@ def usage() -> str:
     """The commands, one per line."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {description}" for name, description in COMMANDS.items()]
-    return "\n".join(["usage: python -m pdlab COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
+    front = "pdlab" if CHECKOUT is None else "python -m pdlab"
+    return "\n".join([f"usage: {front} COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code, 2 for a command that is not there."""
+    """Run one command; returns its exit code. Without a command, list the commands; 2 for an unknown command."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] in (["-h"], ["--help"]):
-        print(usage())
-        return 0
-    if not words or words[0] not in COMMANDS:
-        problem = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}" if words else "no command given"
-        print(f"error: {problem} (all commands: python -m pdlab --help)", file=sys.stderr)
+    if not words or words[0] in ("-h", "--help"):
+        return _shown(usage())
+    if words[0] == "--version":
+        return _shown(f"pdlab {__version__}")
+    if words[0] not in COMMANDS:
+        problem = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}"
+        print(f"error: {problem}; python -m pdlab lists all", file=sys.stderr)
         return 2
     module = import_module(f"pdlab.cli.{words[0].replace('-', '_')}")
     code: int = module.main(words[1:])
     return code
+
+
+def _shown(text: str) -> int:
+    from pdlab.core.arguments import exit_code
+
+    def show() -> int:
+        print(text)
+        return 0
+
+    return exit_code(show)
 
 
 if __name__ == "__main__":

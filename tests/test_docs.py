@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pdlab import __version__
 from pdlab.__main__ import COMMANDS
+from pdlab.core.commands import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "debug" / "readme_nixl_ray.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "debug" / "readme_nixl_ray.md"]
 DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "upstream").glob("*.md")), *DECISIONS]
 # Results that a run writes, the label of a node, a cache's folder.
 NOT_SHIPPED = (
@@ -20,6 +22,7 @@ NOT_SHIPPED = (
     "bm_results/chaos",
     "bm_results/collocated",
     "bm_results/pd",
+    "pdlab/cli/NAME",
     "pdlab/node",
     "pdlab/logs",
 )
@@ -57,6 +60,37 @@ def test_what_is_named_exists(document: Path) -> None:
         if not name.startswith(NOT_SHIPPED):
             assert list(ROOT.glob(name)), name
     assert not re.findall(r"-m pdlab\.\w+", text), "a command is `python -m pdlab COMMAND`"
-    assert set(re.findall(r"-m pdlab ([a-z][\w-]*)", text)) <= set(COMMANDS)
+    assert set(re.findall(r"-m pdlab ([a-z][\w-]*)|^pdlab ([a-z][\w-]*)", text, re.M)) <= {
+        pair for command in COMMANDS for pair in ((command, ""), ("", command))
+    }
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"`make ([a-z-]+)`", text)) <= targets
+
+
+# Pages of this width; every page that is written anew joins them.
+NARROW = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/reading-plots.md", "docs/demo.md"]
+NARROW += ["docs/decisions/020-packaging.md"]
+COLUMNS, README_LINES = 100, 110
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_pages_fit_a_terminal(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
+    assert [number for number, line in enumerate(lines, start=1) if len(line) > COLUMNS] == []
+
+
+def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= README_LINES
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:3]] for line in text.splitlines() if line[:3] == "| `"]
+    named = {command: script for command, script in rows[1:]}
+    assert len(named) > 8 and set(named) <= set(COMMANDS)
+    scripts = {command: script for command, script in named.items() if script and not script.startswith("make ")}
+    assert scripts == {command: SCRIPTS[command] for command in scripts}
+
+
+def test_the_changelog_has_its_form() -> None:
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if re.match("##? ", line)]
+    assert headings[:2] == ["# Changelog", "## [Unreleased]"]
+    released = [re.fullmatch(r"## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d", line) for line in headings[2:]]
+    assert released and all(released) and released[0] and released[0][1] == __version__

@@ -131,7 +131,7 @@ def token_counts(evidence: Evidence) -> Iterator[str]:
 
 
 def _wrong_counts(answered: Sequence[RequestRecord], nominal: Pair) -> Iterator[str]:
-    """``asked_of_all``: of requests that say nothing themselves, as where lengths are fixed."""
+    """``nominal``: input and output tokens of every request that has no lengths of its own."""
     for side in (0, 1):
         counts = [(r.output_tokens if side else r.input_tokens, (r.asked or nominal)[side]) for r in answered]
         wrong = [(count, requested) for count, requested in counts if count != requested]

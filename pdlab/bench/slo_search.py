@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -80,7 +80,7 @@ class SearchLimits(Frozen):
     hardware: str | None = None
 
     @model_validator(mode="after")
-    def _one_start(self) -> Self:
+    def _one_start(self) -> SearchLimits:
         if self.start_from is not None and self.start_rps is not None:
             raise ValueError("start_from and start_rps both say where the search begins: give one of the two")
         if self.hardware is not None and self.start_from is None:

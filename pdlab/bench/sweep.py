@@ -348,7 +348,7 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
 
 
 def _to_retry(store: Store, planned: Sequence[Level]) -> list[Level]:
-    """Those of ``wanted`` that are finished, invalid, and not the result of a second measurement already."""
+    """Levels of ``planned`` that are finished and invalid, and were not measured a second time already."""
     kept = {run.key: run for run in store.runs()}
     measured = [(level, kept[level.key]) for level in planned if level.key in kept]
     return [level for level, run in measured if not run.validity.valid and run.replaces is None]
@@ -430,7 +430,7 @@ class _Sweeper:
         self.measured: set[RunKey] = set()
 
     def run(self, todo: Sequence[Level], planned: Sequence[Level], manifest: Manifest) -> None:
-        """Measure ``todo``, then what of ``wanted`` is to be retried, then the searches."""
+        """Measure ``todo``, then the levels of ``planned`` that are to be retried, then the searches."""
         self._driver.warm_up(self._attempt)
         options = self._options
         if options.soak_s is not None and options.fill_cache == "auto":

@@ -10,7 +10,6 @@ invalid; 130 interrupted (finished levels are kept).
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from pdlab.bench.sweep import (
 )
 from pdlab.bench.target import check_name, normal_url
 from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS, check_folder, exit_code
+from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.mixes import parse_mixes
@@ -284,7 +284,7 @@ def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
             "hold_s": soak_s or _hold_s(settings, timed=timed),
             "searches": searches,
             "workload": workload,
-            "command": shlex.join(["./run_bm.sh", *argv]),
+            "command": typed("bench", *argv),
         }
     )
 
@@ -492,7 +492,7 @@ def describe(sweep: SweepOptions) -> str:
 
 def _again(argv: Sequence[str]) -> str:
     kept = [arg for arg in argv if arg not in ("--resume", "--force")]
-    return shlex.join(["./run_bm.sh", *kept, "--resume"])
+    return typed("bench", *kept, "--resume")
 
 
 def report(result: SweepResult) -> None:
@@ -506,7 +506,7 @@ def report(result: SweepResult) -> None:
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")
     print(f"results: {result.folder}")
-    print(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
+    print(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
 
 
 def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:

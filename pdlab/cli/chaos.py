@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.core.arguments import exit_code
+from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.settings import Port, Positive, Seconds, Seed, Settings, not_given, parse, setting, to_words
 
@@ -98,7 +98,7 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
     order = session.Order(
         plan=plan, name=name, base_url=settings.base_url, not_mine=settings.not_mine,
-        command=shlex.join(["python", "-m", "pdlab", "chaos", *words]),
+        command=typed("chaos", *words),
     )  # fmt: skip
     subject = session.subject_of(order)
     folder = None
@@ -124,7 +124,7 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     made = chaos.load(folder)
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
-    print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
+    print(f"\n{text}\n\nKept in {folder}; plot: {typed('viz', '--exps', str(folder))}")
     return 0 if report.well(made) else HAS_FINDINGS
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from pdlab.core.arguments import check_picture, check_writable, exit_code
 from pdlab.core.errors import ClusterError, PdlabError, TransferError, WriteError
 from pdlab.core.files import write_output
-from pdlab.transfer.options import MODEL, build_parser, kv_shape, plan_from
+from pdlab.core.settings import parse
+from pdlab.transfer.options import MODEL, CheckTransferSettings, kv_shape, plan_from
 
 if TYPE_CHECKING:
     from pdlab.transfer.ray_ranks import BackendOutcome
@@ -31,12 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    args = build_parser("test_nixl_connector_ray.py").parse_args(argv)
-    plan = plan_from(args)
-    if args.json is not None:
-        check_writable(args.json, "--json")
-    if args.plot is not None:
-        check_picture(args.plot, "--plot")
+    settings = parse(CheckTransferSettings, argv)
+    plan = plan_from(settings)
+    if settings.json_file is not None:
+        check_writable(settings.json_file, "--json")
+    if settings.plot is not None:
+        check_picture(settings.plot, "--plot")
 
     from pdlab.core.catalog import load_model
     from pdlab.results.provenance import hardware, now, versions
@@ -47,7 +48,7 @@ def _run(argv: list[str]) -> int:
     assert predicted is not None
     model = kv_shape(predicted)
     command_s = time.process_time()  # imports, which wait for nothing but the CPU
-    outcomes = ray_ranks.check(plan, args.local, lambda text: print(text, file=sys.stderr, flush=True), command_s)
+    outcomes = ray_ranks.check(plan, settings.local, lambda text: print(text, file=sys.stderr, flush=True), command_s)
     runs = []
     for outcome in outcomes:
         if outcome.result is None:
@@ -55,15 +56,15 @@ def _run(argv: list[str]) -> int:
             print(report.render_error(outcome.backend, outcome.error))
             runs.append(report.error_json(outcome.backend, outcome.error))
         else:
-            print(report.render(plan, outcome.result, model, verbose=args.verbose))
+            print(report.render(plan, outcome.result, model, verbose=settings.verbose))
             runs.append(report.result_json(plan, outcome.result, model) | {"exit_code": outcome.code})
     code = worst_code([outcome.code for outcome in outcomes])
-    if args.json:
+    if settings.json_file:
         facts = {"versions": versions(), "hardware": hardware(), "command": argv, "time": now()}
         text = json.dumps(report.as_json(plan, runs, facts) | {"exit_code": code}, indent=1)
-        write_output(args.json, text + "\n", "--json")
-    if args.plot:
-        _plot(plan, outcomes, args.plot)
+        write_output(settings.json_file, text + "\n", "--json")
+    if settings.plot:
+        _plot(plan, outcomes, settings.plot)
     return code
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -11,11 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pdlab.core.arguments import OneLineParser, backends, check_writable, exit_code, not_for
+from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.errors import ClusterError
 from pdlab.core.files import write_output
+from pdlab.core.settings import Backends, Settings, not_given, parse, setting
+
+if TYPE_CHECKING:
+    from pdlab.transfer.doctor.findings import Concern
 
 CANNOT_RUN, HAS_ERRORS = 5, 3
 RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
@@ -25,57 +28,80 @@ examples:
   python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
   python debug/doctor.py --here          this machine alone, no Ray
   python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
+  python debug/doctor.py --placement pack --model gpt-oss-120b       what matters to a pack, and the model's files
 
 exit code: 0 no errors, 3 errors found, 5 cannot run, 2 bad command line
 What each finding means, and which tool to use next: docs/debugging.md
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    p = OneLineParser(
-        prog="debug/doctor.py",
-        description="What KV transfers depend on, on every node: versions, libraries, devices, limits, settings.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+EXAMINED, OUTPUT = "what to examine", "output"
+
+
+class DoctorSettings(Settings):
+    """Which nodes are examined, for which deployments, and where the facts go."""
+
+    PROG = "debug/doctor.py"
+    ABOUT = "What KV transfers depend on, on every node: versions, libraries, devices, limits, settings."
+    EXAMPLES = EPILOG
+
+    here: bool = setting(False, "ask this machine only, without Ray", EXAMINED)
+    placement: Literal["pack", "spread"] | None = setting(
+        None,
+        "apply the rules that matter to PD deployments of this placement",
+        EXAMINED,
+        otherwise="all; on local nodes theirs",
     )
-    add = p.add_argument_group("what to examine").add_argument
-    add("--here", action="store_true", help="ask this machine alone, without Ray")
-    add("--backends", type=backends, default=("UCX",), metavar="NAME[,NAME]",
-        help="NIXL backends to create (default UCX)")  # fmt: skip
-    add("--quick", action="store_true", help="read files and settings alone: start no process that loads NIXL")
-    add = p.add_argument_group("output").add_argument
-    add("--json", type=Path, metavar="FILE", help="write all facts and findings there")
-    return p
+    model: str | None = setting(
+        None, "look for this model's files too, and whether they are whole", EXAMINED, value="NAME|PATH"
+    )
+    backends: Backends = setting(("UCX",), "NIXL backends to create", EXAMINED, value="NAME[,NAME]")
+    quick: bool = setting(False, "read files and settings only: start no process that loads NIXL", EXAMINED)
+    json_file: Path | None = setting(None, "write all facts and findings there", OUTPUT, "--json", value="FILE")
+
+    def check(self) -> None:
+        if self.quick:
+            not_given(self, ("backends",), "--quick, which creates none")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _run(parser().parse_args(argv)), {ClusterError: CANNOT_RUN})
+    """Examine the nodes; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: _run(parse(DoctorSettings, words)), {ClusterError: CANNOT_RUN})
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(settings: DoctorSettings) -> int:
+    from pdlab.core.catalog import resolve_model
     from pdlab.transfer.doctor import diagnosis
     from pdlab.transfer.doctor.settings_rules import QueryClock
 
-    if args.json is not None:
-        check_writable(args.json, "--json")
-    if args.quick:
-        not_for(args, parser(), ["--backends"], "--quick, which creates none")
+    if settings.json_file is not None:
+        check_writable(settings.json_file, "--json")
     before_s = time.time()
-    facts = _this_machine(args.quick, args.backends) if args.here else _nodes(args.quick, args.backends)
+    model = (
+        resolve_model(settings.model)[1] if settings.model else None
+    )  # None too for a model that pdlab builds itself
+    facts, local = _this_machine(settings, model) if settings.here else _nodes(settings, model)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
-    findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()))
+    concerns = diagnosis.concerns_of(facts, settings.placement) if settings.placement else local
+    findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()), concerns=concerns)
     print(diagnosis.render(facts, findings))
-    if args.json is not None:
+    if settings.json_file is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)
-        write_output(args.json, text, "--json")
+        write_output(settings.json_file, text, "--json")
     return HAS_ERRORS if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _this_machine(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+Examined = tuple[dict[str, dict[str, Any]], tuple["Concern", ...] | None]
+
+
+def _this_machine(settings: DoctorSettings, model: str | None) -> Examined:
     from pdlab.remote import node as node_probe
 
     ports = _ports()
-    return {"here": node_probe.quick(ports) if quick else node_probe.thorough(ports, backends=backends)}
+    if settings.quick:
+        return {"here": node_probe.quick(ports, None, model)}, None
+    return {"here": node_probe.thorough(ports, None, settings.backends, model)}, None
 
 
 def _ports() -> tuple[int, ...]:
@@ -87,7 +113,8 @@ def _ports() -> tuple[int, ...]:
     return tuple(sorted({*one, *other}))
 
 
-def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _nodes(settings: DoctorSettings, model: str | None) -> Examined:
+    """Facts of every node, and what deployments on local nodes have (None: the nodes are not local)."""
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
     from pdlab.remote import node as node_probe
@@ -102,8 +129,12 @@ def _nodes(quick: bool, backends: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             if local or "RAY_ADDRESS" in os.environ:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
-            return _this_machine(quick, backends)
+            return _this_machine(settings, model)
         otherwise = ", or ask this machine alone with --here"
-        if quick:
-            return cluster.call_every_node(node_probe.quick, _ports(), otherwise=otherwise)
-        return cluster.call_every_node(node_probe.thorough, _ports(), None, backends, otherwise=otherwise)
+        wires: tuple[Concern, ...] | None = None
+        if local and not local.made_up:
+            wires = ("tcp", "shared memory") if local.two_hosts else ("shared memory",)
+        if settings.quick:
+            return cluster.call_every_node(node_probe.quick, _ports(), None, model, otherwise=otherwise), wires
+        asked = (_ports(), None, settings.backends, model)
+        return cluster.call_every_node(node_probe.thorough, *asked, otherwise=otherwise), wires

@@ -7,7 +7,6 @@ some deployment failed or some level is invalid; 130 interrupted (finished level
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS, check_folder, exit_code
 from pdlab.core.bounds import parse_bounds
+from pdlab.core.commands import typed
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.settings import Port, Processes, Settings, parse, setting, to_words
 from pdlab.results.schema import Experiment
@@ -103,7 +103,7 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
         port=settings.port,
         resume=settings.resume,
         client_processes=settings.client_processes,
-        command=shlex.join(["python", "-m", "pdlab", "experiment", *argv]),
+        command=typed("experiment", *argv),
     )
     result = run(_started(tuned(plan, options)), options, enough=stopping)
     print(summary(plan, result))
@@ -129,9 +129,7 @@ def _started(plan: Schedule) -> Schedule:
 
 
 def _again(argv: Sequence[str]) -> str:
-    return shlex.join(
-        ["python", "-m", "pdlab", "experiment", *(word for word in argv if word != "--resume"), "--resume"]
-    )
+    return typed("experiment", *(word for word in argv if word != "--resume"), "--resume")
 
 
 def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until | None = None) -> str:
@@ -145,7 +143,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
         lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
-        lines.append(f"    python launch_gptoss.py {shlex.join(to_words(configuration.settings))} --detach")
+        lines.append(f"    {typed('launch', *to_words(configuration.settings))} --detach")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
         for part in visit.parts:
@@ -199,7 +197,7 @@ def summary(plan: Schedule, result: RunResult) -> str:
     lines += ratios(result)
     lines.append(f"results: {result.folder}")
     if kept:
-        lines.append(f"next: {shlex.join(['python', 'viz.py', '--exps', str(result.folder), '--use-normalized'])}")
+        lines.append(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
-    from pdlab.plan.planner import Plan
+    from pdlab.plan.planner import Candidate, Plan
     from pdlab.plan.scene import Scene
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
@@ -94,7 +94,10 @@ def parser() -> argparse.ArgumentParser:
         help="calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate (default %(default)s)",
     )
     what.add_argument(
-        "--node", default="p5.48xlarge", metavar="NAME", help="node type, of configs/clusters/ (default %(default)s)"
+        "--node",
+        default="p5.48xlarge",
+        metavar="NAME|FILE",
+        help="node type of configs/clusters/, or a cluster's YAML file of nodes that are alike (default %(default)s)",
     )
     what.add_argument(
         "--gpus",
@@ -291,8 +294,10 @@ def _applies(args: argparse.Namespace) -> None:
     count = ["--count-gpus"]
     blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
     if args.predict:
-        unused = ["--plot", "--prompts", "--seed", *cluster, *load, *slo, *blocks, *count]
-        not_for(args, parser(), unused, "--predict, whose file has columns for it")
+        of_columns = ["--itl", "--otl", "--lengths", "--rate", "--burstiness", "--concurrency", "--prompts"]
+        not_for(args, parser(), of_columns, "--predict, whose file has columns for it")
+        unused = ["--plot", "--seed", *cluster, *load, *slo, *blocks, *count]
+        not_for(args, parser(), unused, "--predict, which predicts each row of a file as it is")
     elif args.compare:
         not_for(
             args,
@@ -368,20 +373,28 @@ def _trace(args: argparse.Namespace) -> Trace | None:
 
 
 def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
-    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple.
+    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple. Raises
+    UsageError for nodes that the hardware file is not of.
 
     For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
     """
     from pdlab.core.catalog import load_cluster
     from pdlab.core.nodes import ClusterView
     from pdlab.core.text import choices
+    from pdlab.plan.extrapolation import require_node
 
+    of_file = args.node.endswith((".yaml", ".yml"))
     try:
-        base = load_cluster(f"{args.node}-x2").engine_nodes[0]
+        found = load_cluster(args.node if of_file else f"{args.node}-x2").engine_nodes
     except UsageError as error:
+        if of_file:
+            raise
         raise UsageError(
             f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; {choices(args.node, _nodes())}"
         ) from error
+    base = found[0]
+    for each in found:
+        require_node(hardware, each, args.node)
     if hardware.cpu:
         not_for(args, parser(), ["--node"], f"--hardware {args.hardware}, which is CPUs of this machine")
         base = base.model_copy(update={"gpus": hardware.gpus_per_node})
@@ -393,7 +406,7 @@ def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
         free = base.gpus if spread else min(base.gpus, args.gpus - (number - 1) * base.gpus)
         changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
         nodes.append(base.model_copy(update=changes))
-    kind = "local Ray node" if hardware.cpu else args.node
+    kind = "local Ray node" if hardware.cpu else Path(args.node).stem if of_file else args.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
@@ -436,6 +449,8 @@ def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo:
 
 
 def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+    from dataclasses import replace
+
     from pdlab.core.mixes import Mixes
     from pdlab.plan import next_steps
     from pdlab.plan.planner import plan
@@ -452,7 +467,8 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     if args.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
     measured = _measured(args) if args.measured else []
-    scene, view = _scene(args, hardware, shape, _slo(args)), _view(args, hardware)
+    view = _view(args, hardware)
+    scene = replace(_scene(args, hardware, shape, _slo(args)), nic=view.engine_nodes[0].nic.kind)
     if isinstance(scene.workload.lengths, Mixes):
         raise UsageError(
             f"--lengths {scene.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
@@ -492,17 +508,28 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
             ranked_plan.best_candidate(collocated=True),
             scene.slo,
             "" if args.count_gpus == parser().get_default("count_gpus") else f" --count-gpus {args.count_gpus}",
+            _extrapolated(scene, ranked_plan.candidates),
         )
     )
     if args.plot:
         collocated = ranked_plan.best_candidate(collocated=True)
         drawn = list(ranked_plan.candidates[: max(args.top, 5)])
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
-        plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware, args.count_gpus)
+        beyond = {f"{label} {next_steps.PREDICTED}": found for label, found in _extrapolated(scene, drawn).items()}
+        plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware, args.count_gpus, beyond)
         print(f"Plot (simulated): {args.plot}")
     if args.goodput_map:
         _draw_map(args, scene, ranked_plan, measured)
     return 0
+
+
+def _extrapolated(scene: Scene, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Label -> in what it is extrapolated, of those that are."""
+    from pdlab.plan.extrapolation import outside_text
+    from pdlab.plan.planner import outside
+
+    found = {candidate.deployment.label: outside_text(outside(candidate, scene)) for candidate in candidates}
+    return {label: text for label, text in found.items() if text}
 
 
 def _measured(args: argparse.Namespace) -> list[Served]:
@@ -559,7 +586,7 @@ def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measure
         args.goodput_map,
         title=f"Goodput, requests/s per GPU {of}, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
         f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
-        "hatched: simulated",
+        f"hatched: simulated{', extrapolated' if scene.outside() else ''}",
         price_per_gpu_hour=price,
     )
     origin = "measured and simulated" if measured else "simulated"
@@ -622,14 +649,16 @@ def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) ->
 def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab.plan import next_steps
     from pdlab.plan.accuracy import median_errors, table
-    from pdlab.plan.calibration import compare, measured, other_kind
-    from pdlab.plan.text import rests_on
+    from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
+    from pdlab.plan.extrapolation import outside_fit, outside_text, ran_on
+    from pdlab.plan.text import errors_of
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
     if args.plot:
         check_picture(args.plot, "--plot")
     points, experiments, predicted, names, rehearsed = [], [], [], [], []
+    outside: dict[str, str] = {}
     for folder in distinct(experiment_folders(args.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
@@ -641,6 +670,16 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
         points += compare(hardware, shape, sweep)
+        outside[experiment.name] = outside_text(
+            outside_fit(
+                hardware,
+                sweep.deployment.model.rpartition("/")[2],
+                sweep.deployment,
+                [sweep.workload],
+                ran_on=ran_on(experiment),
+                in_flight_per_gpu=loads_in_flight(sweep),
+            )
+        )
         if experiment.manifest.rehearsal:
             rehearsed.append(experiment.name)
         if args.plot:
@@ -654,9 +693,14 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         print(f"\nrehearsed, not measured (engines simulated by the same model): {', '.join(rehearsed)}")
     errors = median_errors(points, skip_first=False)
     print("\nmedian absolute error here: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
-    print(f"of {hardware.name} elsewhere: {rests_on(hardware.error)}")
+    for name, text in outside.items():
+        if text:
+            print(f"{name} is {text}: the errors of {hardware.name} are of other runs")
+    if not all(outside.values()):
+        print(f"of {hardware.name} elsewhere: {errors_of(hardware)}")
     if args.plot:
-        plot(args.plot, predicted, experiments, hardware, args.count_gpus)
+        beyond = {f"{name} {next_steps.PREDICTED}": text for name, text in outside.items() if text}
+        plot(args.plot, predicted, experiments, hardware, args.count_gpus, beyond)
         print(f"Plot (measured and simulated): {args.plot}")
     return 0
 
@@ -701,27 +745,38 @@ def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
 
 
 def plot(
-    path: Path, predicted: Sequence[Experiment], measured: Sequence[Experiment], hardware: Hardware, count: Count
+    path: Path,
+    predicted: Sequence[Experiment],
+    measured: Sequence[Experiment],
+    hardware: Hardware,
+    count: Count,
+    extrapolated: Mapping[str, str],
 ) -> None:
-    """Measured and predicted curves in one picture, predicted ones with bands. Raises StoreError."""
+    """Measured and predicted curves in one picture, predicted ones with bands, but those that are extrapolated (name ->
+    in what). Raises StoreError."""
     from pdlab.analysis.curves import View, curves
     from pdlab.cli.whole_nodes import counted
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw
-    from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR
+    from pdlab.sim.hardware import TO_90
 
-    error = hardware.error or UNKNOWN_ERROR
-    band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+    error, bands = hardware.error, {}
+    inside = [experiment.name for experiment in predicted if experiment.name not in extrapolated]
+    notes = [f"Predicted curves are simulated, with step times of {hardware.name} ({hardware.stack})."]
+    if error is not None and inside:
+        band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+        bands = dict.fromkeys(inside, band)
+        notes.append(
+            f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "
+            f"TTFT {error.ttft_percent:g} %."
+        )
+    for text in dict.fromkeys(extrapolated.values()):
+        names = ", ".join(name for name, each in extrapolated.items() if each == text)
+        notes.append(f"No band, since how far off they are is not known: {names}: {text}.")
     # Labels of each kind by themselves: told apart by the word, not by folder names.
     drawn = [
         curve if curve.rehearsed else curve.model_copy(update={"label": f"{curve.label}, {word}"})
         for word, group in (("measured", measured), (PREDICTED, predicted))
         for curve in map(counted, curves(group))
     ]
-    names = {experiment.name for experiment in predicted}
-    notes = [
-        f"Predicted curves are simulated, with step times of {hardware.name} ({hardware.stack}).",
-        f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "
-        f"TTFT {error.ttft_percent:g} %.",
-    ]
-    draw(drawn, View(count=count), path, bands={name: band for name in names}, notes=notes)
+    draw(drawn, View(count=count), path, bands=bands, notes=notes)

@@ -13,9 +13,10 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Workload
 from pdlab.deploy.endpoint import load_running
+from pdlab.plan.extrapolation import outside_fit, outside_text
 from pdlab.results.metrics import Columns
 from pdlab.results.schema import SloSearch
-from pdlab.sim.hardware import load_hardware
+from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import columns
 from pdlab.sim.simulator import simulate
 
@@ -82,17 +83,21 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
 
     Raises UsageError where the simulator knows nothing of what is deployed, or of what is asked.
     """
-    simulated_search = simulated(search, workload, deployment, local=local)
+    calibrated = load_hardware(search.hardware or (LOCAL_HARDWARE if local else GPU_HARDWARE))
+    simulated_search = simulated(search, workload, deployment, calibrated)
     ends = [end for end in (simulated_search.low_rps, simulated_search.high_rps) if end is not None]
     if not ends:
         raise UsageError(f"start from plan: the simulator found no rate that meets or misses it; {FIX}")
     start_rps = math.prod(ends) ** (1 / len(ends))
     started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
+    shape = load_model(deployment.model)
+    outside = outside_fit(calibrated, shape.name if shape else deployment.model, deployment, [workload])
     sentence = f"{search.slo.label}: on the simulator {simulated_search.detail.split(';')[0]}; measuring begins there"
+    sentence += f" ({outside_text(outside)})" if outside else ""
     return StartedSearch(search.model_copy(update=started), sentence)
 
 
-def simulated(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> SloSearch:
+def simulated(search: Search, workload: Workload, deployment: Deployment, calibrated: Hardware) -> SloSearch:
     """A quick search on the simulator. Bounds on gaps between chunks are left out: it has none. Raises UsageError."""
     shape = load_model(deployment.model)
     if shape is None:
@@ -102,7 +107,6 @@ def simulated(search: Search, workload: Workload, deployment: Deployment, *, loc
     slo = search.slo.model_copy(update={"itl_p99_s": None, "stall_s": None})
     if not slo.bounded:
         raise UsageError("start from plan: gaps between chunks are not simulated; bound TTFT, TPOT or E2EL too")
-    calibrated = load_hardware(search.hardware or (LOCAL_HARDWARE if local else GPU_HARDWARE))
 
     def drive(level: Level) -> Columns:
         (done,) = simulate(

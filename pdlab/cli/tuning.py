@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pdlab.bench.experiment.run import RunOptions, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
-from pdlab.bench.experiment.tuning import Search, search_of, tuned_plan
+from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
 from pdlab.bench.measure import title
 from pdlab.bench.progress import minutes
 from pdlab.core.bounds import parse_bounds
@@ -35,7 +35,7 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
     return tuned_plan(plan, tunings)
 
 
-def judged(search: Search, name: str, folder: Path, record: ExperimentRecord) -> Tuning:
+def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentRecord) -> Tuning:
     """What the search says of one deployment, from what is in ``folder``: the most output tokens/s within the bounds
     wins, and the settings that it was launched with stay where none is within. Raises BenchError without a valid
     level."""

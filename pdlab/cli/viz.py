@@ -22,6 +22,7 @@ from pdlab.core.arguments import (
     positive,
     share,
 )
+from pdlab.core.commands import typed
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
@@ -390,7 +391,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         from pdlab.report.scales import latency_is_logarithmic
 
         log_latency = latency_is_logarithmic(curves, view, args.log_latency)
-        command = shlex.join(["python", "viz.py", *argv])
+        command = typed("viz", *argv)
         in_own_section = {chaos_report.text(each) for each in made}
         known = [text for text in texts if text and text not in in_own_section]
         contents = html.Contents(
@@ -438,7 +439,7 @@ def _show_faults(
     if plot_path is not None:
         _draw_faults(made, plot_path, beside=False)
     if args.report is not None:
-        html.write_faults(made, shlex.join(["python", "viz.py", *argv]), args.report)
+        html.write_faults(made, typed("viz", *argv), args.report)
         print(f"Report: {args.report}")
     for line in args.note:
         print(line)
@@ -469,7 +470,7 @@ def _doubt(paths: Sequence[Path], gpus: Mapping[Path, int], hashes: Mapping[Path
     more = "" if len(paths) <= 4 else " with these folders"
     return (
         f"the audit has findings that make a plot of these folders wrong ({kinds}): "
-        f"{shlex.join(['python', 'viz.py', '--audit'])} {shlex.join(named) if not more else named[0]}{more} lists them"
+        f"{typed('viz', '--audit')} {shlex.join(named) if not more else named[0]}{more} lists them"
     )
 
 

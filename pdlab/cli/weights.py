@@ -18,7 +18,7 @@ examples:
   python -m pdlab weights --fetch              download them there, all nodes at once (65 GB for gpt-oss-120b)
   python -m pdlab weights --here --fetch       on this machine alone, where HF_HOME says, as it is for ray start
 
-exit code: 0 they are everywhere, 3 something is missing, 2 bad command line
+exit code: 0 they are everywhere, 3 something is missing or broken, 2 bad command line
 models of configs/models/: {", ".join(known_models())}
 """
 
@@ -50,7 +50,7 @@ def _run(settings: WeightsSettings) -> int:
     nodes = _this_machine(settings, source, harmony) if settings.here else _nodes(settings, source, harmony)
     for name, node in nodes.items():
         print(line(name, source, node))
-    if not any(node["missing"] for node in nodes.values()):
+    if not any(node["missing"] or node["broken"] for node in nodes.values()):
         return 0
     if not settings.fetch:
         print(f"fetch them before the nodes cost money: python -m pdlab weights --model {settings.model} --fetch")
@@ -61,6 +61,14 @@ def line(name: str, source: str, node: dict[str, Any]) -> str:
     """One node's answer, in words."""
     error = f"; {node['error']}" if node.get("error") else ""
     missing: list[str] = node["missing"]
+    broken: dict[str, str] = node["broken"]
+    if broken:
+        named = "; ".join(f"{file}: {why}" for file, why in list(broken.items())[:3])
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        return (
+            f"{name} ({node['host']}): BROKEN of {source}: {named}{more} (remove them, and what they link to, from "
+            f"{node['folder']}){error}"
+        )
     if not missing:
         return f"{name} ({node['host']}): {source} is there, {node['bytes'] / 1e9:.1f} GB in {node['folder']}{error}"
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

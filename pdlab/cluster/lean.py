@@ -70,13 +70,13 @@ class _Later(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-class Times(float):
+class CountedValue(float):
     """A value that was observed ``times`` times."""
 
     times: int
 
     @classmethod
-    def of(cls, value: float, times: int) -> Times:
+    def of(cls, value: float, times: int) -> CountedValue:
         observed = cls(value)
         observed.times = times
         return observed
@@ -99,20 +99,20 @@ def _record_at_once(module: Any) -> None:
             tags = {key: value for key, value in point["tags"].items() if key not in dropped}
             for midpoint, times in zip(midpoints, point["bucket_counts"], strict=True):
                 if times:
-                    instrument.record(Times.of(midpoint, times), attributes=tags)
+                    instrument.record(CountedValue.of(midpoint, times), attributes=tags)
 
     recorder.record_histogram_aggregated_batch = record_histogram_aggregated_batch
 
 
 def _count_times(module: Any) -> None:
-    """Change OpenTelemetry's histograms: `Times` count as often as they say."""
+    """Change OpenTelemetry's histograms: a `CountedValue` counts as often as it was observed."""
     histogram = module._ExplicitBucketHistogramAggregation
     once = histogram.aggregate
 
     def aggregate(self: Any, measurement: Any, *args: Any) -> None:
         once(self, measurement, *args)
         value = measurement.value
-        if isinstance(value, Times) and value.times > 1:
+        if isinstance(value, CountedValue) and value.times > 1:
             with self._lock:
                 if self._value is None:  # collected since
                     self._value = self._get_empty_bucket_counts()

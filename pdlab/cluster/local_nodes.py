@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -35,8 +34,9 @@ from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
 from pdlab.cluster.two_hosts import Host, TwoHosts
 from pdlab.core import api_key
 from pdlab.core.catalog import LOCAL_NODE_CPUS
+from pdlab.core.commands import not_installed
 from pdlab.core.errors import ClusterError, UsageError
-from pdlab.core.files import cache_dir, holder, launch_lock, replace
+from pdlab.core.files import PACKAGE, cache_dir, holder, launch_lock, python_path, replace
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
 
@@ -127,7 +127,6 @@ class LocalNodes(Frozen):
 def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict[str, str]:
     """Environment of a node at that address and of the driver there: a Ray that starts no process and takes
     no core for nothing, listens at that address only, and answers nobody without the nodes' token."""
-    root = str(Path(__file__).resolve().parents[2])
     left_out = {*NOT_OURS, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
     env = {key: value for key, value in os.environ.items() if key not in left_out}
     return (
@@ -137,9 +136,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             # Sockets and folders that Ray Serve, vLLM and torch make go with the nodes' own.
             "TMPDIR": _scratch(temp_dir),
             "VLLM_RPC_BASE_PATH": _scratch(temp_dir),
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [f"{root}/pdlab/cluster/site", root, os.environ.get("PYTHONPATH")])
-            ),
+            "PYTHONPATH": python_path(str(PACKAGE / "cluster" / "site")),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": f"{temp_dir}/{TOKEN_FILE}",  # Ray's default: one in the home folder
             LISTEN: address,
@@ -489,7 +486,7 @@ def _ray_start(
     Ray listens there seconds later, and HAProxy when something is deployed, and again when something else is."""
     ray = shutil.which("ray", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if ray is None:
-        raise ClusterError(f"`ray` is not installed beside {sys.executable}; install requirements-cpu.txt (make setup)")
+        raise ClusterError(not_installed("ray"))
     host = nodes.host(number) if nodes.two_hosts else None
     env = environment_on(host, nodes) if host else environment(nodes.id, nodes.temp_dir) | nodes.env
     env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it

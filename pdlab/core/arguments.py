@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pdlab.core.commands import not_installed
 from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
 from pdlab.core.failure import failure_file, write_failure
 from pdlab.core.text import choices
@@ -157,6 +158,12 @@ def exit_code(
         # What is wrong on the command line stays wrong.
         text = f"{cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}"
         return _failed(error, text, (codes or {}).get(type(error), error.exit_code))
+    except ModuleNotFoundError as error:
+        package = (error.name or "pdlab").partition(".")[0]
+        if package == "pdlab" or package in sys.stdlib_module_names:
+            write_failure(cut(f"{type(error).__name__}: {error}"), error)
+            raise  # a fault of ours
+        return _failed(error, not_installed(package), 1)
     except KeyboardInterrupt as error:
         text = f"interrupted; finished levels are kept{again}" if resume else "interrupted"
         print(text, file=sys.stderr)

@@ -16,7 +16,7 @@ Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
 
 
-class Figures(Protocol):
+class BoundedFigures(Protocol):
     """What bounds are held against: the figures of a level."""
 
     def ms(self, metric: Metric, statistic: str) -> float | None:
@@ -56,11 +56,11 @@ class Bounds(Frozen):
         parts = [f"{bound.metric}_{bound.statistic}_ms={bound.ms:g}" for bound in self.bounds]
         return ",".join([*parts, "ttft_p95_ms=2000"])
 
-    def known(self, figures: Figures) -> bool:
+    def known(self, figures: BoundedFigures) -> bool:
         """Whether every bounded figure is known there."""
         return all(figures.ms(bound.metric, bound.statistic) is not None for bound in self.bounds)
 
-    def hold(self, figures: Figures) -> bool:
+    def hold(self, figures: BoundedFigures) -> bool:
         """Whether every bounded figure is known and within its bound."""
         limits = [(figures.ms(bound.metric, bound.statistic), bound.ms) for bound in self.bounds]
         return all(value is not None and value <= ms for value, ms in limits)

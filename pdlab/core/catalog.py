@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
@@ -17,6 +17,23 @@ from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
 
 LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
+
+# Bytes per value, scales counted: OCP microscaling has one byte for 32 values of mxfp4, nvfp4 one byte for 16, AWQ and
+# GPTQ a scale of two bytes and a zero point of half a byte for 128. A plain "fp4" or "int4" counts as the larger.
+BYTES_PER_VALUE = {
+    "mxfp4": 4.25 / 8,
+    "nvfp4": 4.5 / 8,
+    "fp4": 4.5 / 8,
+    "int4": (4 + 20 / 128) / 8,
+    "awq": (4 + 20 / 128) / 8,
+    "gptq": (4 + 20 / 128) / 8,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "float32": 4.0,
+}
+DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
 class ModelShape(Frozen):
@@ -57,6 +74,15 @@ class ModelShape(Frozen):
     max_context: int = Field(ge=1)
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("weight_dtype", "kv_dtype")
+    @classmethod
+    def _dtype_is_known(cls, name: str) -> str:
+        plain = name.strip().lower()
+        plain = DTYPE_SPELLINGS.get(plain, plain)
+        if plain not in BYTES_PER_VALUE:
+            raise ValueError(f"is not a known dtype; {choices(name, BYTES_PER_VALUE)}")
+        return plain
 
 
 def known_models() -> dict[str, Path]:

@@ -152,8 +152,8 @@ class Transport(Frozen):
     """How KV cache moves from prefill to decode.
 
     ``backends`` are NIXL backends in order of preference; ``ucx_tls`` is UCX_TLS (None: UCX
-    chooses); ``verbose`` turns on UCX and NIXL protocol logging, which costs 5 to 10 times in
-    transfer speed and is for debugging only. ``ucx_env``: further UCX_ variables of the engines.
+    chooses); ``verbose`` turns on NIXL's debug log and UCX's of what it loads, which cost 5 to 10 times in
+    transfer speed and are for debugging only. ``ucx_env``: further UCX_ variables of the engines.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
     """
@@ -181,7 +181,7 @@ class Transport(Frozen):
     )
     verbose: bool = setting(
         False,
-        "protocol logs of UCX and NIXL: shows the transport that is really used, makes transfers 5 to 10 times slower",
+        "debug logs of NIXL and UCX in the engines: makes transfers 5 to 10 times slower",
         TRANSPORT,
         advanced=True,
     )

@@ -1,4 +1,4 @@
-"""The project's folder and the cache; files that several processes share: replaced in one step, and locked."""
+"""The folders of the project and the cache; files that several processes share: replaced in one step, and locked."""
 
 from __future__ import annotations
 
@@ -138,8 +138,30 @@ def _described(file: int) -> str:
         return "another process, which has not recorded its id yet"
 
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = ROOT / "configs"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def checkout_of(package: Path) -> Path | None:
+    """The checkout that holds the folder ``package``; None if pdlab is installed from a wheel."""
+    folder = package.parent
+    return folder if (folder / "configs").is_dir() and (folder / "pyproject.toml").is_file() else None
+
+
+CHECKOUT = checkout_of(PACKAGE)
+# A wheel has the folder configs/ of the checkout inside the package.
+CONFIGS = (CHECKOUT or PACKAGE) / "configs"
+# Commands that start other commands run them here: in the checkout, or in the current folder if pdlab is installed.
+ROOT = CHECKOUT or Path()
+
+
+def python_path(*folders: str) -> str:
+    """PYTHONPATH for a child process: ``folders``, then the checkout, then this process's own PYTHONPATH.
+
+    An installed pdlab adds no folder: the child finds it where this process did, and its site-packages must not come
+    before the standard library.
+    """
+    checkout = str(CHECKOUT) if CHECKOUT else ""
+    return os.pathsep.join(filter(None, [*folders, checkout, os.environ.get("PYTHONPATH")]))
 
 
 def cache_dir() -> Path:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 
-BYTES = {"mxfp4": 4.25 / 8, "fp4": 4.25 / 8, "fp8": 1.0, "int8": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+# In a model with experts these formats hold the experts alone: gpt-oss in mxfp4, DeepSeek in nvfp4.
+EXPERTS_ALONE = {"mxfp4", "nvfp4", "fp4"}
 
 
 def expert_bytes(shape: ModelShape) -> float:
     """All routed experts: layers x experts x 3 matrices of hidden x intermediate."""
     inner = shape.expert_intermediate or shape.hidden
-    return (shape.layers - shape.dense_layers) * shape.experts * 3 * shape.hidden * inner * BYTES[shape.weight_dtype]
+    return (
+        (shape.layers - shape.dense_layers)
+        * shape.experts
+        * 3
+        * shape.hidden
+        * inner
+        * BYTES_PER_VALUE[shape.weight_dtype]
+    )
 
 
 def dense_bytes(shape: ModelShape, *, with_embedding: bool) -> float:
     """Attention, dense and shared feed-forward layers and output head; the embedding is stored, not read."""
-    wide = BYTES["bfloat16"] if shape.weight_dtype in ("mxfp4", "fp4") else BYTES[shape.weight_dtype]
-    head = shape.vocab * shape.hidden * BYTES["bfloat16"]
-    return dense_parameters(shape) * wide + head * (2 if with_embedding else 1)
+    wide = "bfloat16" if shape.experts > 1 and shape.weight_dtype in EXPERTS_ALONE else shape.weight_dtype
+    head = shape.vocab * shape.hidden * BYTES_PER_VALUE["bfloat16"]
+    return dense_parameters(shape) * BYTES_PER_VALUE[wide] + head * (2 if with_embedding else 1)
 
 
 def dense_parameters(shape: ModelShape) -> float:
@@ -43,7 +51,7 @@ def full_layers(shape: ModelShape) -> int:
 def kv_bytes_per_token_layer(shape: ModelShape) -> float:
     """K and V of one token in one layer (the latent vector alone where the model has one)."""
     values = shape.kv_latent or 2 * shape.kv_heads * shape.head_dim
-    return values * BYTES[shape.kv_dtype]
+    return values * BYTES_PER_VALUE[shape.kv_dtype]
 
 
 def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:

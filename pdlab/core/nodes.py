@@ -12,6 +12,11 @@ from pdlab.core.schema import Frozen
 # The pool of a replica: of a fluid one, each replica prefills or decodes as its role is at the moment.
 Role = Literal["collocated", "prefill", "decode", "fluid"]
 
+# What carries KV cache between two engines: a network, or what two processes of one machine share.
+WireKind = Literal["efa", "rdma", "tcp", "shared memory", "gpu peer"]
+# InfiniBand and RoCE are both rdma; every other kind of interface is tcp.
+WIRE_OF_NIC: dict[str, WireKind] = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
+
 # A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
 NODE_NAME_LABEL = "pdlab/node"
 

@@ -78,6 +78,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """The names that a text may be, if they are not known before the program runs."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class NamedValues:
     """How the words of a flag that is given several times, each NAME=VALUE, become a mapping, and one of it a word.
 
@@ -334,10 +341,12 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
         return
     if get_origin(kind) is Literal:
         more |= {"choices": get_args(kind), "metavar": flag.value}
+    elif (known := each.one(OneOf)) is not None:
+        more |= {"choices": known.names, "metavar": flag.value}
     else:
         more |= {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
     if flag.several == "words":
-        more |= {"nargs": "*", "default": argparse.SUPPRESS}
+        more |= {"nargs": "*" if flag.positional else "+", "default": argparse.SUPPRESS}
     elif flag.several == "times":
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pdlab.bench.levels import num_requests
 from pdlab.cluster.machine import Machine
 from pdlab.core.arguments import INTERRUPTED
+from pdlab.core.commands import python_words
 from pdlab.core.errors import StoreError
 from pdlab.core.files import ROOT
 from pdlab.core.workload import Closed
@@ -118,7 +119,7 @@ class Demo:
         return 0 if all(part.valid for part in self._parts) else INCOMPLETE
 
     def _measure(self, shown: Shown, part: DemoPart, number: int) -> None:
-        launch = ("launch_gptoss.py", *shown.flags, "--local", "--detach", "--port", str(self._port))
+        launch = (*python_words("launch"), *shown.flags, "--local", "--detach", "--port", str(self._port))
         sweep = ("-m", "pdlab", "bench", "-e", shown.name, *self._load)
         for step, (kind, argv, codes) in enumerate((("launch", launch, LAUNCH_CODES), ("sweep", sweep, SWEEP_CODES))):
             if self._runner.interrupted:
@@ -157,7 +158,7 @@ class Demo:
     def _stop(self) -> None:
         """Take down whatever is up."""
         if nodes_are_up():
-            argv = ("launch_gptoss.py", "--shutdown", "--port", str(self._port))
+            argv = (*python_words("launch"), "--shutdown", "--port", str(self._port))
             self._command(ChildStep(argv, log=self._out / "logs/stop.log", always=True))
 
     def _draw(self) -> Path | None:
@@ -169,7 +170,7 @@ class Demo:
         notes = [word for text in [*shortfalls, *self._conditions] for word in ("--note", text)]
         plot = self._out / "demo.png"
         folders = [_shown_path(self._out / part.name) for part in drawn]
-        words = ("viz.py", "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes)
+        words = (*python_words("viz"), "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes)
         argv = (*words, "--plot-path", _shown_path(plot))
         # An interrupted demo ends with this plot; a whole one may be interrupted here too.
         end = self._command(ChildStep(argv, log=self._out / "logs/viz.log", always=self._runner.interrupted))

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from pdlab.cluster.two_hosts import parse_shape, require
+from pdlab.core.commands import python_words
 from pdlab.steps.runner import StepRunner
 
-CHECK = "debug/test_nixl_connector_ray.py"
 # What is checked, and the exit code of a check that tells the truth about it.
 CHECKS = (
     (["--strategy", "pack"], 0),
@@ -40,7 +40,7 @@ def prove(rate: str, token_counts: Sequence[int]) -> int:
         return code  # what is up already is somebody else's, and stays
     try:
         for words, right in CHECKS:
-            command = [sys.executable, CHECK, *words, "--random-blocks", "--tokens", tokens]
+            command = [sys.executable, *python_words("check-transfer"), *words, "--random-blocks", "--tokens", tokens]
             code = runner.run_shown(*hosts, "shell", "--", *command)
             if code != right:
                 print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import yaml
 
+from pdlab.core.commands import typed
 from pdlab.core.deployment import AUTO, Deployment, Fluid
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.core.text import aligned, counted
@@ -148,8 +149,8 @@ def _commands(prepared: Prepared, launch_command: str, base_url: str) -> list[st
     served = shlex.join(["-u", base_url, "-m", prepared.model_id])
     return [
         launch_command,
-        f"./run_bm.sh -e {shlex.quote(name)} -t concurrency -c {LOADS[prepared.placement.device]} {lengths} {served}",
-        f"python viz.py --exps {shlex.quote(f'bm_results/{name}')} --use-normalized",
+        f"{typed('bench', '-e', name)} -t concurrency -c {LOADS[prepared.placement.device]} {lengths} {served}",
+        typed("viz", "--exps", f"bm_results/{name}", "--use-normalized"),
     ]
 
 

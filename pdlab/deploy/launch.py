@@ -268,7 +268,10 @@ def _serve(
     for caution in prepared.cautions:
         progress(f"warning: {caution}")
     if stage is None:
-        deployment = preflight.examine(app.cluster, deployment, view, progress, choose=request.choose_backend)
+        deployment = preflight.examine(
+            app.cluster, deployment, view, placement, progress,
+            model=source, choose=request.choose_backend, accept=request.accept_wire,
+        )  # fmt: skip
     prepared = prepared.with_transport_of(deployment)
     served = prepared.app
     if stage is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 from pdlab.cluster.two_hosts import parse_shape
 from pdlab.core.arguments import LENGTHS_HELP
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
+from pdlab.core.commands import typed
 from pdlab.core.deployment import (
     ENGINE,
     HOW,
@@ -606,7 +606,7 @@ def _rehearsal(settings: LaunchSettings) -> Rehearsal | None:
 
 def command_line(words: Sequence[str]) -> str:
     """The launcher's command line with those flags, to paste into a shell."""
-    return shlex.join(["python", "launch_gptoss.py", *words])
+    return typed("launch", *words)
 
 
 def request_to_json(request: LaunchRequest) -> str:

@@ -1,5 +1,6 @@
-"""The doctor before a deployment starts: what would break it stops the launch, and where EFA lies between prefill and
-decode, UCX is loaded on every node to prove that it finds it."""
+"""The doctor before a deployment starts: what would break it stops the launch. It is judged against the wires that the
+deployment will use. Where EFA, InfiniBand or RoCE lies between prefill and decode, UCX is loaded on every node to prove
+that it finds the devices."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
-from pdlab.core.deployment import Collocated, Deployment, Fluid, Transport
+from pdlab.core.deployment import Collocated, Deployment, Transport
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import ClusterView
+from pdlab.core.nodes import ClusterView, Placement
 from pdlab.deploy.serve_config import gpu_env, transport_env
+from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
-from pdlab.transfer.doctor import diagnosis, settings_rules, software_rules
-from pdlab.transfer.doctor.findings import Facts, Finding
+from pdlab.transfer.doctor import diagnosis, engine_rules, settings_rules
+from pdlab.transfer.doctor.findings import FABRIC, NETWORK, ONE_MACHINE, SPANNING, Concern, Facts, Finding
 
 PORT_WAIT_S = 20.0
 """Engines of an application that was just taken down hold their side-channel ports until their process has ended:
@@ -22,38 +24,45 @@ seconds on a loaded machine."""
 
 
 LIBFABRIC = "LIBFABRIC"
+WIRES = (*NETWORK, *ONE_MACHINE)
 
 
 def examine(
     cluster: Cluster,
     deployment: Deployment,
     view: ClusterView,
+    placement: Placement,
     print_line: Callable[[str], None],
     *,
+    model: str | None = None,
     choose: bool = False,
+    accept: str | None = None,
 ) -> Deployment:
     """Ask every node, tell the warnings. Raises DeployError on what would break the deployment.
+
+    Rules of a wire that the deployment does not use are not applied. ``accept``: a wire that may take the place of the
+    planned network. ``model``: what the engines load, whose files are looked at.
 
     Returns the deployment: with ``choose`` a spread over EFA nodes moves its KV cache by LIBFABRIC where that loads
     on every node, as NIXL itself recommends there (nixl_agent.cpp of 1.3.2).
     """
     topology = deployment.topology
-    on_gpus = view.device == "gpu"
+    concerns = concerns_of(deployment, placement, view, accept)
+    environment = gpu_env() if view.device == "gpu" else {}
     if isinstance(topology, Collocated):
-        if on_gpus:
-            facts = cluster.call_nodes(node.quick, (), gpu_env())
-            judge(lambda: diagnosis.diagnose(facts, rules=software_rules.ENGINE_RULES), print_line)
+        facts = _ask(cluster, node.quick, (), environment, model)
+        judge(lambda: diagnosis.diagnose(facts, rules=engine_rules.RULES, concerns=concerns), print_line)
         return deployment
     ports = settings_rules.side_channel_ports(deployment.pools)
     transport = topology.transport
-    environment = {**(gpu_env() if on_gpus else {}), **transport_env(transport, view)}
-    if (isinstance(topology, Fluid) or topology.placement == "spread") and over_efa(view):
+    environment |= transport_env(transport, view)
+    if concerns & set(FABRIC):
         # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
-        chooses = choose and may_choose(transport) and not isinstance(topology, Fluid)
+        chooses = choose and may_choose(transport) and concerns & set(WIRES) == {"efa"}
         optional = (LIBFABRIC,) if chooses else ()
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
-        facts = cluster.call_nodes(node.thorough, ports, environment, backends)
+        facts = _ask(cluster, node.thorough, ports, environment, backends)
         if optional and all_load(facts, LIBFABRIC):
             print_line(
                 f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
@@ -66,23 +75,36 @@ def examine(
 
         def query_nodes() -> Facts:
             # What loads does not change while a port is being freed.
-            now = cluster.call_nodes(node.quick, ports, environment)
+            now = _ask(cluster, node.quick, ports, environment, model)
             return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
 
     else:
 
         def query_nodes() -> Facts:
-            if cluster.local:
-                return {"this machine": node.quick(ports, environment)}
-            return cluster.call_nodes(node.quick, ports, environment)
+            return _ask(cluster, node.quick, ports, environment, model)
 
-    judge(lambda: diagnosis.diagnose(query_nodes()), print_line)
+    judge(lambda: diagnosis.diagnose(query_nodes(), concerns=concerns), print_line)
     return deployment
 
 
-def over_efa(view: ClusterView) -> bool:
-    """Whether every node that takes engines has EFA."""
-    return all(one.nic.kind == "efa" for one in view.engine_nodes)
+def concerns_of(
+    deployment: Deployment, placement: Placement, view: ClusterView, accept: str | None = None
+) -> frozenset[Concern]:
+    """What the deployment has of what rules are about. A wire that was accepted in place of the planned network, or an
+    unknown one, is judged in its place."""
+    wires: set[Concern] = set(planned_wires(deployment, placement, view))
+    if accept is not None and wires & set(NETWORK):
+        wires -= set(NETWORK)
+        wires |= {wire for wire in WIRES if wire == accept}
+    spanning = any(len(replica.nodes) > 1 for replica in placement.replicas)
+    return frozenset(wires | ({SPANNING} if spanning else set()))
+
+
+def _ask(cluster: Cluster, probe: Callable[..., Any], *asked: Any) -> Facts:
+    """Facts of every node; local Ray nodes have those of this machine, or of the host that this process is on."""
+    if cluster.local:
+        return {"this machine": probe(*asked)}
+    return cluster.call_nodes(probe, *asked)
 
 
 def may_choose(transport: Transport) -> bool:
@@ -132,8 +154,13 @@ def judge(
     # Nothing of this application serves any more: an engine on one of its ports was left behind.
     broken = next((finding for finding in findings if finding.severity == "error" or _port(finding)), None)
     if broken is not None:
+        tcp = (
+            ", or --accept-wire tcp to serve over TCP"
+            if broken.concerns and set(broken.concerns) <= set(FABRIC)
+            else ""
+        )
         raise DeployError(
-            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix} "
+            f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix}{tcp} "
             "(everything: python debug/doctor.py)"
         )
 

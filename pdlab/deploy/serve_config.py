@@ -14,7 +14,7 @@ from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
-from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterView, Placement, Role
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
 from pdlab.placement.place import bundle_nodes
 
@@ -214,9 +214,9 @@ def gpu_env() -> dict[str, str]:
 
 
 def rails(view: ClusterView) -> int | None:
-    """EFA devices per GPU where every node with GPUs has more than the two that NIXL lets UCX use; None: no need."""
+    """RDMA devices per GPU where every node with GPUs has more than the two that NIXL lets UCX use; None: no need."""
     nodes = [node for node in view.nodes if node.gpus]
-    per_gpu = [node.nic.count // node.gpus if node.nic.kind == "efa" else 0 for node in nodes]
+    per_gpu = [node.nic.count // node.gpus if node.nic.kind in WIRE_OF_NIC else 0 for node in nodes]
     return min(per_gpu) if per_gpu and min(per_gpu) > 2 else None
 
 
@@ -225,9 +225,12 @@ def transport_env(transport: Transport, view: ClusterView) -> dict[str, str]:
     env = {"UCX_TLS": transport.ucx_tls} if transport.ucx_tls else {}
     if (count := rails(view)) is not None:
         env["UCX_MAX_RMA_RAILS"] = str(count)
+    if "UCX" in transport.backends:
+        # For `pdlab.deploy.wire_proof`: UCX prints how it will read when it first uses a connection, not per transfer.
+        # "used" would count, but print when the connection ends. Of the streams only stderr has no buffer.
+        env |= {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
     if transport.verbose:
-        # PROTO_INFO=used counts what was really transferred how; "y" would list candidates.
-        env |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "used", "NIXL_LOG_LEVEL": "DEBUG"}
+        env |= {"UCX_LOG_LEVEL": "info", "NIXL_LOG_LEVEL": "DEBUG"}
     return env | transport.ucx_env
 
 

@@ -1,53 +1,56 @@
-"""The wire that KV cache really takes, proven at a launch: one long request, and what interfaces counted meanwhile.
+"""The wire that KV cache really takes, proven at a launch: one long request, and what shows how it was moved.
 
-UCX falls back to TCP silently, and answers stay right: only byte counters show it. `judge` is pure.
+UCX falls back to TCP silently, and answers stay right. What shows the wire is UCX's own table of how it reads a peer
+and, between machines, the byte counters of both sides. Within a machine no counter belongs to the KV transfer alone:
+the loopback interface carries everything else as well, and silence proves nothing. `judge` is pure.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement, Role
+from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
 from pdlab.deploy.application import Application
 from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.deploy.serve_config import engine_kwargs
-from pdlab.placement.place import link_kind, links
+from pdlab.placement.place import link_wire, links
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import WireProof
-from pdlab.transfer.ucx_log import parse_table, together, wire_of
-from pdlab.transfer.verdict import EFA, GPU_PEER, SHARED_MEMORY, VERBS, allows
+from pdlab.transfer.ucx_log import Wire, parse_table, reads, together
+from pdlab.transfer.verdict import EFA, FABRIC, SHARED_MEMORY, VERBS, allows
 
 TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
 COUNTERS_TIMEOUT_S, COUNTERS_POLL_S = 30.0, 0.5
-# Share of the payload that a wire's interfaces must have counted on both sides; on one machine everything else that
-# its processes say to each other is counted beside it.
-CARRIED, CARRIED_BESIDE = 0.5, 0.9
+# Share of the payload that a wire's interfaces must have counted on both sides.
+CARRIED = 0.5
 # vLLM's bytes come as middles of a histogram's buckets: half of them are sure to have moved.
 SURE_SHARE = 0.5
+# The smallest read of KV cache: K and V of one block of 16 tokens in a layer, of one head of 64 in bfloat16.
+LEAST_READ_BYTES = 4096
+PEER_SCOPES = ("intra-node", "inter-node")
 
-# Wire -> the transports of UCX that are it.
-TRANSPORTS = {
-    "efa": (*EFA, "ib"),
-    "rdma": (*VERBS, "ib"),
+# Wire -> the transports of UCX by which KV cache takes it. What copies within a process is none of them.
+TRANSPORTS: dict[WireKind, tuple[str, ...]] = {
+    "efa": FABRIC["efa"],
+    "rdma": VERBS,
     "tcp": ("tcp",),
-    "shared memory": SHARED_MEMORY,
-    "gpu peer": GPU_PEER,
+    "shared memory": tuple(name for name in SHARED_MEMORY if name != "self"),
+    "gpu peer": ("cuda_ipc", "rocm_ipc"),
 }
-NETWORKS = ("efa", "rdma", "tcp")
-WIRE_OF_NIC = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
+NETWORKS: tuple[WireKind, ...] = ("efa", "rdma", "tcp")
 UNKNOWN = "unknown"
 
 
@@ -59,32 +62,28 @@ class NodeCounters:
     counters: Mapping[str, tuple[int, int]]
 
 
-def planned_wire(deployment: Deployment, placement: Placement, view: ClusterView) -> str | None:
-    """The wire that the plan names, or that UCX_TLS leaves; None where links of several kinds have none in common."""
+def planned_wires(deployment: Deployment, placement: Placement, view: ClusterView) -> frozenset[WireKind]:
+    """The wires that the plan names, or that UCX_TLS leaves; none for collocated engines."""
     if deployment.transport is None:
-        return None
-    wires = {_allowed(deployment, link.kind) for link in links(placement, view)}
-    return wires.pop() if len(wires) == 1 else None
+        return frozenset()
+    return frozenset(_allowed(deployment, link.wire) for link in links(placement, view))
 
 
-def _allowed(deployment: Deployment, link_kind: str) -> str:
+def planned_wire(deployment: Deployment, placement: Placement, view: ClusterView) -> WireKind | None:
+    """The one of `planned_wires`; None where links of several kinds have none in common."""
+    wires = planned_wires(deployment, placement, view)
+    return next(iter(wires)) if len(wires) == 1 else None
+
+
+def _allowed(deployment: Deployment, wire: WireKind) -> WireKind:
     """The wire of a link, or what UCX_TLS leaves."""
     assert deployment.transport is not None
-    wire, tls = _wire_of_link(link_kind), deployment.transport.ucx_tls
-    return "tcp" if tls and not allows(tls, TRANSPORTS[wire]) else wire
-
-
-def _wire_of_link(kind: str) -> str:
-    """Of `pdlab.placement.place.link_kind`."""
-    if kind.startswith("NVLink"):
-        return "gpu peer"
-    if kind.startswith("shared memory"):
-        return "shared memory"
-    return "efa" if kind.startswith("EFA") else "rdma" if "RDMA" in kind else "tcp"
+    tls = deployment.transport.ucx_tls
+    return "tcp" if tls and not allows(tls, FABRIC.get(wire, TRANSPORTS[wire])) else wire
 
 
 def judge(
-    planned: str | None,
+    planned: WireKind | None,
     before: Mapping[str, NodeCounters],
     after: Mapping[str, NodeCounters],
     *,
@@ -92,13 +91,12 @@ def judge(
     decode: Iterable[str],
     payload_bytes: int,
     apart: bool,
-    gpus: bool,
-    ucx: Sequence[str] = (),
+    ucx: Wire | None = None,
 ) -> WireProof:
     """What carried the payload from the nodes of ``prefill`` to those of ``decode``.
 
-    ``apart``: they are other machines, so that something must have counted it. ``ucx``: the transports that UCX's
-    own log names, if it was on: they tell where no interface does.
+    ``apart``: they are other machines, so that something must have counted it. ``ucx``: how UCX reads peers, by its
+    own table. Between machines counters are believed before the table, because they count what happened.
     """
     moved = {
         node: network.moved(dict(reading.counters), dict(after[node].counters))
@@ -107,40 +105,60 @@ def judge(
     }
     sides = (tuple(prefill), tuple(decode))
     readable = bool(sides[0] and sides[1]) and all(moved.get(node) is not None for side in sides for node in side)
+    readable = readable and payload_bytes > 0
     counted = {
         wire: (_counted(moved, before, sides[0], wire, sent=True), _counted(moved, before, sides[1], wire, sent=False))
         for wire in NETWORKS
+        if apart or wire != "tcp"
     }
-    least = (CARRIED if apart else CARRIED_BESIDE) * payload_bytes
-    carriers = [wire for wire, both in counted.items() if payload_bytes and min(both) >= least]
-    logged = next((wire for wire, names in TRANSPORTS.items() if set(ucx) & set(names)), None)
-    observed: str | None = None
-    if not readable or not payload_bytes:
-        observed = logged
+    carriers = [wire for wire, both in counted.items() if readable and min(both) >= CARRIED * payload_bytes]
+    in_table = _wire_in(ucx, planned)
+    observed: WireKind | None = None
+    evidence: Literal["ucx", "counters"] | None = None
+    if in_table and (not apart or not readable or in_table in carriers or (in_table not in NETWORKS and not carriers)):
+        observed, evidence = in_table, "ucx"
     elif carriers:
-        observed = max(carriers, key=lambda wire: min(counted[wire]))
-    elif logged and logged not in NETWORKS:
-        observed = logged
-    elif not apart:
-        observed = "gpu peer" if gpus else "shared memory"
+        most: WireKind = max(carriers, key=lambda carrier: min(counted[carrier]))
+        observed, evidence = most, "counters"
+    proven = observed == planned if planned and (observed or (apart and readable)) else None
+    return WireProof(
+        planned=planned,
+        observed=observed,
+        proven=proven,
+        evidence=evidence,
+        payload_bytes=payload_bytes,
+        counted={node: dict(nics) for node, nics in moved.items()},
+        ucx=ucx.transports if ucx else (),
+        emulated=ucx is not None and ucx.emulated and evidence == "ucx" and observed != "tcp",
+        detail="; ".join(_details(counted, payload_bytes, ucx, apart=apart, readable=readable)),
+    )
+
+
+def _wire_in(ucx: Wire | None, planned: WireKind | None) -> WireKind | None:
+    """The wire of UCX's table; None without a table, and where it names several."""
+    transports = set(ucx.transports) if ucx else set()
+    if "ud_verbs" in transports and ("srd" in transports or planned == "efa"):
+        transports = transports - set(EFA) | set(FABRIC["efa"])  # every kind of RDMA device has unreliable datagrams
+    wires = [wire for wire, names in TRANSPORTS.items() if transports & set(names)]
+    return wires[0] if len(wires) == 1 else None
+
+
+def _details(
+    counted: Mapping[WireKind, tuple[int, int]], payload_bytes: int, ucx: Wire | None, *, apart: bool, readable: bool
+) -> Iterator[str]:
     traffic = ", ".join(
         f"{wire} {sent / 1e6:.3g} MB out and {received / 1e6:.3g} MB in"
         for wire, (sent, received) in counted.items()
         if sent or received
     )
-    evidence = "the interfaces' counters could not be read on every node"
-    if readable:
-        evidence = f"interfaces counted {traffic or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
-    known = readable and payload_bytes > 0
-    return WireProof(
-        planned=planned,
-        observed=observed,
-        proven=observed == planned if planned and (known or observed) else None,
-        payload_bytes=payload_bytes,
-        counted={node: dict(nics) for node, nics in moved.items()},
-        ucx=tuple(ucx),
-        detail="; ".join([evidence, *([f"UCX logs {', '.join(ucx)}"] if ucx else [])]),
-    )
+    if apart and not readable:
+        yield "the interfaces' counters could not be read on every node"
+    elif apart or traffic:
+        yield f"interfaces counted {traffic or 'nothing'} of {payload_bytes / 1e6:.3g} MB"
+    if ucx:
+        yield f"by UCX's table it reads by {ucx.protocol} over {ucx.name}"
+    elif not apart:
+        yield "no engine's log has UCX's table of its reads"
 
 
 def _counted(
@@ -158,6 +176,8 @@ def _counted(
 def sentence(proof: WireProof) -> str:
     """For the person."""
     observed = proof.observed or UNKNOWN
+    if proof.emulated:
+        return f"warning: wire: {observed}, but UCX emulates its reads in software ({proof.detail})"
     if proof.proven:
         return f"wire: {observed}, as planned ({proof.detail})"
     if proof.proven is None:
@@ -190,12 +210,15 @@ def prove(
         return None
     tokens = _longest(deployment, shape, view)
 
-    def proven(planned: str | None, prefill: Sequence[str], decode: Sequence[str], send: Send) -> WireProof:
+    def proven(planned: WireKind | None, prefill: Sequence[str], decode: Sequence[str], send: Send) -> WireProof:
         before = _readings(app, view)
         bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
         sent = _ask(send, running.model_id, tokens, shape)
         payload = int(kv_bytes(shape, sent, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
         machines = [{view.node(node).machine for node in nodes} for nodes in (prefill, decode)]
+        apart = not machines[0] & machines[1]
+        # Fluid engines have peers on their own node and on others; those of this pair are of one scope.
+        scopes = (PEER_SCOPES[apart],) if isinstance(deployment.topology, Fluid) else PEER_SCOPES
         proof = judge(
             planned,
             before,
@@ -203,9 +226,8 @@ def prove(
             prefill=prefill,
             decode=decode,
             payload_bytes=payload,
-            apart=not machines[0] & machines[1],
-            gpus=view.device == "gpu",
-            ucx=_logged(app, payload) if deployment.transport and deployment.transport.verbose else (),
+            apart=apart,
+            ucx=_logged(app, scopes),
         )
         print_line(sentence(proof))
         return refuse(proof, deployment, accept)
@@ -232,7 +254,7 @@ class _Engine:
 
 def _pair_of_each_wire(
     app: Application, deployment: Deployment, running: Running, view: ClusterView
-) -> dict[str, tuple[_Engine, _Engine]]:
+) -> dict[WireKind, tuple[_Engine, _Engine]]:
     """Planned wire -> two fluid engines between which KV cache takes it, one pair of each."""
     ids = {node.labels.get(NODE_ID_LABEL): node.id for node in view.nodes}
     engines = [
@@ -240,12 +262,12 @@ def _pair_of_each_wire(
         for each in app.state().replicas
         if each.replica in running.pools and each.node in ids
     ]
-    pairs: dict[str, tuple[_Engine, _Engine]] = {}
+    pairs: dict[WireKind, tuple[_Engine, _Engine]] = {}
     for prefill in engines:
         for decode in engines:
             if prefill is not decode:
-                kind = link_kind(view.node(prefill.node), view.node(decode.node))
-                pairs.setdefault(_allowed(deployment, kind), (prefill, decode))
+                wire = link_wire(view.node(prefill.node), view.node(decode.node))
+                pairs.setdefault(_allowed(deployment, wire), (prefill, decode))
     return pairs
 
 
@@ -305,8 +327,6 @@ def _readings(app: Application, view: ClusterView) -> dict[str, NodeCounters]:
     return {names[node]: NodeCounters(**answer) for node, answer in answers.items() if node in names}
 
 
-def _logged(app: Application, payload_bytes: int) -> tuple[str, ...]:
-    """Transports that UCX's tables in the replicas' logs name for reads."""
-    ways = [wire_of(parse_table(text), "read", payload_bytes) for text in app.logs_by(ucx_tables)]
-    wire = together(ways)
-    return wire.transports if wire else ()
+def _logged(app: Application, scopes: Sequence[str]) -> Wire | None:
+    """How UCX reads peers of those scopes, by the tables in the engines' logs; None without any."""
+    return together(reads(parse_table(text), scopes, LEAST_READ_BYTES) for text in app.logs_by(ucx_tables))

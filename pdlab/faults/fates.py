@@ -29,34 +29,34 @@ class Received(NamedTuple):
     error: str | None = None
 
 
-class Verdict(NamedTuple):
+class AnswerVerdict(NamedTuple):
     fate: Fate
     detail: str | None = None
     rounded: bool = False
 
 
-def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> Verdict:
+def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> AnswerVerdict:
     """The request's fate. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if an
     error, the client's leaving or nothing at all followed."""
     tokens = received.tokens
     unlike = _unlike(received, reference, rounding) if tokens else None
     if unlike is not None:
-        return Verdict("wrong", unlike)
+        return AnswerVerdict("wrong", unlike)
     if received.left:
-        return Verdict("left")
+        return AnswerVerdict("left")
     if received.timed_out:
-        return Verdict("hang", f"{len(tokens)} of {len(reference.tokens)} tokens within the limit")
+        return AnswerVerdict("hang", f"{len(tokens)} of {len(reference.tokens)} tokens within the limit")
     if received.error is not None:
-        return Verdict("error", _short(received.error))
+        return AnswerVerdict("error", _short(received.error))
     if received.status is None:
-        return Verdict("error", "closed before an answer began")
+        return AnswerVerdict("error", "closed before an answer began")
     if received.status != 200:
-        return Verdict("error", f"HTTP {received.status}")
+        return AnswerVerdict("error", f"HTTP {received.status}")
     if not received.done:
-        return Verdict("error", f"closed after {len(tokens)} of {len(reference.tokens)} tokens")
+        return AnswerVerdict("error", f"closed after {len(tokens)} of {len(reference.tokens)} tokens")
     if len(tokens) != len(reference.tokens):
-        return Verdict("wrong", f"ended as if whole with {len(tokens)} of {len(reference.tokens)} tokens")
-    return Verdict("right", rounded=tokens != reference.tokens)
+        return AnswerVerdict("wrong", f"ended as if whole with {len(tokens)} of {len(reference.tokens)} tokens")
+    return AnswerVerdict("right", rounded=tokens != reference.tokens)
 
 
 def _unlike(received: Received, reference: CanaryAnswer, rounding: float) -> str | None:

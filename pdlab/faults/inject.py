@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import ClusterError, PdlabError
-from pdlab.faults.kinds import Act, Role, Target
-from pdlab.faults.link import Link
+from pdlab.faults.kinds import Act, FaultTarget, Role
+from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import Load
 from pdlab.faults.on_node import PREPARATION_S
 from pdlab.faults.plan import DueFault, FaultPlan
@@ -28,7 +28,7 @@ WIDE = ("raylet", "node")
 class Surroundings(NamedTuple):
     """What a fault needs to know and to use. ``look``: processes now. ``prefilled``: prefills finished so far (None:
     the engines do not say). ``restart``: start a node again, by its name (None: nothing here can). ``names``: of nodes,
-    by Ray's id. ``most_more``: requests that take the memory of expired blocks."""
+    by Ray's id. ``more``: requests that take the memory of expired blocks."""
 
     look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[Member]]]
     prefilled: Callable[[], float | None]
@@ -45,7 +45,9 @@ class Nothing(Exception):
 class Injector:
     """``undo`` afterwards, whatever happened: nothing stays stopped, slow, lossy or down."""
 
-    def __init__(self, plan: FaultPlan, load: Load, hands: Hands, link: Link | None, around: Surroundings) -> None:
+    def __init__(
+        self, plan: FaultPlan, load: Load, hands: Hands, link: ShapedLink | None, around: Surroundings
+    ) -> None:
         self.plan = plan
         self.load = load
         self.hands = hands
@@ -109,7 +111,7 @@ class Injector:
         if watcher is not None:
             self.hands.call(member.node, "send", [watcher], int(signal.SIGKILL))
 
-    def link_acts(self) -> Link:
+    def link_acts(self) -> ShapedLink:
         """The link, which `undo` then puts as it was."""
         if self.link is None:
             raise Nothing("there is no link between two hosts")
@@ -126,7 +128,7 @@ class _Making:
         self.plan = injector.plan
         self.done: list[str] = []
         self.named: list[str] = []
-        self._chosen: dict[Target, Member] = {}
+        self._chosen: dict[FaultTarget, Member] = {}
         self._surveys: Sequence[NodeSurvey] = ()
         self._prefilled_before: float | None = None
         self._node_name = ""

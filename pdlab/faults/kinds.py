@@ -38,7 +38,7 @@ PARTS: tuple[Part, ...] = ("replica", "engine", "worker")
 READ_BEGINS_S = 2.0  # decode's first step after it goes on, on a busy machine
 
 
-class Target(NamedTuple):
+class FaultTarget(NamedTuple):
     """Which processes: ``role`` None where there is one set of them for the whole deployment."""
 
     part: Part
@@ -53,7 +53,7 @@ class Act(NamedTuple):
     """One act. ``wait``: for the verb ``wait``, a name of the plan's times (``hold``, ``lease``) or seconds."""
 
     verb: Verb
-    target: Target | None = None
+    target: FaultTarget | None = None
     wait: Literal["hold", "lease"] | float = 0.0
 
 
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
     needs_relay: bool = False
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[FaultTarget, ...]:
         """Whatever it acts on, each once."""
         return tuple(dict.fromkeys(act.target for act in self.acts if act.target is not None))
 
@@ -87,14 +87,14 @@ class Kind(NamedTuple):
 
 
 def _signals() -> Iterator[Kind]:
-    targets = [Target(part, role) for role in ROLES for part in PARTS]
+    targets = [FaultTarget(part, role) for role in ROLES for part in PARTS]
     targets += [
-        Target("router"),
-        Target("board"),
-        Target("proxy"),
-        Target("balancer"),
-        Target("raylet"),
-        Target("node"),
+        FaultTarget("router"),
+        FaultTarget("board"),
+        FaultTarget("proxy"),
+        FaultTarget("balancer"),
+        FaultTarget("raylet"),
+        FaultTarget("node"),
     ]
     for target in targets:
         name = "_".join(filter(None, [target.role, target.part]))
@@ -107,7 +107,7 @@ def _signals() -> Iterator[Kind]:
         )
 
 
-_P, _D = Target("engine", "prefill"), Target("engine", "decode")
+_P, _D = FaultTarget("engine", "prefill"), FaultTarget("engine", "decode")
 _SEND, _LEAVE = Act("send_leaving"), Act("leave")
 
 
@@ -194,8 +194,7 @@ def kind_of(name: str) -> Kind:
 
 class Possible(NamedTuple):
     """What a deployment has. ``parts``: role and part of every process found; ``replicas``: of every pool;
-    ``several``: whether it spans more than one node; ``restarts``: whether this machine can start a killed node again;
-    ``link``, ``relay``: between two hosts."""
+    ``restarts``: whether this machine can start a killed node again; ``link``, ``relay``: between two hosts."""
 
     parts: frozenset[tuple[Role | None, Part]]
     replicas: dict[Role, int]
@@ -223,7 +222,7 @@ def why_not(kind: Kind, possible: Possible) -> str | None:
     return None
 
 
-def _missing(target: Target) -> str:
+def _missing(target: FaultTarget) -> str:
     if target.part == "worker":
         return f"{target.role} engines have no worker process of their own (TP 1: it is in the engine core's)"
     if target.part == "balancer":

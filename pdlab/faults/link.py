@@ -20,7 +20,7 @@ RELAY = "link_relay.py"
 GRACE_S = 30.0  # after which a link that nobody has put up again comes up by itself
 
 
-class Link:
+class ShapedLink:
     """Raises ClusterError where a command fails."""
 
     def __init__(self, local: LocalNodes, hands: Hands) -> None:

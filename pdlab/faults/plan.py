@@ -111,14 +111,14 @@ class DueFault(NamedTuple):
     draw: float
 
 
-class Schedule(NamedTuple):
+class FaultSchedule(NamedTuple):
     """``impossible``: kinds of the plan that the deployment cannot have, and why."""
 
     due: tuple[DueFault, ...]
     impossible: dict[str, str]
 
 
-def schedule(plan: FaultPlan, possible: Possible) -> Schedule:
+def schedule(plan: FaultPlan, possible: Possible) -> FaultSchedule:
     """The same plan, seed and deployment give the same schedule."""
     names = list(KINDS) if plan.faults == (ALL,) else list(plan.faults)
     impossible = {name: why for name in names if (why := why_not(kind_of(name), possible)) is not None}
@@ -137,10 +137,10 @@ def schedule(plan: FaultPlan, possible: Possible) -> Schedule:
         if plan.duration_s is not None and at_s >= plan.duration_s:
             break
         due.append(DueFault(len(due) + 1, order.pop(0), round(at_s, 3), rng.random()))
-    return Schedule(tuple(due), impossible)
+    return FaultSchedule(tuple(due), impossible)
 
 
-def describe(plan: FaultPlan, made: Schedule, subject: str, replicas: dict[str, int]) -> str:
+def describe(plan: FaultPlan, made: FaultSchedule, subject: str, replicas: dict[str, int]) -> str:
     """What would be done, and when."""
     pools = ", ".join(f"{count} {role}" for role, count in replicas.items())
     lines = [

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.cluster import two_hosts
+from pdlab.core.commands import python_words
 from pdlab.core.errors import UsageError
 from pdlab.steps.runner import StepRunner
 
@@ -56,7 +57,7 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                 continue
         print(f"\n{scene.name}", file=sys.stderr, flush=True)
         where = ["--local", "--detach", "--port", str(port)]
-        code = runner.run_shown("launch_gptoss.py", *scene.launch, *where, *SMALL, *flags)
+        code = runner.run_shown(*python_words("launch"), *scene.launch, *where, *SMALL, *flags)
         try:
             if code:
                 return code
@@ -67,5 +68,5 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                     return code
                 worst = max(worst, code)
         finally:
-            runner.run_shown("launch_gptoss.py", "--shutdown", "--port", str(port), always=True)
+            runner.run_shown(*python_words("launch"), "--shutdown", "--port", str(port), always=True)
     return worst

@@ -34,9 +34,9 @@ from pdlab.deploy.verify import LaunchProgress
 from pdlab.faults import plan as plans
 from pdlab.faults.inject import Injector, Surroundings
 from pdlab.faults.kinds import Possible, Role
-from pdlab.faults.link import Link
+from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
-from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, Schedule
+from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, FaultSchedule
 from pdlab.faults.targets import Hands, Member, NodeSurvey, classify, counted, parts, resident_mib
 from pdlab.faults.warden import ask
 from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
@@ -78,7 +78,7 @@ class Order(Frozen):
 
 
 class Subject(NamedTuple):
-    """The deployment. ``roles``: Serve's name of an engine deployment -> its role."""
+    """The deployment under test, and the API key of its endpoint."""
 
     base_url: str
     model_id: str
@@ -140,7 +140,7 @@ class _Session:
         self.app = Application(cluster)
         self.hands = Hands(cluster, f"{MARKER}={local.id}" if local else None)
         self._counts: dict[tuple[str, str], float] = {}
-        self.link = Link(local, self.hands) if local is not None and local.two_hosts is not None else None
+        self.link = ShapedLink(local, self.hands) if local is not None and local.two_hosts is not None else None
 
     def run(self) -> None:
         state = self.app.state()
@@ -295,7 +295,7 @@ class _Session:
 
     # Making them
 
-    def _make(self, folder: Path, made: Schedule, replicas: dict[Role, int]) -> None:
+    def _make(self, folder: Path, made: FaultSchedule, replicas: dict[Role, int]) -> None:
         started = now()
         service = self._service()
         prompts = self._prompts(service, replicas)

@@ -14,7 +14,7 @@ from pdlab.core.errors import ClusterError
 from pdlab.deploy.application import ReplicaState
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.faults import on_node
-from pdlab.faults.kinds import Part, Role, Target
+from pdlab.faults.kinds import FaultTarget, Part, Role
 
 ENGINE_TITLE = "VLLM::EngineCore"
 WORKER_TITLE = "VLLM::Worker"
@@ -39,7 +39,8 @@ class Member(NamedTuple):
 
     def text(self, names: Mapping[str, str]) -> str:
         replica = f" of {self.replica}" if self.replica else ""
-        return f"{Target(self.part, self.role).text}{replica} (process {self.pid} on {names.get(self.node, self.node)})"
+        what = FaultTarget(self.part, self.role).text
+        return f"{what}{replica} (process {self.pid} on {names.get(self.node, self.node)})"
 
 
 class NodeSurvey(NamedTuple):
@@ -130,7 +131,7 @@ def parts(members: Sequence[Member]) -> frozenset[tuple[Role | None, Part]]:
     return frozenset(present | ({(None, "node")} if (None, "raylet") in present else set()))
 
 
-def choose(members: Sequence[Member], target: Target, draw: float) -> Member | None:
+def choose(members: Sequence[Member], target: FaultTarget, draw: float) -> Member | None:
     """One of them, by a number from 0 to 1; None where there is none. The same for all acts of a fault."""
     part = "raylet" if target.part == "node" else target.part
     some = sorted(each for each in members if (each.role, each.part) == (target.role, part))
@@ -139,7 +140,7 @@ def choose(members: Sequence[Member], target: Target, draw: float) -> Member | N
 
 def counted(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[Counter[str], Counter[str]]:
     """Processes, and TCP ports that they listen on, by kind of process; each once, also where nodes share a machine."""
-    names = {(each.node, each.pid): Target(each.part, each.role).text for each in members}
+    names = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
     processes: Counter[str] = Counter()
     ports: Counter[str] = Counter()
     done: set[tuple[str, int]] = set()
@@ -158,7 +159,7 @@ def counted(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[C
 
 def resident_mib(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> dict[str, float]:
     """Resident MiB by part of the deployment; what is no part of it that a fault hits is ``other``."""
-    names = {(each.node, each.pid): Target(each.part, each.role).text for each in members}
+    names = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
     sums: dict[str, float] = {}
     done: set[tuple[str, int]] = set()
     own = {(survey.space, survey.own) for survey in surveys}

@@ -17,7 +17,17 @@ from collections.abc import Callable, Sequence
 
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import PlacementError
-from pdlab.core.nodes import ClusterNode, ClusterView, Placement, ReplicaPlacement, Role, TpGroup, rate_text
+from pdlab.core.nodes import (
+    WIRE_OF_NIC,
+    ClusterNode,
+    ClusterView,
+    Placement,
+    ReplicaPlacement,
+    Role,
+    TpGroup,
+    WireKind,
+    rate_text,
+)
 from pdlab.core.schema import Frozen
 from pdlab.placement.explain import explain
 from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill
@@ -29,12 +39,14 @@ Layout = list[list[tuple[str, ...]]]
 class Link(Frozen):
     """How KV cache gets from one prefill node to one decode node.
 
-    ``pairs`` counts the (prefill replica, decode replica) pairs whose transfers use it.
+    ``kind`` names ``wire`` for the reader. ``pairs`` counts the (prefill replica, decode replica) pairs whose
+    transfers use it.
     """
 
     prefill_node: str
     decode_node: str
     kind: str
+    wire: WireKind
     pairs: int
 
 
@@ -116,8 +128,9 @@ def links(placement: Placement, view: ClusterView) -> tuple[Link, ...]:
         for pair in ((p, d) for p in prefill.nodes for d in decode.nodes):
             counts[pair] = counts.get(pair, 0) + 1
     return tuple(
-        Link(prefill_node=p, decode_node=d, kind=link_kind(view.node(p), view.node(d)), pairs=count)
+        Link(prefill_node=p, decode_node=d, kind=link_kind(one, other), wire=link_wire(one, other), pairs=count)
         for (p, d), count in counts.items()
+        for one, other in [(view.node(p), view.node(d))]
     )
 
 
@@ -128,6 +141,16 @@ _NETWORK = {
     "ethernet": "TCP",
     "loopback": "TCP",
 }
+
+
+def link_wire(prefill: ClusterNode, decode: ClusterNode) -> WireKind:
+    """The wire that UCX takes between two nodes when it finds everything it needs."""
+    on_gpus = bool(prefill.gpus and decode.gpus)
+    if prefill.id == decode.id:
+        return "gpu peer" if on_gpus else "shared memory"
+    if not on_gpus and prefill.machine == decode.machine:
+        return "shared memory"
+    return WIRE_OF_NIC.get(prefill.nic.kind, "tcp") if prefill.nic.kind == decode.nic.kind else "tcp"
 
 
 def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:

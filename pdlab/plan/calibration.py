@@ -30,9 +30,10 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
+from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
-from pdlab.sim.hardware import Hardware
+from pdlab.sim.hardware import FitDomain, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures, gaps
 from pdlab.sim.simulator import Prompts, simulate
@@ -346,6 +347,47 @@ def cross_validate(
         known = list(pool.map(slopes, [start] * count, [shape] * count, experiments)) if rounds else []
         futures = [pool.submit(_held_out, start, shape, experiments, number, rounds, known) for number in range(count)]
         return [point for future in futures for point in future.result()]
+
+
+def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
+    """Of every level, in requests per GPU. A level without TPOT has answers of one token: E2EL is TTFT then."""
+    after_first = sweep.workload.mean_tokens.output - 1
+    return [
+        in_flight_per_gpu(
+            level.load,
+            sweep.deployment.gpus,
+            figures.requests_per_s,
+            figures.ttft_s + (figures.tpot_s or 0.0) * after_first,
+        )
+        for level, figures in zip(sweep.levels, sweep.values, strict=True)
+    ]
+
+
+def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: RanOn, networks: Sequence[str]) -> FitDomain:
+    """What these runs cover, all of one model, GPU type and vLLM version (which ``made_on`` knows)."""
+    assert made_on.gpu is not None and made_on.version is not None
+    pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]
+    means = [sweep.workload.mean_tokens for sweep in sweeps]
+    longest = [sweep.workload.longest for sweep in sweeps]
+    loads = [load for sweep in sweeps for load in loads_in_flight(sweep)]
+
+    def ends(sides: Sequence[Sequence[float]], side: int) -> tuple[int, int]:
+        return round(min(each[side] for each in sides)), round(max(each[side] for each in sides))
+
+    return FitDomain(
+        model=model,
+        gpu=made_on.gpu,
+        version=made_on.version,
+        modes=tuple(sorted({sweep.deployment.mode for sweep in sweeps})),
+        tp=tuple(sorted({pool.tp for pool in pools})),
+        pp=tuple(sorted({pool.pp for pool in pools})),
+        dp=tuple(sorted({pool.dp for pool in pools})),
+        expert_parallel=tuple(sorted({pool.expert_parallel for pool in pools})),
+        networks=tuple(sorted(set(networks))),
+        input_tokens=ends([*means, *longest], 0),
+        output_tokens=ends([*means, *longest], 1),
+        in_flight_per_gpu=(float(f"{min(loads):.3g}"), float(f"{max(loads):.3g}")),
+    )
 
 
 def other_kind(hardware: Hardware, experiment: Experiment) -> str | None:

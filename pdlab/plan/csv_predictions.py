@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,8 +21,9 @@ from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
-from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RequestedRow
-from pdlab.sim.hardware import Hardware
+from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
+from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
+from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import simulate
@@ -47,17 +49,48 @@ COLUMNS = (
 NOTE = "prediction_note"  # why a row has no figures, or what they leave out
 
 
+# Precisions that people write for weights of these dtypes; a dtype says its own name too.
+PRECISIONS = {
+    "mxfp4": {"fp4", "w4a16", "w4a8"},
+    "nvfp4": {"fp4"},
+    "fp4": {"nvfp4", "mxfp4"},
+    "int4": {"w4a16", "awq", "gptq"},
+    "awq": {"int4", "w4a16"},
+    "gptq": {"int4", "w4a16"},
+    "fp8": {"fp8_e4m3", "e4m3", "w8a8"},
+    "bfloat16": {"bf16"},
+    "float16": {"fp16"},
+    "float32": {"fp32"},
+}
+# Words beside a GPU's type that do not name another GPU: H100 SXM5 80GB HBM3; PCIe and NVL do.
+SAME_GPU = re.compile(r"nvidia|sxm\d*|hbm\d*e?|\d+ ?(gb|gib)?|gb")
+
+
 def predict(
-    requested: Sequence[RequestedRow], hardware: Hardware, seeds: Sequence[int] = prediction_intervals.SEEDS
+    requested: Sequence[RequestedRow | RefusedRow],
+    hardware: Hardware,
+    seeds: Sequence[int] = prediction_intervals.SEEDS,
 ) -> list[dict[str, Any]]:
     """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError if no row can run."""
-    sweeps: dict[tuple[str, ...], list[int]] = {}
-    for number, row in enumerate(requested):
-        sweeps.setdefault(row.sweep, []).append(number)
     predictions: dict[int, dict[str, Any]] = {}
-    shapes = {row.deployment.model: _shape(row) for row in reversed(requested)}
-    for numbers in sweeps.values():
-        rows = [requested[number] for number in numbers]
+    sweeps: dict[tuple[str, ...], list[RequestedRow]] = {}
+    number_of: dict[int, int] = {}
+    parsed = [row for row in requested if isinstance(row, RequestedRow)]
+    known = {model: load_model(model) for model in {row.deployment.model for row in parsed}}
+    shapes = {model: shape for model, shape in known.items() if shape is not None}
+    for number, row in enumerate(requested):
+        number_of[row.line] = number
+        if isinstance(row, RefusedRow):
+            predictions[number] = _without_figures(f"not predicted: {row.reason}")
+        elif row.deployment.model not in shapes:
+            reason = f"model {row.deployment.model!r} has no shape in configs/models/; add a file there"
+            predictions[number] = _without_figures(f"not predicted: {reason}")
+        elif reason := _other_stack(row, hardware, shapes[row.deployment.model]):
+            predictions[number] = _without_figures(f"not predicted: {reason}")
+        else:
+            sweeps.setdefault(row.sweep, []).append(row)
+    for rows in sweeps.values():
+        numbers = [number_of[row.line] for row in rows]
         deployment = rows[0].deployment
         levels = _levels(rows)
         try:
@@ -67,35 +100,88 @@ def predict(
             if hardware.error and depends_on_age(deployment, hardware, shape, rows[0].link):
                 merged = [_trial(rows[0], levels, hardware, shape, seed, scattered=False) for seed in seeds]
         except UsageError as error:
-            note = f"cannot run: {error}"
-            predictions |= {number: {**dict.fromkeys(COLUMNS, ""), NOTE: note} for number in numbers}
+            predictions |= {number: _without_figures(f"cannot run: {error}") for number in numbers}
             continue
-        note = _caveat(deployment, hardware)
         for number, row in zip(numbers, rows, strict=True):
             level_index = levels.index(_level(row))
             own, other = [trial[level_index] for trial in trials], [trial[level_index] for trial in merged]
-            predictions[number] = {**_columns(own, other, deployment, hardware), NOTE: note}
+            outside = outside_fit(
+                hardware,
+                shape.name,
+                deployment,
+                [row.workload],
+                ran_on=_ran_on(row),
+                in_flight_per_gpu=[_in_flight(level, deployment) for level in own],
+            )
+            notes = [_caveat(deployment, hardware), outside_text(outside)]
+            columns = _columns(own, other, deployment, hardware, None if outside else hardware.error)
+            predictions[number] = {**columns, NOTE: "; ".join(filter(None, notes))}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
-        raise UsageError(f"line {requested[0].line}, {requested[0].deployment.label}: {predictions[0][NOTE]}")
+        raise UsageError(f"{_named(requested[0])}: {predictions[0][NOTE]}")
     return [predictions[number] for number in range(len(requested))]
 
 
-def refused(requested: Sequence[RequestedRow], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
+def _without_figures(note: str) -> dict[str, Any]:
+    return {**dict.fromkeys(COLUMNS, ""), NOTE: note}
+
+
+def _named(row: RequestedRow | RefusedRow) -> str:
+    return f"line {row.line}" + (f", {row.deployment.label}" if isinstance(row, RequestedRow) else "")
+
+
+def _other_stack(row: RequestedRow, hardware: Hardware, shape: ModelShape) -> str:
+    """Why a row is of other hardware, another engine or other weights than would be simulated; empty: it is not."""
+    stated = row.stated
+    if stated.hardware and not _is_gpu(stated.hardware, "cpu" if hardware.cpu else hardware.gpu_type):
+        return (
+            f"hardware {stated.hardware!r}: the step times of {hardware.name} are of {hardware.gpu}; give --hardware "
+            "with a fit to such GPUs"
+        )
+    engine = _engine(row)
+    if engine is not None and engine != "vllm":
+        return f"framework {stated.framework!r}: engines are simulated as vLLM's"
+    for what, value, dtype in (
+        ("precision", stated.precision, shape.weight_dtype),
+        ("KV precision", stated.kv_precision, shape.kv_dtype),
+    ):
+        if value and value.lower() not in {dtype, "auto", *PRECISIONS.get(dtype, ())}:
+            return f"{what} {value!r}: {shape.name} is simulated with {dtype}"
+    return ""
+
+
+def _is_gpu(text: str, gpu_type: str | None) -> bool:
+    """Whether the words of a cell name that GPU and no other: "h100_sxm" and "NVIDIA H100 80GB HBM3" are H100."""
+    words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word]
+    if gpu_type is None or gpu_type.lower() not in words:
+        return False
+    return all(word == gpu_type.lower() or SAME_GPU.fullmatch(word) for word in words)
+
+
+def _engine(row: RequestedRow) -> str | None:
+    """The engine that a row names, without a version; None: it names none."""
+    return re.split(r"[\s:=@v-]*\d", row.stated.framework.lower().strip(), maxsplit=1)[0].strip() or None
+
+
+def _ran_on(row: RequestedRow) -> RanOn:
+    stated = row.stated
+    inline = re.search(r"\d+\.\d.*", stated.framework)
+    version = major_minor(stated.version or (inline[0] if inline else ""))
+    return RanOn(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
+
+
+def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:
+    load, (_, _, rps) = level.level.load, figures(level)
+    e2el_s = statistics.fmean(end_s - came_s for end_s, came_s in zip(level.finish_s, level.arrival_s, strict=True))
+    return in_flight_per_gpu(load, deployment.gpus, rps, e2el_s)
+
+
+def refused(requested: Sequence[RequestedRow | RefusedRow], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for every row that has no figures."""
     return [
-        f"line {row.line}, {row.deployment.label}: {columns[NOTE]}"
+        f"{_named(row)}: {columns[NOTE]}"
         for row, columns in zip(requested, predictions, strict=True)
         if not columns["predicted_requests_per_s"]
     ]
-
-
-def _shape(row: RequestedRow) -> ModelShape:
-    shape = load_model(row.deployment.model)
-    if shape is None:
-        raise UsageError(
-            f"line {row.line}: model {row.deployment.model!r} has no shape in configs/models/; add a file there"
-        )
-    return shape
 
 
 def _trial(
@@ -108,7 +194,7 @@ def _trial(
 ) -> list[SimulatedLevel]:
     """One seed of one sweep. Raises UsageError where vLLM would refuse the deployment or a request does not fit."""
     check_divisibility(row.deployment, shape)
-    request = row.workload.sent_input_tokens + row.workload.sent_output_tokens
+    request = sum(row.workload.longest)
     if request > shape.max_context:
         raise UsageError(f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}")
     link = row.link if isinstance(row.deployment.topology, Disaggregated) else None
@@ -157,9 +243,14 @@ def _levels(rows: Iterable[RequestedRow]) -> list[Level]:
 
 
 def _columns(
-    levels: Sequence[SimulatedLevel], merged: Sequence[SimulatedLevel], deployment: Deployment, hardware: Hardware
+    levels: Sequence[SimulatedLevel],
+    merged: Sequence[SimulatedLevel],
+    deployment: Deployment,
+    hardware: Hardware,
+    error: FitError | None,
 ) -> dict[str, Any]:
-    """``levels``: one of each seed; ``merged``: the same if scattered blocks merge, where that matters."""
+    """``levels``: one of each seed; ``merged``: the same if scattered blocks merge, where that matters. ``error``: of
+    the fit where the row is within it, else None."""
     means = [figures(level) for level in levels]
     tpots = [tpot for tpot, _, _ in means if tpot is not None]
     ttfts = [_ttft_ms(level) for level in levels]
@@ -167,12 +258,13 @@ def _columns(
         statistics.median(
             (e - f) / (n - 1) * 1e3
             for e, f, n in zip(level.finish_s, level.first_token_s, level.output_tokens, strict=True)
+            if n > 1
         )
         for level in levels
-        if level.output_tokens[0] > 1
+        if max(level.output_tokens) > 1
     ]
     rps = statistics.fmean(rps for _, _, rps in means)
-    output_tokens_per_s = rps * levels[0].output_tokens[0]
+    output_tokens_per_s = rps * statistics.fmean(statistics.fmean(level.output_tokens) for level in levels)
     tpot_ms = 1e3 * statistics.fmean(tpots) if tpots else None
     ttft_ms = 1e3 * statistics.fmean(ttft for _, ttft, _ in means)
     others = [figures(level) for level in merged]
@@ -185,21 +277,21 @@ def _columns(
         rps,
         output_tokens_per_s,
         output_tokens_per_s * hardware.gpus_per_node / deployment.gpus,
-        *_interval("TPOT", tpot_ms, tpots, [tpot for tpot, _, _ in others if tpot is not None], hardware),
-        *_interval("mean TTFT", ttft_ms, [ttft for _, ttft, _ in means], [ttft for _, ttft, _ in others], hardware),
-        *_interval("requests/s", rps, [rate for _, _, rate in means], [rate for _, _, rate in others], hardware),
+        *_interval("TPOT", tpot_ms, tpots, [tpot for tpot, _, _ in others if tpot is not None], error),
+        *_interval("mean TTFT", ttft_ms, [ttft for _, ttft, _ in means], [ttft for _, ttft, _ in others], error),
+        *_interval("requests/s", rps, [rate for _, _, rate in means], [rate for _, _, rate in others], error),
     )
     return {name: "" if value is None else f"{value:.5g}" for name, value in zip(COLUMNS, values, strict=True)}
 
 
 def _interval(
-    metric: str, value: float | None, seeds: Sequence[float], merged: Sequence[float], hardware: Hardware
+    metric: str, value: float | None, seeds: Sequence[float], merged: Sequence[float], error: FitError | None
 ) -> tuple[float | None, float | None]:
     """Where 90 % of measured values are expected (`pdlab.plan.prediction_intervals`); unknown stays unknown."""
-    if value is None or hardware.error is None:
+    if value is None or error is None:
         return None, None
     known = prediction_intervals.scatter(seeds, statistics.fmean(merged) if merged else None)
-    factor = math.exp(prediction_intervals.of(hardware.error, metric, known))
+    factor = math.exp(prediction_intervals.of(error, metric, known))
     return value / factor, value * factor
 
 

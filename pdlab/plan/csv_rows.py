@@ -3,6 +3,9 @@
 Columns and their meaning: docs/planning.md. People write such tables in many ways, so other names of a column,
 empty cells, comments and other delimiters are accepted; a row whose TP degree or number of replicas would have to
 be guessed is refused with its line.
+
+A table of somebody's measurements has rows that are not simulated here: of other engines, with speculative decoding,
+with attention over data parallel ranks. Such a row becomes a `RefusedRow` with the reason, and the others are read.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +28,7 @@ from pdlab.core.deployment import (
     parse_label,
 )
 from pdlab.core.errors import UsageError
+from pdlab.core.schema import validate
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.results.published_names import PUBLISHED_NODE_GPUS, parse_name
 from pdlab.sim.kv_transfer import LinkKind
@@ -32,6 +37,17 @@ from pdlab.sim.simulator import Prompts
 PUBLISHED_PROMPTS = 5  # per unit of concurrency
 MOST_REQUESTS = 2_000_000  # of one level: about a minute of simulation
 
+# Arguments of vLLM's engines that change a prediction. They are simulated with vLLM's defaults.
+ENGINE_SETTINGS = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "gpu_memory_utilization",
+    "block_size",
+    "enforce_eager",
+    "kv_offloading_size",
+)
 # Our name -> other names under which people write the column.
 ALIASES: dict[str, tuple[str, ...]] = {
     "config": ("label", "configuration", "experiment", "name", "exp"),
@@ -41,7 +57,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "tp": ("c_tp", "collocated_tp", "tensor_parallel", "tp_size", "tensor_parallel_size"),
     "dp": ("c_dp", "collocated_dp"),
     "pp": ("c_pp", "collocated_pp"),
-    "ep": ("c_ep", "collocated_ep", "expert_parallel", "enable_expert_parallel"),
+    "ep": ("c_ep", "collocated_ep", "expert_parallel", "enable_expert_parallel", "moe_ep", "ep_size"),
     **{
         f"{p}_{field}": tuple(
             pattern.format(p=p, role=role)
@@ -58,11 +74,17 @@ ALIASES: dict[str, tuple[str, ...]] = {
                 "n_{p}",
                 "n{p}",
                 "{p}",
+                "{p}_workers",
+                "{role}_workers",
+                "{role}_num_workers",
+                "num_{role}_workers",
             ),
             "tp": ("{p}_tp_size", "{role}_tensor_parallel", "{p}_tensor_parallel"),
             "dp": (),
             "pp": (),
-            "ep": ("{role}_expert_parallel", "{p}_expert_parallel"),
+            "ep": ("{role}_expert_parallel", "{p}_expert_parallel", "{p}_moe_ep", "{role}_moe_ep"),
+            "gpus": ("{role}_gpu", "num_{role}_gpus", "num_{role}_gpu", "{role}_num_gpus", "{p}_num_gpus"),
+            "dp_attention": ("{role}_attention_dp", "{p}_attention_dp"),
         }.items()
     },
     "itl": ("isl", "input_tokens", "input_len", "input_length"),
@@ -81,7 +103,33 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "reuse",
     ),
     "link": ("transport", "wire", "kv_link"),
-    "model": (),
+    "model": ("model_name", "model_id"),
+    "lengths": ("length_distribution",),
+    "burstiness": (),
+    "disaggregated": ("disagg", "is_disaggregated"),
+    "gpus": ("num_gpus", "total_gpus", "gpus_total", "gpu_count", "n_gpus"),
+    "hardware": ("gpu", "gpu_type", "gpu_name", "accelerator"),
+    "framework": ("engine", "inference_engine", "serving_engine"),
+    "framework_version": ("engine_version", "vllm_version"),
+    "precision": ("quantization", "quant", "weight_dtype"),
+    "kv_precision": ("kv_dtype", "kv_cache_dtype", "kv_quantization"),
+    "spec_decoding": ("speculative_decoding", "speculative", "spec", "spec_method", "mtp"),
+    "dp_attention": ("attention_dp", "enable_dp_attention", "dpa"),
+    "context_parallel": ("cp", "dcp", "pcp", "decode_context_parallel", "prefill_context_parallel"),
+    "range_ratio": ("random_range_ratio",),
+    **{name: () for name in ENGINE_SETTINGS},
+}
+# A row may have several columns of these, which need not say the same.
+SEVERAL = {"config", "mode", "num_prompts", "placement", "model"}
+# Columns of what is simulated in one way alone: off.
+OFF_ALONE = {
+    "spec_decoding": "speculative decoding is not simulated",
+    **dict.fromkeys(
+        ("dp_attention", "p_dp_attention", "d_dp_attention"),
+        "attention over data parallel ranks is not simulated in this form; dp, p_dp and d_dp are ranks of vLLM's",
+    ),
+    "context_parallel": "context parallel is not simulated",
+    "range_ratio": "what a ratio means differs between clients; give lengths, such as uniform:0.8-1.0",
 }
 COUNTS = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in ("num", "tp", "dp", "pp")}
 EMPTY = {"", "-", "nan", "none", "null", "na", "n/a"}
@@ -91,7 +139,8 @@ MODES = {
     "pd-pack": ("pd-pack", "pack"),
     "pd-spread": ("pd-spread", "spread"),
 }
-YES, NO = {"1", "1.0", "true", "yes", "ep", "on"}, {"0", "0.0", "false", "no", "off"}
+# A number is a size: 1 is none.
+YES, NO = {"true", "yes", "ep", "on"}, {"0", "0.0", "1", "1.0", "false", "no", "off"}
 REPEATED = {
     *("repeated", "repeat", "reused", "reuse", "shared", "same", "same-seed", "as-measured", "published"),
     *("yes", "true", "1", "1.0"),
@@ -111,6 +160,27 @@ LINKS: dict[str, LinkKind | None] = {
 }
 
 
+class StatedStack(NamedTuple):
+    """What a row says of the hardware and the engine that it is of, as it is written; empty: nothing."""
+
+    hardware: str = ""
+    framework: str = ""
+    version: str = ""
+    precision: str = ""
+    kv_precision: str = ""
+
+
+class RefusedRow(NamedTuple):
+    """A row that is not predicted, and why. ``line`` is its line number in the file."""
+
+    line: int
+    reason: str
+
+
+class _NotPredicted(Exception):
+    """The row says something that is not simulated; the message says what."""
+
+
 class RequestedRow(NamedTuple):
     """One parsed row. ``line`` is its line number in the file."""
 
@@ -121,12 +191,13 @@ class RequestedRow(NamedTuple):
     num_requests: int
     prompts: Prompts
     link: LinkKind | None
+    stated: StatedStack = StatedStack()
 
     @property
     def sweep(self) -> tuple[str, ...]:
         """Key of the sweep: equal for rows that differ in the load alone."""
         text = self.deployment.model_dump_json()
-        return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind)
+        return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind, *self.stated)
 
 
 class CsvFile(NamedTuple):
@@ -134,7 +205,7 @@ class CsvFile(NamedTuple):
 
     header: list[str]
     rows: list[dict[str, str]]
-    requested: list[RequestedRow]
+    requested: list[RequestedRow | RefusedRow]
 
 
 def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
@@ -144,14 +215,18 @@ def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
         raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")
     header = [name.strip() for name in numbered[0][1]]
     column_of = _column_names(header, source)
-    rows, requested = [], []
+    rows: list[dict[str, str]] = []
+    requested: list[RequestedRow | RefusedRow] = []
     for line, cells in numbered[1:]:
         where = f"{source}, line {line}"
         if any(cell.strip() for cell in cells[len(header) :]):
             raise UsageError(f"{where}: {len(cells)} cells for {len(header)} columns; quote a cell that has a comma")
         row = dict(zip(header, [*cells, *[""] * len(header)], strict=False))
         rows.append(row)
-        requested.append(_parsed_row(line, {"model": model} | _cells(row, column_of), where))
+        try:
+            requested.append(_parsed_row(line, {"model": model} | _cells(row, column_of), where))
+        except _NotPredicted as error:
+            requested.append(RefusedRow(line, str(error)))
     if not rows:
         raise UsageError(f"{source}: has a header and no rows")
     return CsvFile(header, rows, requested)
@@ -170,8 +245,8 @@ def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:
     ]
 
 
-def _column_names(header: Sequence[str], source: str) -> dict[str, str]:
-    """Our column name -> the file's."""
+def _column_names(header: Sequence[str], source: str) -> dict[str, list[str]]:
+    """Our column name -> the file's, that of our own name first."""
     plain: dict[str, str] = {}
     for name in header:
         key = name.strip().lower().replace("-", "_").replace(" ", "_")
@@ -180,10 +255,9 @@ def _column_names(header: Sequence[str], source: str) -> dict[str, str]:
         plain[key] = name
     column_of = {}
     for name, aliases in ALIASES.items():
-        for candidate in (name, *aliases):
-            if candidate in plain:
-                column_of[name] = plain[candidate]
-                break
+        columns = [plain[candidate] for candidate in (name, *aliases) if candidate in plain]
+        if columns:
+            column_of[name] = columns
     if not {"mode", "config", "tp", "p_tp"} & set(column_of):
         raise UsageError(
             f"{source}: no column has the configuration; give mode with num and tp or p_num, p_tp, d_num, d_tp, "
@@ -194,25 +268,48 @@ def _column_names(header: Sequence[str], source: str) -> dict[str, str]:
     return column_of
 
 
-def _cells(row: Mapping[str, str], column_of: Mapping[str, str]) -> dict[str, str]:
-    """Our name -> cell, empty cells left out."""
-    cells = {name: row[column].strip() for name, column in column_of.items()}
-    blank = {name: {""} if name == "prompts" else EMPTY for name in cells}
-    return {name: cell for name, cell in cells.items() if cell.lower() not in blank[name]}
+def _cells(row: Mapping[str, str], column_of: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Our name -> cell, empty cells left out. Raises _NotPredicted where two columns of one meaning differ."""
+    cells = {}
+    for name, columns in column_of.items():
+        blank = {""} if name == "prompts" else EMPTY
+        said = {column: cell for column in columns if (cell := row[column].strip()).lower() not in blank}
+        first = columns[0] if name in SEVERAL else next(iter(said), None)
+        if first not in said:
+            continue
+        cells[name] = said[first]
+        for column, cell in said.items():
+            if name not in SEVERAL and not _alike(cell, said[first]):
+                raise _NotPredicted(f"{first} {said[first]!r} and {column} {cell!r} have one meaning and differ")
+    return cells
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two cells say the same: as text, as a number, or both that something is off."""
+    one, other = one.lower(), other.lower()
+    if one == other or (one in NO and other in NO):
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def _parsed_row(line: int, cells: Mapping[str, str], where: str) -> RequestedRow:
+    _refuse_other_ways(cells)
     topology = _topology(cells, where)
-    workload = Workload(
-        input_tokens=_integer(cells, "itl", where, 5000), output_tokens=_integer(cells, "otl", where, 250)
-    )
+    _check_gpus(cells, topology)
+    workload = _workload(cells, where)
     load: Load
     if "concurrency" in cells:
         load = Closed(concurrency=_integer(cells, "concurrency", where, 1))
         requests = _integer(cells, "num_prompts", where, PUBLISHED_PROMPTS * load.concurrency)
     elif "request_rate" in cells:
         rate = _positive_number(cells, "request_rate", where)
-        load = Open(rate_rps=rate)
+        load = Open(
+            rate_rps=rate,
+            burstiness=_positive_number(cells, "burstiness", where) if "burstiness" in cells else 1.0,
+        )
         requests = _integer(cells, "num_prompts", where, max(round(64 * rate), 64))
     else:
         raise UsageError(f"{where}: concurrency and request_rate are both empty; give one of them")
@@ -232,7 +329,56 @@ def _parsed_row(line: int, cells: Mapping[str, str], where: str) -> RequestedRow
         num_requests=requests,
         prompts="fresh" if policy in FRESH else "repeated",
         link=LINKS[wire],
+        stated=StatedStack(
+            cells.get("hardware", ""),
+            cells.get("framework", ""),
+            cells.get("framework_version", ""),
+            cells.get("precision", ""),
+            cells.get("kv_precision", ""),
+        ),
     )
+
+
+def _workload(cells: Mapping[str, str], where: str) -> Workload:
+    lengths = cells.get("lengths", "")
+    data: dict[str, object] = {"lengths": lengths} if lengths else {}
+    if not lengths.startswith(("file:", "mixes:")):
+        data["input_tokens"] = _integer(cells, "itl", where, 5000)
+        data["output_tokens"] = _integer(cells, "otl", where, 250)
+    return validate(Workload, data, where=where)
+
+
+def _refuse_other_ways(cells: Mapping[str, str]) -> None:
+    """Raises _NotPredicted for a cell that says something else than what is simulated."""
+    for name, why in OFF_ALONE.items():
+        if (cell := cells.get(name, "")) and cell.lower() not in NO:
+            raise _NotPredicted(f"{name} {cell!r}: {why}")
+    for name in ENGINE_SETTINGS:
+        if cell := cells.get(name, ""):
+            raise _NotPredicted(f"{name} {cell!r}: engines are simulated with vLLM's own value; leave the cell empty")
+
+
+def _check_gpus(cells: Mapping[str, str], topology: Collocated | Disaggregated) -> None:
+    """Raises _NotPredicted where a row counts other GPUs than its configuration has."""
+    counts = {"gpus": sum(pool.gpus for pool in _pools(topology))}
+    if isinstance(topology, Disaggregated):
+        counts |= {"p_gpus": topology.prefill.gpus, "d_gpus": topology.decode.gpus}
+    for name in ("gpus", "p_gpus", "d_gpus"):
+        cell = _count(cells, name)
+        if not cell:
+            continue
+        if name not in counts:
+            raise _NotPredicted(f"{name} {cell!r}: the row is of prefill and decode, but it says collocated")
+        try:
+            same = float(cell) == counts[name]
+        except ValueError:
+            same = False
+        if not same:
+            raise _NotPredicted(f"{name} {cell!r}: its configuration has {counts[name]} GPUs")
+
+
+def _pools(topology: Collocated | Disaggregated) -> tuple[Pool, ...]:
+    return (topology.pool,) if isinstance(topology, Collocated) else (topology.prefill, topology.decode)
 
 
 def _word(cells: Mapping[str, str], name: str, default: str = "") -> str:
@@ -241,6 +387,7 @@ def _word(cells: Mapping[str, str], name: str, default: str = "") -> str:
 
 def _topology(cells: Mapping[str, str], where: str) -> Collocated | Disaggregated:
     config_name = cells.get("config", "")
+    cells = _with_roles(cells)
     sized = any(_count(cells, name) for name in COUNTS)
     mode = _mode(cells, where)
     labelled = cells.get("mode", "") if _looks_like_label(cells.get("mode", "")) else ""
@@ -268,6 +415,50 @@ def _topology(cells: Mapping[str, str], where: str) -> Collocated | Disaggregate
     _check_agreement(config_name, pools, where)
     placement = _placement(cells, mode, config_name, sum(pool.gpus for pool in pools), where, labelled_topology)
     return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement)
+
+
+def _with_roles(cells: Mapping[str, str]) -> Mapping[str, str]:
+    """The cells with the mode that a column ``disaggregated`` says, and replicas from the GPUs of each role.
+
+    Raises _NotPredicted where TP of prefill and decode are not both given: a single TP is that of one of them.
+    """
+    stated = cells.get("disaggregated", "").lower()
+    if stated and stated not in YES | NO | {"1", "1.0"}:
+        raise _NotPredicted(f"disaggregated {cells['disaggregated']!r} is neither true nor false")
+    split = stated in YES | {"1", "1.0"}
+    mode = _word(cells, "mode")
+    if not split:
+        if stated and (mode in MODES["pd"] or mode in MODES["pd-pack"] or mode in MODES["pd-spread"]):
+            raise _NotPredicted(f"mode {cells['mode']!r} contradicts disaggregated {cells['disaggregated']!r}")
+        return {**cells, "mode": "collocated"} if stated and not mode and not cells.get("config") else cells
+    if mode in MODES["collocated"]:
+        raise _NotPredicted(f"mode {cells['mode']!r} contradicts disaggregated {cells['disaggregated']!r}")
+    filled = {**cells, "mode": cells.get("mode") or "pd"}
+    if cells.get("config"):
+        return filled
+    for role in ("p", "d"):
+        if not _count(cells, f"{role}_tp"):
+            raise _NotPredicted(
+                "disaggregated, but prefill and decode are not both described: give p_tp and d_tp with p_num and d_num "
+                "(or the GPUs of each); one TP degree may be that of either"
+            )
+        if not _count(cells, f"{role}_num") and (gpus := _count(cells, f"{role}_gpus")):
+            filled[f"{role}_num"] = _replicas(cells, role, gpus)
+        if not filled.get(f"{role}_num"):
+            raise _NotPredicted(f"disaggregated, but neither {role}_num nor {role}_gpus is given")
+    return filled
+
+
+def _replicas(cells: Mapping[str, str], role: str, gpus: str) -> str:
+    """How many engines hold those GPUs. Raises _NotPredicted where it is no whole number."""
+    try:
+        each = math.prod(float(_count(cells, f"{role}_{field}") or 1) for field in ("tp", "pp", "dp"))
+        replicas = float(gpus) / each
+    except (ValueError, ZeroDivisionError):
+        replicas = math.nan
+    if not (replicas >= 1 and replicas == int(replicas)):
+        raise _NotPredicted(f"{role}_gpus {gpus!r} is no multiple of the GPUs of one engine")
+    return str(int(replicas))
 
 
 def _check_agreement(config_name: str, pools: tuple[Pool, ...], where: str) -> None:
@@ -381,13 +572,27 @@ def _pool(cells: Mapping[str, str], prefix: str, where: str) -> Pool:
     }
     if not {"tp", "dp", "pp"} & set(pool_cells):
         raise UsageError(f"{where}: no TP degree is given; give {prefix}tp")
-    flag = pool_cells.get("ep", "0").lower()
-    if flag not in YES | NO:
-        raise UsageError(f"{where}: {prefix}ep {flag!r} is not a flag; use 0 or 1")
     number = {
         field: _integer(pool_cells, field, where, 1, column=f"{prefix}{field}") for field in ("num", "tp", "dp", "pp")
     }
-    return Pool(replicas=number["num"], tp=number["tp"], dp=number["dp"], pp=number["pp"], expert_parallel=flag in YES)
+    expert_parallel = _expert_parallel(pool_cells.get("ep", "0").lower(), number["tp"] * number["dp"], prefix, where)
+    return Pool(
+        replicas=number["num"], tp=number["tp"], dp=number["dp"], pp=number["pp"], expert_parallel=expert_parallel
+    )
+
+
+def _expert_parallel(cell: str, ranks: int, prefix: str, where: str) -> bool:
+    """Yes or no, or the size of the group: 0 and 1 are off, and vLLM's group has every TP and DP rank of an engine.
+
+    Raises _NotPredicted for a group of another size.
+    """
+    if cell in YES | NO:
+        return cell in YES
+    if not re.fullmatch(r"\d+(\.0*)?", cell):
+        raise UsageError(f"{where}: {prefix}ep {cell!r} is not a flag; use yes or no, or the number of its ranks")
+    if int(float(cell)) != ranks:
+        raise _NotPredicted(f"{prefix}ep {cell}: vLLM spreads experts over all {ranks} TP and DP ranks of an engine")
+    return True
 
 
 def _integer(cells: Mapping[str, str], name: str, where: str, default: int, column: str | None = None) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pdlab.core.catalog import ModelShape, load_cluster
+from pdlab.core.commands import typed
 from pdlab.core.deployment import Deployment, launch_flags
 from pdlab.core.files import CONFIGS, replace
 from pdlab.core.schema import to_yaml
@@ -33,6 +35,7 @@ def commands(
     baseline: Candidate | None = None,
     slo: Slo | None = None,
     viz_flags: str = "",
+    extrapolated: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
@@ -41,6 +44,7 @@ def commands(
     ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
     for model and hardware, so that the comparison uses the same. ``slo``: what a goodput under Poisson arrivals is of,
     which is searched for from there. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
+    ``extrapolated``: label -> in what its prediction lies outside of the fit.
     """
     measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     if not measured_candidates:
@@ -59,11 +63,13 @@ def commands(
                 "  # tune_baseline: in an experiment's file searches for the best)",
             ]
         deployment = candidate.deployment
-        launch = f"python launch_gptoss.py {launch_flags(deployment)}"
+        if text := extrapolated.get(deployment.label):
+            lines.append(f"  # {text}")
+        launch = f"{typed('launch')} {launch_flags(deployment)}"
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
             replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
-            launch = f"python launch_gptoss.py --config {shlex.quote(str(path))}"
+            launch = typed("launch", "--config", str(path))
         loads = ",".join(map(str, sweep_levels(candidate)))
         kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
         if slo is not None and candidate.goodput_rps:
@@ -74,11 +80,11 @@ def commands(
             lines.append(f"  {launch}{f' --cluster {cluster}' if cluster else ''} --dry-run")
         lines += [
             f"  {launch} --detach",
-            f"  ./run_bm.sh -e {deployment.label} {kind} {workload.flags}",
+            f"  {typed('bench')} -e {deployment.label} {kind} {workload.flags}",
         ]
     folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
-    compare = f"  python plan.py{compare_flags} --compare {folders}"
-    return "\n".join([*lines, f"  python viz.py --exps {folders}{viz_flags}", compare])
+    compare = f"  {typed('plan')}{compare_flags} --compare {folders}"
+    return "\n".join([*lines, f"  {typed('viz')} --exps {folders}{viz_flags}", compare])
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:
@@ -93,7 +99,10 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy; None if none does."""
+    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy, or the cluster file that
+    ``node`` names; None if none does."""
+    if node.endswith((".yaml", ".yml")):
+        return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     fitting_clusters = []
     for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
         view = load_cluster(path.stem)

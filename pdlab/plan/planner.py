@@ -28,10 +28,11 @@ from pdlab.core.workload import Closed, Slo
 from pdlab.placement.copies import copies_of
 from pdlab.plan import open_loop
 from pdlab.plan.candidates import Sized, engine_shapes, shortlist
+from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.rate_matching import Matcher, unit_of
 from pdlab.plan.scene import LoadResult, Scene, crossing_share
 from pdlab.sim.engine import MAX_SEQUENCES
-from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError
+from pdlab.sim.hardware import TO_90, FitError
 
 LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
@@ -288,11 +289,16 @@ def sized_alone(
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Served per GPU over that of another candidate, minus 1; ``low`` to ``high`` holds it in 90 % of cases."""
+    """Served per GPU over that of another candidate, minus 1; ``interval``: from low to high, which holds it in 90 % of
+    cases; None: one of the two is extrapolated, so no error is known."""
 
     value: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
+
+
+def outside(candidate: Candidate, scene: Scene) -> tuple[OutsideFit, ...]:
+    """In what a candidate is extrapolated, at the load that it is ranked by."""
+    return scene.outside(candidate.deployment, candidate.best_or_nearest)
 
 
 def gain(candidate: Candidate, baseline: Candidate, scene: Scene) -> Gain | None:
@@ -306,14 +312,16 @@ def gain(candidate: Candidate, baseline: Candidate, scene: Scene) -> Gain | None
         raise ValueError(f"{candidate.deployment.label} and {baseline.deployment.label} are of different loops")
     if not (candidate.best and baseline.best):
         return None
-    error = scene.hardware.error or UNKNOWN_ERROR
     value = math.log(candidate.served_per_gpu / baseline.served_per_gpu)
+    error = scene.hardware.error
+    if error is None or outside(candidate, scene) or outside(baseline, scene):
+        return Gain(math.expm1(value), None)
     down, up = _swing(candidate, scene, error)
     baseline_down, baseline_up = _swing(baseline, scene, error)
     rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
     low = value - math.sqrt(down**2 + baseline_up**2 + 2 * rate**2)
     high = value + math.sqrt(up**2 + baseline_down**2 + 2 * rate**2)
-    return Gain(math.expm1(value), math.expm1(low), math.expm1(high))
+    return Gain(math.expm1(value), (math.expm1(low), math.expm1(high)))
 
 
 def _swing(candidate: Candidate, scene: Scene, error: FitError) -> tuple[float, float]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 
-CHECK = "debug/test_nixl_connector_ray.py --strategy pack --compare-blocks"
+CHECK = typed("check-transfer", "--strategy", "pack", "--compare-blocks")
 KIND = "kv-transfer-check"
 
 

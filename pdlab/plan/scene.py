@@ -16,6 +16,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
+from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.results.slo import within
 from pdlab.sim.hardware import Hardware
@@ -91,6 +92,8 @@ class Scene:
     blocks: ScatteredBlocks | None = None
     """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
     count: Count = "nodes"
+    nic: str | None = None
+    """Kind of the nodes' NICs; None: no nodes are planned for."""
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
         """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take
@@ -107,6 +110,18 @@ class Scene:
         if self.trace is None:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
+
+    def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
+        """In what this plan is extrapolated, or one deployment of it, or one load on that."""
+        loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
+        return outside_fit(
+            self.hardware,
+            self.shape.name,
+            deployment,
+            (self.workload, self.longest),
+            ran_on=RanOn(nic=self.nic),
+            in_flight_per_gpu=loads,
+        )
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""
@@ -181,6 +196,12 @@ class Scene:
             latencies=latencies,
             level=simulated,
         )
+
+
+def in_flight(result: LoadResult, deployment: Deployment) -> float:
+    """Requests in flight per GPU of the deployment."""
+    e2el_s = statistics.fmean(each.e2el_s for each in result.latencies)
+    return in_flight_per_gpu(result.load, deployment.gpus, result.requests_per_s, e2el_s)
 
 
 def crossing_share(low: float, high: float) -> float:

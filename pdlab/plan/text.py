@@ -7,19 +7,23 @@ import statistics
 from collections.abc import Sequence
 
 from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
+from pdlab.core.commands import typed
 from pdlab.core.deployment import Disaggregated, launch_flags
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
 from pdlab.plan.candidates import MOST_REPLICAS
+from pdlab.plan.extrapolation import dimensions_text, fit_text, outside_text
 from pdlab.plan.fluid_pools import FluidPlan
-from pdlab.plan.planner import Candidate, Gain, Plan, gain
+from pdlab.plan.planner import Candidate, Gain, Plan, gain, outside
 from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.scattered_blocks import CHECK
 from pdlab.plan.scene import LoadResult, Scene
 from pdlab.results.slo import bounds_text
-from pdlab.sim.hardware import TO_90, UNKNOWN_ERROR, FitError, Hardware
+from pdlab.sim.hardware import TO_90, Hardware
 
 ROWS = 12
+NOTHING_KNOWN = "how far these predictions are off is not known, so they have no intervals and no verdict"
 FIXED_SHOWN = 5  # fixed splits of a fluid pool
 WORTH_IT, AS_GOOD = 1.1, 1.03  # times the best fixed split: worth it; no more than as good
 MEASURED_AT = 0.8  # of what it serves within the SLO
@@ -35,20 +39,27 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
     also = ["closed loop"] if plan.candidates[0].goodput_rps is not None else []
     head = ["", "deployment", "copies", "GPUs", "load", f"{served(plan)} per GPU", *also, "req/s", "tok/s per node"]
     head += ["TTFT ms", "TPOT ms", "in SLO", "limited by", "over collocated"]
-    rows = [_row(n, c, base, scene) for n, c in enumerate(plan.candidates[:ROWS], start=1)]
+    shown = list(enumerate(plan.candidates[:ROWS], start=1))
     if base is not None and base not in plan.candidates[:ROWS]:
-        rows.append(_row(plan.candidates.index(base) + 1, base, base, scene))
+        shown.append((plan.candidates.index(base) + 1, base))
+    rows = [_row(number, candidate, base, scene) for number, candidate in shown]
+    left = [1, len(head) - 2, len(head) - 1]
+    if any(outside(candidate, scene) for _, candidate in shown):
+        left.append(len(head))
+        head.append("extrapolated")
+        rows = [[*row, dimensions_text(outside(each, scene))] for row, (_, each) in zip(rows, shown, strict=True)]
     hit = f", {scene.prefix_hit_rate:.0%} of each prompt cached" if scene.prefix_hit_rate else ""
     lines = [
         f"Simulated, not measured: {scene.shape.name} on {gpus} x {hardware.gpu} ({view.name}), "
         f"{workload.label} tokens{_requests(scene)}{hit}",
         f"SLO: {_slo(slo)}",
-        f"Step times: {hardware.name} ({hardware.stack}); {rests_on(hardware.error)}",
+        f"Step times: {hardware.name} ({hardware.stack}), {fit_text(hardware)}",
+        sentence(rests_on(scene)),
         f"{plan.possible} combinations fit; {len(plan.candidates) + len(plan.screened)} were simulated, "
         "the others are worse by rate matching"
         + (f" (pools of more than {MOST_REPLICAS} replicas left out)" if gpus > 2 * MOST_REPLICAS else ""),
         "",
-        table(head, rows, left=(1, len(head) - 2, len(head) - 1)),
+        table(head, rows, left=tuple(left)),
         "",
         *_remarks(plan, scene),
         *_on_scattered_blocks(plan, scene),
@@ -56,9 +67,14 @@ def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
         verdict(plan, scene),
     ]
     if plan.rate_rps is None and workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1:
-        lines += ["", *_regime_map(plan, hardware, slo)]
+        lines += ["", *_regime_map(plan, scene)]
     lines += ["", *_matching(plan, scene)]
     return "\n".join(lines)
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter first."""
+    return text[:1].upper() + text[1:]
 
 
 def served(plan: Plan) -> str:
@@ -75,10 +91,17 @@ def _requests(scene: Scene) -> str:
     return f" (means of a trace of {count} requests at {rate:.3g}/s, the longest {inputs}:{outputs})"
 
 
-def rests_on(error: FitError | None) -> str:
-    """The errors of these step times, in words."""
+def rests_on(scene: Scene) -> str:
+    """The errors of these step times where the plan is within their fit, else in what it is extrapolated."""
+    outside = scene.outside()
+    return f"{outside_text(outside)}: {NOTHING_KNOWN}" if outside else errors_of(scene.hardware)
+
+
+def errors_of(hardware: Hardware) -> str:
+    """The errors on runs left out of the fit, in words."""
+    error = hardware.error
     if error is None:
-        return "not checked against measured runs: errors of 10 % (TTFT 30 %) are assumed"
+        return f"the errors of {hardware.name} are not known"
     return (
         f"median errors on runs left out of the fit: TPOT {error.tpot_percent:g} %, TTFT {error.ttft_percent:g} %, "
         f"requests/s {error.requests_per_s_percent:g} %"
@@ -122,9 +145,15 @@ def experimental(candidate: Candidate) -> bool:
 
 
 def percent(advantage: Gain) -> str:
-    """``+57 % (+41 to +75)``: the gain and its 90 % interval."""
-    high = f"{100 * advantage.high:+.0f}" if advantage.high < 10 else "more"
-    return f"{100 * advantage.value:+.0f} % ({100 * advantage.low:+.0f} to {high})"
+    """``+57 % (+41 to +75)``: the gain and its 90 % interval; without one where no error is known."""
+    value = f"{100 * advantage.value:+.0f} %"
+    if advantage.interval is None:
+        return value
+    low, high = advantage.interval
+    return f"{value} ({100 * low:+.0f} to {f'{100 * high:+.0f}' if high < MANIFOLD else 'more'})"
+
+
+MANIFOLD = 10.0  # the upper end of an interval, beyond which its value says nothing
 
 
 def _remarks(plan: Plan, scene: Scene) -> list[str]:
@@ -207,8 +236,8 @@ def _on_scattered_blocks(plan: Plan, scene: Scene) -> list[str]:
         "",
         table(head, rows, left=(0,)),
         "",
-        f"To measure the cost on your nodes: debug/test_nixl_connector_ray.py --strategy pack --compare-blocks --model "
-        f"{scene.shape.name} --json blocks.json, then this plan with --blocks blocks.json.",
+        f"To measure the cost on your nodes: {CHECK} --model {scene.shape.name} --json blocks.json, then this plan "
+        "with --blocks blocks.json.",
     ]
 
 
@@ -229,9 +258,16 @@ def if_otherwise(plan: Plan, scene: Scene) -> str:
 
 def verdict(plan: Plan, scene: Scene) -> str:
     """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
-    Nobody is named while TTFT is unbounded."""
+    Nobody is named while TTFT is unbounded, or where one of those that are compared is extrapolated."""
+    base, split = (plan.best_candidate(collocated=each) for each in (True, False))
+    unnamed = _queues_unbounded(plan.slo) and split is not None and split.best is not None
+    for candidate in (base, split):
+        if candidate is not None and not unnamed and (found := outside(candidate, scene)):
+            return f"No verdict: {candidate.deployment.label} is {outside_text(found)}. Measure before you decide."
     verdict = _verdict(plan, scene)
-    return verdict if _queues_unbounded(plan.slo) else verdict + if_otherwise(plan, scene)
+    if _queues_unbounded(plan.slo) or any(outside(candidate, scene) for candidate in plan.other):
+        return verdict
+    return verdict + if_otherwise(plan, scene)
 
 
 def _queues_unbounded(slo: Slo) -> bool:
@@ -265,9 +301,11 @@ def _verdict(plan: Plan, scene: Scene) -> str:
         f"{split.deployment.label} against {base.deployment.label}: {percent(advantage)} {unit} per GPU, "
         "90 % interval from the errors of the model"
     )
-    if advantage.low > 0:
+    assert advantage.interval is not None, "neither is extrapolated"
+    low, high = advantage.interval
+    if low > 0:
         return f"PD pays here. {comparison}."
-    if advantage.high < 0:
+    if high < 0:
         return f"PD does not pay here. {comparison}."
     return f"PD does not clearly pay here: within the uncertainty. {comparison}. Measure both."
 
@@ -290,7 +328,8 @@ def _without_ttft(plan: Plan, split: Candidate, base: Candidate | None) -> str:
 def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: float) -> str:
     def words(candidate: Candidate) -> str:
         assert candidate.best is not None
-        error = scene.hardware.error or UNKNOWN_ERROR
+        error = scene.hardware.error
+        assert error is not None, "neither is extrapolated"
         tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
         holds = scene.slo.stress_of(candidate.best.latencies, tpot, ttft) <= 1
         sure = "" if holds or not scene.slo.bounded else ", which the errors of the model put in doubt"
@@ -305,15 +344,22 @@ def _verdict_at_rate(split: Candidate, base: Candidate, scene: Scene, rate_rps: 
     return f"PD saves no GPU here: {comparison}."
 
 
-def _regime_map(plan: Plan, hardware: Hardware, slo: Slo) -> list[str]:
-    error = hardware.error or UNKNOWN_ERROR
+def _regime_map(plan: Plan, scene: Scene) -> list[str]:
+    """Of the candidates and loads that are not extrapolated; nothing where all are."""
+    slo, error = scene.slo, scene.hardware.error
+    every = [*plan.candidates, *plan.screened]
+    inside = [candidate for candidate in every if not scene.outside(candidate.deployment)]
+    if error is None or not inside:
+        return ["Which wins at which throughput is not said: that rests on errors that are not known."]
     within = "" if slo.ttft_s is None else " within the TTFT bound"
     lines = [
         f"Which wins at which throughput of a closed loop{within}: the lowest TPOT, or within "
         f"{math.sqrt(2) * error.tpot_percent:.0f} % of it: the model cannot distinguish closer values (sqrt(2) times "
         "its median error of TPOT)"
     ]
-    rows = [_regime(regime) for regime in regimes([*plan.candidates, *plan.screened], hardware, slo)]
+    if len(inside) < len(every):
+        lines.append(f"Without {len(every) - len(inside)} that are extrapolated.")
+    rows = [_regime(regime) for regime in regimes(inside, scene)]
     return [*lines, "", table(["output tok/s per node", "deployment", "TPOT ms", "as good"], rows, left=(0, 1, 2, 3))]
 
 
@@ -371,7 +417,7 @@ def fluid(plan: FluidPlan, scene: Scene) -> str:
         for each in (plan.auto, *sorted(plan.fixed, key=lambda each: -each.rps)[:FIXED_SHOWN])
     ]
     mode = " (times the rate of each mix)" if plan.moves else ""
-    scattered = []
+    scattered, found = [], scene.outside(plan.deployment)
     if scene.depends(plan.deployment):
         how = "are copied one by one (--assume-merged: they merge)" if scene.scattered else "merge"
         scattered = [f"Assumed: scattered KV blocks within a node {how}; the first was seen with vLLM 0.11 alone."]
@@ -380,14 +426,16 @@ def fluid(plan: FluidPlan, scene: Scene) -> str:
         [
             f"{plan.deployment.label}, {scene.workload.label} tokens, {scene.slo.quantile:.0%} of requests within "
             f"{scene.slo.flag}; simulated with {scene.hardware.name}",
+            *([sentence(f"{outside_text(found)}: {NOTHING_KNOWN}")] if found else []),
             "",
             table(["prefill:decode", f"requests/s{mode}", "per GPU"], rows, left=(0,)),
             "",
-            fluid_verdict(plan),
+            f"No verdict: {outside_text(found)}." if found else fluid_verdict(plan),
             *scattered,
             "To measure it:",
-            f"  python launch_gptoss.py {launch_flags(plan.deployment)} {bounds} --detach",
-            f"  ./run_bm.sh -e {plan.deployment.label} -r {MEASURED_AT * plan.auto.rps:.3g} {scene.workload.flags}",
+            f"  {typed('launch')} {launch_flags(plan.deployment)} {bounds} --detach",
+            f"  {typed('bench', '-e', plan.deployment.label)} -r {MEASURED_AT * plan.auto.rps:.3g} "
+            f"{scene.workload.flags}",
         ]
     )
 
@@ -430,6 +478,7 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
     workload = scene.workload
     lines = [
         f"{candidate.deployment.label}, {workload.label} tokens, {scene.hardware.name}; mean ms per request, simulated",
+        *_extrapolated_loads(candidate, scene),
         "",
         table(head, rows, left=(0, 8)),
         "",
@@ -451,6 +500,18 @@ def explanation(candidate: Candidate, scene: Scene) -> str:
             f"{decodes * alone.decode_rps:.1f} with KV memory full."
         )
     return "\n".join(lines)
+
+
+def _extrapolated_loads(candidate: Candidate, scene: Scene) -> list[str]:
+    """One line for what all loads have in common, and one for those that lie outside by themselves."""
+    if found := scene.outside(candidate.deployment):
+        return [sentence(outside_text(found))]
+    loads = [o.load for o in candidate.outcomes if scene.outside(candidate.deployment, o)]
+    if not loads:
+        return []
+    return [
+        f"Extrapolated: {loads[0].kind} {', '.join(f'{load.value:.3g}' for load in loads)}, outside of the fit's loads"
+    ]
 
 
 def phases_s(outcome: LoadResult) -> dict[str, float]:
@@ -475,24 +536,27 @@ def _slo(slo: Slo) -> str:
     return bounds_text(slo) if slo.bounded else "none, so goodput is throughput"
 
 
-def regimes(candidates: Sequence[Candidate], hardware: Hardware, slo: Slo) -> list[Regime]:
+def regimes(candidates: Sequence[Candidate], scene: Scene) -> list[Regime]:
     """The regime map of the candidates, in as few stretches as the error of the model allows.
 
     From the lowest throughput up, the configuration that stays longest within the error of the lowest TPOT
     (sqrt(2) times the held-out median error: two predictions closer than that may be the same). Loads
-    that miss the TTFT bound do not count. Between simulated loads a curve is straight, and nothing
-    is extended beyond them.
+    that miss the TTFT bound do not count, nor do those that are extrapolated. Between simulated loads a
+    curve is straight, and nothing is extended beyond them. Raises ValueError where the error is not known.
     """
-    error = hardware.error or UNKNOWN_ERROR
+    error = scene.hardware.error
+    if error is None:
+        raise ValueError(f"the errors of {scene.hardware.name} are not known")
     return stretches(
-        {c.deployment.label: curve_of(c, hardware.gpus_per_node, slo) for c in candidates},
+        {c.deployment.label: curve_of(c, scene) for c in candidates},
         tolerance=math.sqrt(2) * error.tpot_percent / 100,
     )
 
 
-def curve_of(candidate: Candidate, node_gpus: int, slo: Slo) -> ThroughputCurve:
-    """Throughput per node and TPOT of the candidate's loads."""
-    scale = candidate.copies * node_gpus / candidate.total_gpus
-    ttft_slo = Slo(ttft_s=slo.ttft_s, quantile=slo.quantile)
-    within_ttft = [o for o in candidate.outcomes if ttft_slo.stress_of(o.latencies) <= 1]
+def curve_of(candidate: Candidate, scene: Scene) -> ThroughputCurve:
+    """Throughput per node and TPOT of the candidate's loads that are not extrapolated."""
+    scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
+    ttft_slo = Slo(ttft_s=scene.slo.ttft_s, quantile=scene.slo.quantile)
+    inside = [o for o in candidate.outcomes if not scene.outside(candidate.deployment, o)]
+    within_ttft = [o for o in inside if ttft_slo.stress_of(o.latencies) <= 1]
     return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

@@ -36,8 +36,8 @@ from pdlab.rehearsal.protocol import (
     CompletionResponseChoice,
     UsageInfo,
 )
-from pdlab.rehearsal.realtime import RealTime, Served, Source
-from pdlab.rehearsal.shared import Folder, SharedLinks
+from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
+from pdlab.rehearsal.shared import RehearsalFolder, SharedLinks
 from pdlab.rehearsal.spec import read_spec
 from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likeliest
 from pdlab.sim.ingress import Ingress
@@ -69,7 +69,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._moves_kv = spec.deployment.transport is not None
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
         self._front = SimpleNamespace(frontend_free_s=0.0)
-        self._folder = Folder(Path(spec.folder))
+        self._folder = RehearsalFolder(Path(spec.folder))
         self._vocabulary = Vocabulary(Path(spec.tokenizer))
         self._renderer: Any = importlib.import_module("vllm.renderers.base").BaseRenderer()
         BaseRenderer.encode = self._vocabulary.encode
@@ -198,7 +198,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         # What decode answers is what it was handed: another prompt's KV gives another prompt's answer.
         prompt_digest = shared["digest"] if fetches else digest(ids)
         made: asyncio.Queue[tuple[float, int]] = asyncio.Queue()
-        served = Served(
+        served = SimulatedRequest(
             input_tokens=len(ids),
             output_tokens=1 if moves_on else max(output_tokens, 1),
             blocks=block_keys(ids, self.core.block_tokens),
@@ -262,7 +262,9 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 return min(self.clock.from_wall(float(text)), self.clock.now_s()), True
         return self.clock.now_s(), False
 
-    def _ended(self, times: Any, input_tokens: int, served: Served, fetched: bool, sent_s: float | None) -> None:
+    def _ended(
+        self, times: Any, input_tokens: int, served: SimulatedRequest, fetched: bool, sent_s: float | None
+    ) -> None:
         self.metrics.ended(times, input_tokens, served.output_tokens, fetched=fetched)
         if fetched:
             self.metrics.observe("vllm_nixl_xfer_time_seconds", served_transfer_s(times))
@@ -481,7 +483,7 @@ def served_transfer_s(times: Any) -> float:
     return max(0.0, float(times.kv_arrived_s - times.queued_s)) if times.queued_s else 0.0
 
 
-def served_bytes(served: Served, times: Any) -> float:
+def served_bytes(served: SimulatedRequest, times: Any) -> float:
     """Bytes of KV that were moved for the request."""
     assert served.source is not None
     return float((served.input_tokens - times.hit_tokens) * served.source.links.costs.bytes_per_token)

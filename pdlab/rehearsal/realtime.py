@@ -31,7 +31,7 @@ class Source:
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class SimulatedRequest:
     """A request at a simulated engine.
 
     ``blocks``: a key per whole block of the prompt, the same for the same beginning. ``tell`` is called with (moment,
@@ -104,7 +104,7 @@ class RealTime(Stepping):
         self.late_s = 0.0
         self.changed: Callable[[], None] = _nothing
         """Called when something has happened."""
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, SimulatedRequest] = {}
         self._released: dict[int, Engine] = {}
         self._events: list[tuple[float, int, object, Engine, int]] = []
         self._sequence = 0
@@ -115,7 +115,7 @@ class RealTime(Stepping):
 
     # --- in and out ---------------------------------------------------------------------------
 
-    def submit(self, served: Served, moment_s: float) -> int:
+    def submit(self, served: SimulatedRequest, moment_s: float) -> int:
         """A request comes at that moment; one that has KV elsewhere fetches it first. Returns its number here."""
         self.advance()
         self._sequence += 1

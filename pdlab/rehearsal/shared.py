@@ -69,7 +69,7 @@ class SharedLinks(Links):
     """The links between two nodes. A wire that engines share is the network of each of the two nodes: a transfer
     begins when both are free."""
 
-    def __init__(self, costs: TransferCosts, folder: Folder, nodes: tuple[str, str]) -> None:
+    def __init__(self, costs: TransferCosts, folder: RehearsalFolder, nodes: tuple[str, str]) -> None:
         self._folder = folder
         self._wires = [folder.end(f"wire-{node}") for node in dict.fromkeys(nodes)] if costs.shared else []
         super().__init__(costs)
@@ -88,7 +88,7 @@ class SharedLinks(Links):
             return super().carry(sender, receiver, size, now_s)
 
 
-class Folder:
+class RehearsalFolder:
     """The folder of one rehearsal."""
 
     def __init__(self, path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 HEAD_BYTES = 20_000
 TAIL_BYTES = 200_000
+# Ranks of an engine under vLLM's executors for Ray (v1/executor/ray_executor_v2.py, ray_executor.py of 0.29).
+RANK_ACTORS = ("RayWorkerProc", "RayWorkerWrapper")
 # "ValueError: why" anywhere in a line; a name without a message only where a message would begin,
 # because tracebacks quote lines such as "raise NotImplementedError".
 _ERROR = re.compile(
@@ -69,22 +71,30 @@ def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, 
 
 
 def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
-    """The lines of UCX's tables of protocols in each log of the application's replicas that has any."""
+    """The lines of UCX's tables of protocols in each log of the application's engines that has any.
+
+    An engine whose ranks are Ray actors writes them into the logs of those actors, which do not name an application.
+    """
     tables = []
-    for path in _logs_of(folder, app, since):
-        table = [line for line in _ends(path)[1].splitlines() if "+--" in line or line.rstrip().endswith("|")]
+    for path in _logs_of(folder, app, since, RANK_ACTORS):
+        # UCX prints a table when it first uses a connection: it may be anywhere in a log that grows.
+        with path.open(errors="replace") as lines:
+            table = [line.rstrip() for line in lines if "+--" in line or line.rstrip().endswith("|")]
         tables += ["\n".join(table)] if table else []
     return tables
 
 
-def _logs_of(folder: str, app: str, since: float) -> Iterator[Path]:
+def _logs_of(folder: str, app: str, since: float, actors: Sequence[str] = ()) -> Iterator[Path]:
     """Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``
-    near their beginning. Logs that ended before ``since`` (seconds, Unix time) are of earlier launches.
+    near their beginning. ``actors``: other classes of actors whose logs count too. Logs that ended before ``since``
+    (seconds, Unix time) are of earlier launches.
     """
+    names = [f":actor_name:ServeReplica:{app}:", *(f":actor_name:{actor}" for actor in actors)]
     paths = [path for path in Path(folder).glob("worker-*") if path.suffix in (".out", ".err")]
     written = {path: path.stat().st_mtime for path in paths}
     for path in sorted(paths, key=written.__getitem__, reverse=True):
-        if written[path] >= since and f":actor_name:ServeReplica:{app}:" in "".join(_ends(path)):
+        ends = "".join(_ends(path)) if written[path] >= since else ""
+        if any(name in ends for name in names):
             yield path
 
 

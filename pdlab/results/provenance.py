@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from pdlab.core.files import CHECKOUT
+
 CODE = ("pdlab", "configs", "*.py", "*.sh", "requirements*")
 
 
@@ -33,9 +35,10 @@ def git_state() -> GitState:
 
 
 def _git(*args: str) -> str | None:
-    folder = Path(__file__).resolve().parents[2]
+    if CHECKOUT is None:  # a repository around the installed package is somebody else's
+        return None
     try:
-        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(["git", "-C", str(CHECKOUT), *args], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

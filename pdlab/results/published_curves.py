@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from pdlab.results.published_files import PublishedLevel
@@ -195,7 +195,7 @@ def _date(value: object) -> datetime | None:
             date = datetime.fromisoformat(value)
         except ValueError:
             return None
-    return date if date.tzinfo else date.replace(tzinfo=UTC)
+    return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 
 
 def _grouped(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:

@@ -61,8 +61,8 @@ class FileName(NamedTuple):
     """What a file's name says without its suffix; None where it says nothing.
 
     ``deployment`` are the words that name one, ``topology`` its configuration where these words give it in full.
-    ``repeat``: the name counts repeats (``_r1``, ``run2``). ``words`` are all others that are names: no numbers, single
-    letters or hashes.
+    ``repeat``: the name counts repeats, such as _r1 and run2. ``words`` are all others that are names: no numbers,
+    single letters or hashes.
     """
 
     concurrency: int | None

@@ -410,18 +410,22 @@ class CanaryResult(Frozen):
 class WireProof(Frozen):
     """What carried the KV cache of one long request of ``payload_bytes`` at the launch.
 
-    ``planned`` and ``observed`` are efa, rdma, tcp, shared memory or gpu peer (None: links of several kinds; no
-    interface told). ``proven``: they are the same (None: it could not be seen). ``accepted``: another wire was asked
-    for. ``counted``: node -> interface -> bytes (received, sent) meanwhile. ``ucx``: transports that UCX's log names.
+    ``planned`` and ``observed`` are efa, rdma, tcp, shared memory or gpu peer (None: links of several kinds; nothing
+    shows it). ``proven``: they are the same (None: not proven). ``evidence``: what shows ``observed``, UCX's table of
+    its reads or the byte counters of network interfaces (None: nothing does, or a file of before it was kept).
+    ``accepted``: another wire was asked for. ``counted``: node -> interface -> bytes (received, sent) meanwhile.
+    ``ucx``: the transports of UCX's table. ``emulated``: UCX reads over that wire in software, as slowly as over tcp.
     """
 
     planned: str | None
     observed: str | None
     proven: bool | None
+    evidence: Literal["ucx", "counters"] | None = None
     accepted: bool = False
     payload_bytes: int
     counted: dict[str, dict[str, tuple[int, int]]] = Field(default_factory=dict)
     ucx: tuple[str, ...] = ()
+    emulated: bool = False
     detail: str
 
 

@@ -18,7 +18,7 @@ from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, Observed, Role, Window, size_class
 from pdlab.roles.policy import Decision, Policy, Rules
 from pdlab.sim.engine import Engine
-from pdlab.sim.level import Split
+from pdlab.sim.level import RoleSplit
 
 TELL_EVERY_S = 0.25
 TELLS_PER_LOOK = 2
@@ -31,7 +31,7 @@ class Controller(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class PoolMember:
     """One engine of the pool. Counters are since the last look, but for what is there now: ``prompts`` and their
     tokens, requests that it decodes (``running``) and those that it will (``coming``). ``told``: the prompt tokens and
     requests that routers know of."""
@@ -89,7 +89,7 @@ class FluidPool:
     ) -> None:
         digits = len(str(len(engines) - 1))
         self.members = [
-            Member(index, f"engine-{index:0{digits}}", engine, index // engines_per_node)
+            PoolMember(index, f"engine-{index:0{digits}}", engine, index // engines_per_node)
             for index, engine in enumerate(engines)
         ]
         self.random = rng
@@ -108,7 +108,7 @@ class FluidPool:
             self.controller = Policy(rules)
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
-        self.splits: list[Split] = []
+        self.splits: list[RoleSplit] = []
         count = len(engines)
         first = topology.split or first_split(count, topology.p_min, topology.d_min)
         self._take(assign([member.load(0.0) for member in self.members], first[0]))
@@ -131,16 +131,16 @@ class FluidPool:
 
     def _log(self, now_s: float, reason: str) -> None:
         prefill = sum(member.role != "decode" for member in self.members)
-        self.splits.append(Split(now_s, prefill, len(self.members) - prefill, reason))
+        self.splits.append(RoleSplit(now_s, prefill, len(self.members) - prefill, reason))
 
-    def to_decode(self) -> Member:
+    def to_decode(self) -> PoolMember:
         """The engine that is to decode the next request: of two at random that with fewer as its router knows."""
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
         chosen = self._lighter(self.decoding, sent, 1)
         sent[chosen.index] += 1
         return chosen
 
-    def to_prefill(self, decoder: Member, tokens: int) -> Member:
+    def to_prefill(self, decoder: PoolMember, tokens: int) -> PoolMember:
         """The engine that is to prefill its prompt, never itself: of two at random that with fewer prompt tokens, or
         one on the node if it has at most this prompt more to do."""
         others = [member for member in self.prefilling if member is not decoder]
@@ -155,7 +155,7 @@ class FluidPool:
         sent[chosen.index] += tokens
         return chosen
 
-    def _lighter(self, members: Sequence[Member], sent: Sequence[int], kind: int) -> Member:
+    def _lighter(self, members: Sequence[PoolMember], sent: Sequence[int], kind: int) -> PoolMember:
         """By prompt tokens (``kind`` 0) or requests (1)."""
         if len(members) == 1:
             return members[0]
@@ -165,7 +165,7 @@ class FluidPool:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def arrives(self, tokens: int) -> tuple[Member, Member]:
+    def arrives(self, tokens: int) -> tuple[PoolMember, PoolMember]:
         """Where a prompt goes to be prefilled and decoded: the same engine, or two."""
         decoder = self.to_decode()
         if tokens < self.below_tokens:

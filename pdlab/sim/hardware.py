@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from pdlab.core.catalog import find_config
+from pdlab.core.deployment import Mode
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, load_yaml
 
@@ -64,11 +67,43 @@ class FitError(Frozen):
         }[metric]
 
 
+class FitDomain(Frozen):
+    """What the runs of a fit were: outside of it a prediction is extrapolated (`pdlab.plan.extrapolation`).
+
+    ``model``: a name of configs/models/. ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
+    ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
+    the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held
+    to TCP (empty: not known). ``input_tokens``, ``output_tokens``: least and most of a request. ``in_flight_per_gpu``:
+    least and most requests in flight, over the GPUs of the deployment; of an open loop the mean. ``digest``:
+    `digest_of` the file that the fit wrote.
+    """
+
+    model: str
+    gpu: str
+    engine: str = "vllm"
+    version: str
+    modes: tuple[Mode, ...]
+    tp: tuple[int, ...]
+    pp: tuple[int, ...] = (1,)
+    dp: tuple[int, ...] = (1,)
+    expert_parallel: tuple[bool, ...] = (False,)
+    networks: tuple[str, ...] = ()
+    input_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    in_flight_per_gpu: tuple[float, float]
+    digest: str = ""
+
+
 class Hardware(Frozen):
-    """One kind of GPU (or CPU) with one serving stack: constants by name, see `NAMES` for the ones needed."""
+    """One kind of GPU (or CPU) with one serving stack: constants by name, see `NAMES` for the ones needed.
+
+    ``gpu`` describes the GPU, ``gpu_type`` is its type as Ray names it (None: engines on CPUs). ``fit``: what the
+    constants were fitted to; None: they are not the result of a fit, and ``error`` is None too.
+    """
 
     name: str
     gpu: str
+    gpu_type: str | None = None
     gpus_per_node: int = Field(ge=1)
     stack: str
     cpu: bool = False  # engines of --local; a rank stands for a GPU
@@ -76,6 +111,7 @@ class Hardware(Frozen):
     block_tokens: int = Field(default=16, ge=1)
     step_tokens: int = Field(default=8192, ge=1)
     fitted_on: tuple[str, ...] = ()
+    fit: FitDomain | None = None
     constants: dict[str, Constant]
     error: FitError | None = None
 
@@ -96,13 +132,30 @@ def _names(hardware: Hardware) -> str:
     return ", ".join(sorted(hardware.constants))
 
 
+def digest_of(hardware: Hardware) -> str:
+    """Of everything that a fit claims or that changes a prediction: names of files and sources of constants are left
+    out."""
+    kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "error"}
+    data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
+    data["fit"] = hardware.fit.model_dump(mode="json", exclude={"digest"}) if hardware.fit else None
+    data["constants"] = {name: constant.value for name, constant in hardware.constants.items()}
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def signed(hardware: Hardware, fit: FitDomain) -> Hardware:
+    """The hardware as the result of that fit."""
+    fitted = hardware.model_copy(update={"fit": fit})
+    return fitted.model_copy(update={"fit": fit.model_copy(update={"digest": digest_of(fitted)})})
+
+
 def load_hardware(name_or_path: str) -> Hardware:
-    """A file of configs/catalog/ by name, or a YAML file. Raises UsageError."""
-    return load_yaml(find_config("catalog", name_or_path, "hardware"), Hardware)
+    """A file of configs/catalog/ by name, or a YAML file; without ``fit`` and ``error`` where these are not of the
+    constants in the file, because it was changed by hand. Raises UsageError."""
+    hardware = load_yaml(find_config("catalog", name_or_path, "hardware"), Hardware)
+    if hardware.fit is not None and hardware.fit.digest == digest_of(hardware):
+        return hardware
+    return hardware.model_copy(update={"fit": None, "error": None})
 
 
-UNKNOWN_ERROR = FitError(
-    tpot_percent=10, ttft_percent=30, requests_per_s_percent=10, points=0, how="never checked: assumed"
-)
 TO_SD = 1.4826  # median absolute error -> standard deviation of a normal one
 TO_90 = TO_SD * 1.6449  # -> 90 % of cases

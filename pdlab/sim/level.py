@@ -13,7 +13,7 @@ from pdlab.results.metrics import Columns, distribution, is_short, window_of
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 
 
-class Split(NamedTuple):
+class RoleSplit(NamedTuple):
     """From a moment on (seconds since the level began) so many engines prefill and decode, and why."""
 
     at_s: float
@@ -44,7 +44,7 @@ class SimulatedLevel:
     link_busy: float  # share of the duration that the busiest link was in use
     kv_full: float  # share of engine time in which a prompt waited for KV memory
     preemptions: int
-    splits: list[Split]  # of a fluid pool: the first, and every later one
+    splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
 
 
 @dataclass(frozen=True, slots=True)

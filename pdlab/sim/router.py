@@ -25,14 +25,14 @@ class ReportedLoad(NamedTuple):
     at_s: float
 
 
-class Replica(Protocol):
+class RoutedReplica(Protocol):
     """``load`` requests are at the replica; ``reported_loads``: router -> what it remembers of the replica."""
 
     load: int
     reported_loads: dict[int, ReportedLoad]
 
 
-R = TypeVar("R", bound=Replica)
+R = TypeVar("R", bound=RoutedReplica)
 
 
 class Router:
@@ -47,7 +47,7 @@ class Router:
         chosen.load += 1
         return chosen
 
-    def leaves(self, replica: Replica, router: int | None = None, now_s: float = 0.0) -> None:
+    def leaves(self, replica: RoutedReplica, router: int | None = None, now_s: float = 0.0) -> None:
         """A request has ended at the replica. ``router``: the one that counts it down (None: none does)."""
         replica.load -= 1
         if router is not None and (known := self._known(replica, router, now_s)) is not None:
@@ -73,7 +73,7 @@ class Router:
         chosen.reported_loads[router] = ReportedLoad(chosen.load + 1, now_s)
         return chosen
 
-    def _known(self, replica: Replica, router: int, now_s: float) -> int | None:
+    def _known(self, replica: RoutedReplica, router: int, now_s: float) -> int | None:
         """What the router remembers; None: nothing, or for too long."""
         reported = replica.reported_loads.get(router)
         return reported.requests if reported is not None and now_s - reported.at_s < self.memory_s else None

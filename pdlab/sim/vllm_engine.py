@@ -61,7 +61,7 @@ def simulate_with_vllm(
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class ScheduledStep:
     """One scheduled step until its output is taken: vLLM's order, whom it gives a token, and what the workers saw
     when it was launched."""
 
@@ -80,7 +80,7 @@ class VllmEngine(Engine):
         super().__init__(costs, capacity, step_tokens, PrefixCache(capacity), **kwargs)
         self.parts = parts
         self.scheduler = parts.make()
-        self.steps_in_flight: deque[Step] = deque()
+        self.steps_in_flight: deque[ScheduledStep] = deque()
         self.free_s = 0.0  # when the last step in flight ends
         self.news = False  # whether another schedule can give more than the last one did
         self.received: set[str] = set()  # not seen by the workers yet
@@ -95,7 +95,7 @@ class VllmEngine(Engine):
         self.scheduler.add_request(self.parts.request(str(request), prompt, output_tokens, params and dict(params)))
         self.news = True
 
-    def schedule(self) -> Step:
+    def schedule(self) -> ScheduledStep:
         """vLLM's next step. Its duration is not known yet."""
         output = self.scheduler.schedule()
         requests = self.scheduler.requests
@@ -105,12 +105,12 @@ class VllmEngine(Engine):
             and output.total_num_scheduled_tokens < self.step_tokens
             and len(self.scheduler.running) < MAX_SEQUENCES
         )
-        step = Step(output, sampled, self.received, self.sent, starved)
+        step = ScheduledStep(output, sampled, self.received, self.sent, starved)
         self.received, self.sent = set(), set()
         self.news = bool(output.total_num_scheduled_tokens or step.received or step.sent)
         return step
 
-    def take(self, step: Step) -> list[Any]:
+    def take(self, step: ScheduledStep) -> list[Any]:
         """Give vLLM the step's made-up output. Returns vLLM's outputs, one per request with a token."""
         from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -301,7 +301,7 @@ class VllmSystem(System):
         step_s += engine.costs.admit_s * admitted
         return step_s * (1 + self.contention * self.busy_beside(engine)) if self.contention else step_s
 
-    def _read(self, engine: VllmEngine, step: Step, now_s: float) -> float:
+    def _read(self, engine: VllmEngine, step: ScheduledStep, now_s: float) -> float:
         """Start the reads of KV that vLLM ordered with the step. Returns for how long posting them stops the engine."""
         reads = step.output.kv_connector_metadata
         stalls_s = 0.0

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pdlab.core.arguments import (
-    MAX_TOKENS,
-    OneLineParser,
-    backends,
-    numbers,
-    positive,
-    seconds,
-    seed,
-    ucx_transports,
-    whole,
-)
+from annotated_types import Ge, Le
+
+from pdlab.core.arguments import MAX_TOKENS, ucx_transports
 from pdlab.core.catalog import ModelShape, known_models, load_model
 from pdlab.core.errors import UsageError
+from pdlab.core.settings import Backends, Noun, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
 from pdlab.core.text import choices
 from pdlab.transfer.check import Size, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
@@ -46,113 +39,112 @@ models of configs/models/: {", ".join(known_models())}
 """
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    """All flags; complaints are UsageErrors."""
-    parser = OneLineParser(
-        prog=prog,
-        description="Move KV cache between prefill and decode ranks as vLLM's NixlConnector does, and report whether "
-        "every word arrived intact, how fast, and over which wire.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    placement = parser.add_argument_group("where")
-    placement.add_argument(
-        "--strategy", choices=("pack", "spread"), default="pack",
-        help="all ranks on one node, or prefill and decode on two; strictly (default %(default)s)",
-    )  # fmt: skip
-    placement.add_argument(
-        "--local", nargs="?", type=whole(1, MAX_LOCAL_NODES, "a number of nodes"), const=LOCAL_NODES, metavar="N",
-        help=f"on N Ray nodes of this machine, started for it (default {LOCAL_NODES}); without it: the running Ray",
-    )  # fmt: skip
-    placement.add_argument("--prefill-tp", type=positive, default=1, metavar="N", help="default %(default)s")
-    placement.add_argument("--decode-tp", type=positive, default=1, metavar="N", help="default %(default)s")
-    payload = parser.add_argument_group("what moves")
-    payload.add_argument("--model", metavar="NAME", help=f"shape of its KV cache, by its name (default {MODEL})")
-    payload.add_argument("--num-layers", type=positive, metavar="N", help="in place of --model, with --block-len-bytes")
-    payload.add_argument(
-        "--block-len-bytes", type=positive, metavar="BYTES", help="one block of one layer, all ranks together"
-    )
-    payload.add_argument(
-        "--num-blocks", type=positive, metavar="N", help="blocks of the cache (default: what is needed)"
-    )
-    payload.add_argument(
-        "--tokens", type=numbers, metavar="N,N,...",
-        help=f"prompt sizes to sweep (default {','.join(map(str, TOKENS))})",
-    )  # fmt: skip
-    payload.add_argument(
-        "--blocks", type=numbers, metavar="N,N,...", help="request sizes in blocks, in place of --tokens"
-    )
-    payload.add_argument(
-        "--random-blocks", action="store_true", help="scattered blocks, as after hours of serving; else one run"
-    )
-    payload.add_argument(
-        "--compare-blocks", action="store_true",
-        help="every size in scattered blocks and as one run, in turns; the --json of it is for plan.py --blocks",
-    )  # fmt: skip
-    payload.add_argument("--seed", type=seed, default=0, help="of the block tables (default %(default)s)")
-    transfer = parser.add_argument_group("how")
-    transfer.add_argument(
-        "--backends", type=backends, default=("UCX",), metavar="A,B", help="NIXL backends (default UCX)"
-    )
-    transfer.add_argument(
-        "--direction", choices=("read", "write"), default="read",
-        help="decode pulls, as vLLM does, or prefill pushes (default %(default)s)",
-    )  # fmt: skip
-    transfer.add_argument(
-        "--concurrent-requests", type=positive, default=1, metavar="N", help="in flight together (default %(default)s)"
-    )
-    transfer.add_argument(
-        "--repeats", type=whole(1, MAX_TRANSFERS), default=5, help="warm transfers per size, at least 5 (default 5)"
-    )
-    transfer.add_argument(
-        "--ucx-tls", type=ucx_transports, metavar="LIST", help="UCX_TLS of the ranks, to force a transport"
-    )
-    transfer.add_argument("--timeout-s", type=seconds, default=60.0, help="of every step (default %(default)g)")
-    transfer.add_argument("--plant-fault", choices=sorted(FAULTS), metavar="FAULT", help=f"one of {', '.join(FAULTS)}")
-    output = parser.add_argument_group("output")
-    output.add_argument("--verbose", action="store_true", help="every repeat, UCX's own table, libraries in use")
-    output.add_argument("--json", type=Path, metavar="OUT", help="everything, as JSON")
-    output.add_argument(
-        "--plot", type=Path, metavar="OUT", help="bandwidth against KV size, with the ceilings (png, svg, pdf)"
-    )
-    return parser
+WHERE, WHAT, HOW, OUTPUT = "where", "what moves", "how", "output"
 
 
-def plan_from(args: argparse.Namespace) -> TransferPlan:
-    """The plan of parsed flags. Raises UsageError naming the flag, the rule and the fix."""
-    shape = _shape(args)
-    if reason := tp_refusal(args.prefill_tp, args.decode_tp, shape.kv_heads):
+class CheckTransferSettings(Settings):
+    """What ``debug/test_nixl_connector_ray.py`` moves, between which ranks, and where the result goes."""
+
+    PROG = "test_nixl_connector_ray.py"
+    ABOUT = (
+        "Move KV cache between prefill and decode ranks as vLLM's NixlConnector does, and report whether every word "
+        "arrived intact, how fast, and over which wire."
+    )
+    EXAMPLES = _EPILOG
+
+    strategy: Literal["pack", "spread"] = setting(
+        "pack", "all ranks on one node, or prefill and decode on two; strictly", WHERE
+    )
+    local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
+        None,
+        f"on N Ray nodes of this machine ({LOCAL_NODES} without a number), started for it",
+        WHERE,
+        bare=LOCAL_NODES,
+        otherwise="the running Ray",
+    )
+    prefill_tp: Positive = setting(1, "tensor parallel ranks of prefill", WHERE)
+    decode_tp: Positive = setting(1, "tensor parallel ranks of decode", WHERE)
+    model: str | None = setting(None, "shape of its KV cache, by its name", WHAT, value="NAME", otherwise=MODEL)
+    num_layers: Positive | None = setting(None, "in place of --model, with --block-len-bytes", WHAT)
+    block_len_bytes: Positive | None = setting(None, "one block of one layer, all ranks together", WHAT, value="BYTES")
+    num_blocks: Positive | None = setting(None, "blocks of the cache", WHAT, otherwise="what is needed")
+    tokens: Numbers = setting((), "prompt sizes to sweep", WHAT, value="N,N,...", otherwise=",".join(map(str, TOKENS)))
+    blocks: Numbers = setting((), "request sizes in blocks, in place of --tokens", WHAT, value="N,N,...")
+    random_blocks: bool = setting(False, "scattered blocks, as after hours of serving; else contiguous ones", WHAT)
+    compare_blocks: bool = setting(
+        False,
+        "every size in scattered and in contiguous blocks, in turns; its --json is for plan.py --blocks",
+        WHAT,
+    )
+    seed: Seed = setting(0, "seed of the block tables", WHAT)
+    backends: Backends = setting(("UCX",), "NIXL backends", HOW, value="A,B")
+    direction: Literal["read", "write"] = setting(
+        "read", "read: decode pulls, as vLLM does; write: prefill pushes", HOW
+    )
+    concurrent_requests: Positive = setting(1, "requests in flight together", HOW)
+    repeats: Annotated[int, Ge(1), Le(MAX_TRANSFERS)] = setting(5, "warm transfers per size, at least 5", HOW)
+    ucx_tls: Annotated[str, Text(ucx_transports)] | None = setting(
+        None, "UCX_TLS of the ranks, to force a transport", HOW, value="LIST"
+    )
+    timeout_s: Seconds = setting(60.0, "limit of every step", HOW, value="S")
+    plant_fault: Annotated[str, OneOf(tuple(sorted(FAULTS)))] | None = setting(
+        None, f"one of {', '.join(FAULTS)}: shows that it is detected", HOW, value="FAULT"
+    )
+    verbose: bool = setting(False, "every repeat, UCX's own table, libraries in use", OUTPUT)
+    json_file: Path | None = setting(None, "everything, as JSON", OUTPUT, "--json", value="OUT")
+    plot: Path | None = setting(
+        None, "bandwidth against KV size, with the ceilings (png, svg, pdf)", OUTPUT, value="OUT"
+    )
+
+
+def plan_from(settings: CheckTransferSettings) -> TransferPlan:
+    """The plan that the settings describe. Raises UsageError naming the flag, the rule and the fix."""
+    shape = _shape(settings)
+    if reason := tp_refusal(settings.prefill_tp, settings.decode_tp, shape.kv_heads):
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
-    if args.repeats < 5:
-        raise UsageError(f"--repeats {args.repeats}: fewer than 5 give no spread; give 5 or more")
-    if args.tokens and args.tokens[-1] > MAX_TOKENS:
-        raise UsageError(f"--tokens {args.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
-    if args.tokens and args.blocks:
+    if settings.repeats < 5:
+        raise UsageError(f"--repeats {settings.repeats}: fewer than 5 give no spread; give 5 or more")
+    if settings.tokens and settings.tokens[-1] > MAX_TOKENS:
+        raise UsageError(f"--tokens {settings.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
+    if settings.tokens and settings.blocks:
         raise UsageError("--tokens and --blocks exclude each other: both give the sizes of a request; give one")
-    if args.blocks:
-        sizes = tuple(Size(blocks) for blocks in args.blocks)
+    if settings.blocks:
+        sizes = tuple(Size(blocks) for blocks in settings.blocks)
     else:
-        sizes = tuple(Size(shape.blocks_of(tokens), tokens) for tokens in args.tokens or TOKENS)
-    needed_blocks = max(size.blocks for size in sizes) * args.concurrent_requests
-    num_blocks = args.num_blocks or cache_blocks(sizes, args.concurrent_requests)
+        sizes = tuple(Size(shape.blocks_of(tokens), tokens) for tokens in settings.tokens or TOKENS)
+    needed_blocks = max(size.blocks for size in sizes) * settings.concurrent_requests
+    num_blocks = settings.num_blocks or cache_blocks(sizes, settings.concurrent_requests)
     if num_blocks < needed_blocks:
         raise UsageError(
-            f"--num-blocks {num_blocks}: the largest size, {args.concurrent_requests} at a time, needs {needed_blocks}"
-            f"; give at least that, better {cache_blocks(sizes, args.concurrent_requests)}"
+            f"--num-blocks {num_blocks}: the largest size, {settings.concurrent_requests} at a time, needs "
+            f"{needed_blocks}; give at least that, better {cache_blocks(sizes, settings.concurrent_requests)}"
         )
-    if args.plant_fault:
+    if settings.plant_fault:
         smallest = min(size.blocks for size in sizes)
-        if reason := fault_refusal(args.plant_fault, smallest, shape.kv_heads):
-            raise UsageError(f"--plant-fault {args.plant_fault}: {reason}")
-    if args.ucx_tls and "UCX" not in args.backends:
-        raise UsageError(f"--ucx-tls is for the backend UCX, --backends is {','.join(args.backends)}: leave one out")
+        if reason := fault_refusal(settings.plant_fault, smallest, shape.kv_heads):
+            raise UsageError(f"--plant-fault {settings.plant_fault}: {reason}")
+    if settings.ucx_tls and "UCX" not in settings.backends:
+        raise UsageError(
+            f"--ucx-tls is for the backend UCX, --backends is {','.join(settings.backends)}: leave one out"
+        )
     plan = TransferPlan(
-        strategy=args.strategy, shape=shape, sizes=sizes, num_blocks=num_blocks, prefill_tp=args.prefill_tp,
-        decode_tp=args.decode_tp, backends=args.backends, direction=args.direction,
-        concurrent=args.concurrent_requests, repeats=args.repeats, scattered=args.random_blocks or args.compare_blocks,
-        compare=args.compare_blocks, seed=args.seed,
-        ucx_tls=args.ucx_tls, timeout_s=args.timeout_s, fault=args.plant_fault,
-    )  # fmt: skip
+        strategy=settings.strategy,
+        shape=shape,
+        sizes=sizes,
+        num_blocks=num_blocks,
+        prefill_tp=settings.prefill_tp,
+        decode_tp=settings.decode_tp,
+        backends=settings.backends,
+        direction=settings.direction,
+        concurrent=settings.concurrent_requests,
+        repeats=settings.repeats,
+        scattered=settings.random_blocks or settings.compare_blocks,
+        compare=settings.compare_blocks,
+        seed=settings.seed,
+        ucx_tls=settings.ucx_tls,
+        timeout_s=settings.timeout_s,
+        fault=settings.plant_fault,
+    )
     try:
         CodeBook(shape, num_blocks, max(plan.prefill_tp, plan.decode_tp), plan.requests)
     except ValueError as error:
@@ -174,23 +166,21 @@ def kv_shape(model: ModelShape) -> KvShape:
         raise UsageError(f"model {model.name}: {error}") from error
 
 
-def _shape(args: argparse.Namespace) -> KvShape:
-    plain = (args.num_layers, args.block_len_bytes)
-    if any(plain):
-        if args.model:
+def _shape(settings: CheckTransferSettings) -> KvShape:
+    layers, block_bytes = settings.num_layers, settings.block_len_bytes
+    if layers or block_bytes:
+        if settings.model:
             raise UsageError(
                 "--model and --num-layers with --block-len-bytes exclude each other: both give a shape; give one"
             )
-        if not all(plain):
+        if layers is None or block_bytes is None:
             raise UsageError("--num-layers and --block-len-bytes go together: give both, or --model")
-        heads = max(args.prefill_tp, args.decode_tp)
+        heads = max(settings.prefill_tp, settings.decode_tp)
         try:
-            return plain_kv_shape(args.num_layers, args.block_len_bytes, heads, BLOCK_TOKENS)
+            return plain_kv_shape(layers, block_bytes, heads, BLOCK_TOKENS)
         except ValueError as error:
-            raise UsageError(
-                f"--block-len-bytes {args.block_len_bytes}: {error}; give a multiple of {16 * heads}"
-            ) from error
-    name = args.model or MODEL
+            raise UsageError(f"--block-len-bytes {block_bytes}: {error}; give a multiple of {16 * heads}") from error
+    name = settings.model or MODEL
     model = load_model(name)
     if model is None:
         raise UsageError(f"--model {name}: not in configs/models/; {choices(name, known_models())}")

@@ -46,7 +46,8 @@ class Lane:
 class Row:
     """One line of a table: messages of ``low`` to ``high`` bytes (None: no end) go by ``protocol`` over ``lanes``.
 
-    ``count``: number of messages; None if UCX printed candidates without counts.
+    ``count``: number of messages; None if UCX printed candidates without counts. ``scope``: of the endpoint, as UCX
+    sees its peer: self, intra-node or inter-node.
     """
 
     operation: Operation
@@ -55,6 +56,7 @@ class Row:
     high: int | None
     protocol: str
     lanes: tuple[Lane, ...]
+    scope: str = ""
 
 
 def parse_table(log: str) -> tuple[Row, ...]:
@@ -77,7 +79,7 @@ def parse_table(log: str) -> tuple[Row, ...]:
             operation = _operation(cells[0]) if scope else None
         # A line that was cut behind an inner bar has fewer cells than the border above it.
         elif operation and len(cells) == columns and (row := _row(operation, cells)):
-            rows.append(row)
+            rows.append(replace(row, scope=scope))
     return tuple(rows)
 
 
@@ -156,6 +158,16 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
         if row.count is None and row.low <= page_bytes and (row.high is None or page_bytes <= row.high):
             return Wire(row.protocol, row.lanes, False)
     return None
+
+
+def reads(rows: Iterable[Row], scopes: Sequence[str], least_bytes: int) -> Wire | None:
+    """How peers of those scopes are read: by UCX's counts, else by all its candidates for ``least_bytes`` and more."""
+    chosen = [row for row in rows if row.operation == "read" and row.scope in scopes]
+    if any(row.count for row in chosen):
+        return wire_of(chosen, "read", least_bytes)
+    return together(
+        Wire(row.protocol, row.lanes, False) for row in chosen if row.high is None or row.high >= least_bytes
+    )
 
 
 def together(wires: Iterable[Wire | None]) -> Wire | None:

@@ -19,12 +19,18 @@ SHARED_MEMORY = ("cma", "xpmem", "knem", "sysv", "posix", "self")
 GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")
 VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_verbs", "ud_mlx5", "gga_mlx5")
 EFA = ("srd", "ud_verbs")
+# What UCX reads a peer's memory with over each kind of RDMA device.
+FABRIC: dict[str, tuple[str, ...]] = {
+    "efa": ("srd",),
+    "rdma": tuple(name for name in VERBS if name.split("_")[0] in ("rc", "dc")),
+}
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
 # to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
 # are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).
 SLOW_SHARE = {"memcpy": 0.2, "GPU's own copy": 0.002, "line rate": 0.5, "rail": 0.2}
 # Smaller requests are not judged slow: posting and polling, not the wire, set their time.
 LEAST_BYTES = 64_000_000
+UNPROVEN = "a wire that is not proven (no table of UCX's, and no interface counted it)"
 CARRIED = 0.5  # share of the payload that an interface must have counted to have carried it
 EMULATION_FREE_SINCE = (1, 20)
 
@@ -58,7 +64,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``."""
+    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``. ``proven``: UCX's table or
+    the counters of interfaces name the wire; without them it can only be that no interface carried it."""
 
     code: int
     text: str
@@ -69,6 +76,7 @@ class Verdict:
     of: str
     cause: str | None = None
     remedy: str | None = None
+    proven: bool = True
 
 
 def judge(run: Observed) -> Verdict:
@@ -83,7 +91,7 @@ def judge(run: Observed) -> Verdict:
     def verdict(code: int, text: str, cause: str | None = None, remedy: str | None = None) -> Verdict:
         if cause:
             text += f"; likely cause: {cause}; try: {remedy}"
-        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy)
+        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy, name != UNPROVEN)
 
     wrong = not transports or not set(transports) <= set(right_transports)
     emulated = run.wire is not None and run.wire.emulated and not set(transports) <= {"tcp"}
@@ -155,8 +163,7 @@ def _actual(run: Observed) -> tuple[str, tuple[str, ...], str]:
     kinds = _kinds(run)
     carriers = [nic for nic, share in traffic_share(run).items() if share >= CARRIED / 2]
     if not carriers:
-        family = "GPU peer memory" if run.vram else "shared memory"
-        return family, ("cuda_ipc",) if run.vram else ("cma",), ""
+        return UNPROVEN, ("cuda_ipc",) if run.vram else ("cma",), ""
     transport_of = {"efa": "efa", "infiniband": "rc", "roce": "rc"}
     transports = tuple(dict.fromkeys(transport_of.get(kinds.get(nic, "ethernet"), "tcp") for nic in carriers))
     return " + ".join(f"{transport_of.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
@@ -289,9 +296,17 @@ def _why_slow(run: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:
-    """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda and all are groups)."""
-    groups = {"sm": SHARED_MEMORY, "shm": SHARED_MEMORY, "mm": ("sysv", "posix", "xpmem"), "cuda": GPU_PEER}
-    names = tls.removeprefix("^").split(",")
+    """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda, ib and all are groups)."""
+    groups = {
+        "sm": SHARED_MEMORY,
+        "shm": SHARED_MEMORY,
+        "mm": ("sysv", "posix", "xpmem"),
+        "cuda": GPU_PEER,
+        "ib": (*VERBS, *EFA),
+        "efa": EFA,
+        **{family: tuple(name for name in VERBS if name.split("_")[0] == family) for family in ("rc", "dc", "ud")},
+    }
+    names = [entry.strip().split(":")[0] for entry in tls.removeprefix("^").split(",") if entry.strip()]
     allowed = {name for word in names for name in groups.get(word, (word,))}
     if tls.startswith("^"):
         return not set(transports) <= allowed

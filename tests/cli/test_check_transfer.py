@@ -14,10 +14,11 @@ import pytest
 
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
+from pdlab.core.settings import parse
 from pdlab.remote.network import Interface, RankHost
 from pdlab.report.transfer_plot import draw
 from pdlab.transfer.check import BackendResult, Size, SizeResult, TransferPlan, worst_code
-from pdlab.transfer.options import build_parser, kv_shape, plan_from
+from pdlab.transfer.options import CheckTransferSettings, kv_shape, plan_from
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.report import as_json, for_pd, render, result_json
 from pdlab.transfer.ucx_log import Lane, Wire
@@ -27,7 +28,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "test_nixl_connector_ra
 
 
 def parsed(*words: str) -> TransferPlan:
-    return plan_from(build_parser("prog").parse_args(list(words)))
+    return plan_from(parse(CheckTransferSettings, words))
 
 
 @pytest.fixture

@@ -512,11 +512,16 @@ class TestRanking:
             "No deployment meets the SLO" in out and "To measure how far the collocated baseline is from the SLO" in out
         )
 
-    def test_pd_that_does_not_pay_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_pd_that_does_not_pay_is_said_where_such_lengths_were_fitted(self) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
-        words = "--gpus 8 --itl 200 --otl 500 --slo-tpot-ms 15 --slo-ttft-ms 500"
-        assert plan.main(shlex.split(words)) == 0
-        assert "\nPD does not " in capsys.readouterr().out
+        short = replace(scene(tpot_s=0.015, ttft_s=0.5), workload=Workload(input_tokens=200, output_tokens=500))
+        planned = planner.plan(short, "gpt-oss-120b", nodes(1), 8)
+        assert text.verdict(planned, short).startswith("No verdict: ")
+        fit = short.hardware.fit
+        assert fit is not None
+        wider = fit.model_copy(update={"input_tokens": (200, 10_000), "in_flight_per_gpu": (0.3, 40.0)})
+        fitted = short.hardware.model_copy(update={"fit": wider})
+        assert text.verdict(planned, replace(short, hardware=fitted)).startswith("PD does not ")
 
     def test_a_bound_on_tpot_alone_works_and_warns(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 20")) == 0
@@ -546,15 +551,18 @@ class TestGain:
                 tpot_percent=percent, ttft_percent=percent, requests_per_s_percent=percent, points=1, how=""
             )
             advantage = gain(split, base, replace(plain, hardware=hardware().model_copy(update={"error": error})))
-            assert advantage is not None and advantage.low < advantage.value < advantage.high
-            widths.append(advantage.high - advantage.low)
+            assert advantage is not None and advantage.interval is not None
+            low, high = advantage.interval
+            assert low < advantage.value < high
+            widths.append(high - low)
         assert widths[0] < widths[1]
 
     def test_nothing_is_gained_over_oneself(self) -> None:
         plain = scene(tpot_s=0.012)
         one = evaluate(plain, sized("pd-pack-p1xtp4-d1xtp4"), 8)
         advantage = gain(one, one, plain)
-        assert advantage is not None and advantage.value == 0 and advantage.low < 0 < advantage.high
+        assert advantage is not None and advantage.value == 0 and advantage.interval is not None
+        assert advantage.interval[0] < 0 < advantage.interval[1]
 
     def test_capacity_is_read_off_between_loads(self) -> None:
         best = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
@@ -587,7 +595,7 @@ class TestRegimes:
     def test_neighbours_differ(self) -> None:
         plain = scene()
         chosen = [evaluate(plain, sized(label), 8) for label in ("collocated-4xtp2", "pd-pack-p1xtp2-d3xtp2")]
-        regime = regimes(chosen, hardware(), Slo())
+        regime = regimes(chosen, plain)
         assert regime
         for lower, upper in pairwise(regime):
             assert lower.to_tokens_per_s < upper.from_tokens_per_s

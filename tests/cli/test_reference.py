@@ -14,6 +14,7 @@ import pytest
 from pdlab.__main__ import COMMANDS
 from pdlab.core.settings import Settings, declared, reference
 from pdlab.deploy.options import LaunchSettings
+from pdlab.transfer.options import CheckTransferSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 HEAD = """# Flags
@@ -25,7 +26,7 @@ Every flag of every command whose settings are declared once, made from those de
 
 def settings_of_commands() -> list[type[Settings]]:
     """The settings of each command that declares them, in the order of `python -m pdlab`."""
-    kinds = {"launch": LaunchSettings}
+    kinds: dict[str, type[Settings]] = {"launch": LaunchSettings, "check-transfer": CheckTransferSettings}
     for name in COMMANDS:
         module = import_module(f"pdlab.cli.{name.replace('-', '_')}")
         for each in vars(module).values():

@@ -37,6 +37,7 @@ def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp
     assert started.start_rps is not None and 5 < started.start_rps < 200
     assert started.step == 1.25 and started.slo == search.slo and started.confidence == search.confidence
     assert words.startswith(f"{search.slo.label}: on the simulator between ")
+    assert "(extrapolated: " in words and f"input length {SHORT.input_tokens}" in words
     again, _ = slo_start.from_plan(search.model_copy(update={"hardware": "h100-vllm-0.11"}), SHORT, URL)
     assert again == started and started.start_from is None, "the same every time"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import pdlab
 from pdlab.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,8 +55,28 @@ def test_every_command_has_its_module() -> None:
     assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until", "whole-nodes"}  # parts of others
 
 
-@pytest.mark.parametrize(("words", "message"), [([], "no command given"), (["benhc"], "'benhc' is not a command")])
-def test_what_is_no_command_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benhc"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
+    assert out == "" and "'benhc' is not a command" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_without_a_command_the_commands_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and {line.split()[0] for line in out.splitlines() if line.startswith("  ")} == set(COMMANDS)
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pdlab {pdlab.__version__}\n"
+
+
+@pytest.mark.parametrize("words", ["", "--help", "--version"])
+def test_a_reader_that_is_gone_is_no_error(words: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{{ sleep 0.2; {sys.executable} -m pdlab {words}; echo $? >&2; }} | true"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import yaml
 from support import folders
 
 from pdlab.bench.experiment.schedule import make_schedule
-from pdlab.bench.experiment.tuning import Search, search_of
+from pdlab.bench.experiment.tuning import TuningSearch, search_of
 from pdlab.cli.tuning import judged
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError
@@ -20,7 +20,7 @@ DEPLOYMENT = Deployment(model="tiny-gptoss", topology=parse_label("collocated-2x
 NOTHING = ExperimentRecord(name="x-tuning", file="x", experiment={}, visits=())
 
 
-def search(folder: Path, at: str) -> Search:
+def search(folder: Path, at: str) -> TuningSearch:
     path = folder / "x.yaml"
     file = {
         "name": "x",

@@ -584,7 +584,6 @@ OTHERS = [
     case("launch", (*PACK, "--ucx-env", "tcp"), "--ucx-env", "UCX_NAME=VALUE"),
     case("launch", (*PACK, "--accept-wire", "tcpp"), "did you mean tcp"),
     case("", "benhc", "'benhc' is not a command", "did you mean bench"),
-    case("", "", "no command given"),
 ]
 CASES = [*LAUNCH, *PLAN, *VIZ, *BENCH, *OTHERS]
 

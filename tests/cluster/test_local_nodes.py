@@ -465,7 +465,7 @@ class TestStart:
     def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tmp_path))
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(ClusterError, match="`ray` is not installed"):
+        with pytest.raises(ClusterError, match="ray is not installed"):
             start(1)
         assert not (cache / "local.yaml").exists()
 

@@ -25,7 +25,8 @@ from pdlab.core.nodes import NODE_NAME_LABEL
 from pdlab.deploy import launch, serve_config, serving_path
 from pdlab.deploy.application import APP
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
-from pdlab.remote.node import node_facts
+from pdlab.remote.node import node_facts, quick
+from pdlab.remote.weights import look
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
@@ -87,10 +88,11 @@ class TestNodesWithoutPdlab:
         logs.mkdir()
         text = f":actor_name:ServeReplica:{APP}:Decode:m\nPre-warm handshake done\nValueError: why\n"
         (logs / "worker-1.err").write_text(text)
-        for function in (node_facts, tail_logs, count_prewarmed):
+        for function in (node_facts, quick, tail_logs, count_prewarmed):
             for module in ("pdlab.remote", function.__module__):  # as Cluster.call_nodes does
                 ray.cloudpickle.register_pickle_by_value(sys.modules[module])
         calls = [(node_facts, ()), (tail_logs, (str(logs), APP)), (count_prewarmed, (str(logs), APP))]
+        calls.append((quick, ((), None, str(tmp_path))))
         (tmp_path / "calls").write_bytes(ray.cloudpickle.dumps(calls))
         program = """
 import importlib.util, pathlib
@@ -104,11 +106,12 @@ pathlib.Path("answers").write_bytes(cloudpickle.dumps(answers))
         command = [sys.executable, "-W", "ignore", "-c", program]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        facts, tails, warmed = ray.cloudpickle.loads((tmp_path / "answers").read_bytes())
+        facts, tails, warmed, quick_facts = ray.cloudpickle.loads((tmp_path / "answers").read_bytes())
         assert facts == node_facts()
         assert tails == tail_logs(str(logs), APP) and tails[0].error == "ValueError: why"
         assert isinstance(tails[0], LogTail)
         assert warmed == (1, 0)
+        assert quick_facts["weights"] == look(str(tmp_path)) and quick_facts["shm"]["bytes"] > 0
 
 
 class TestLoopback:

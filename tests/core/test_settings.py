@@ -36,8 +36,8 @@ class Example(Settings):
     ABOUT = "Show every kind of setting."
 
     plan: str | None = setting(None, "the plan", "what", positional=True, value="FILE")
-    mode: Literal["spread", "pack"] | None = setting(
-        None, "the placement as one word", "what", "--mode", implies=(("--pack", "pack", "on one node"),)
+    mode: Literal["far", "near"] | None = setting(
+        None, "the placement as one word", "what", "--mode", implies=(("--near", "near", "on one node"),)
     )
     sizes: Numbers = setting((1, 2), "sizes", "what", value="N,N")
     count: Positive | None = setting(None, "how many", "what", "-n", "--count", "--number", otherwise="one per node")
@@ -63,10 +63,10 @@ def test_nothing_given_is_the_defaults_and_nothing_is_set() -> None:
 
 
 def test_each_kind_of_flag_sets_its_field() -> None:
-    words = "plan.yaml --pack --sizes 3,1 --number 4 --port 1 --rate 0.5 --slo-ms 12 --timeout-s 1e3 --quantile 0.5"
+    words = "plan.yaml --near --sizes 3,1 --number 4 --port 1 --rate 0.5 --slo-ms 12 --timeout-s 1e3 --quantile 0.5"
     words += " --local --extra a --extra b --dry-run --no-guard --folders x y"
     settings = parse(Example, words.split())
-    assert (settings.plan, settings.mode, settings.sizes, settings.count) == ("plan.yaml", "pack", (1, 3), 4)
+    assert (settings.plan, settings.mode, settings.sizes, settings.count) == ("plan.yaml", "near", (1, 3), 4)
     assert (settings.port, settings.rate, settings.slo_s, settings.timeout_s) == (1, 0.5, 0.012, 1000.0)
     assert (settings.local, settings.extra, settings.guard) == (2, ("a", "b"), False)
     assert settings.folders == (Path("x"), Path("y")) and settings.dry_run
@@ -85,8 +85,8 @@ def test_each_kind_of_flag_sets_its_field() -> None:
         ("--timeout-s inf", "--timeout-s: 'inf' is not a number of seconds above 0"),
         ("--slo-ms 1 --quantile 1", "--quantile: '1' is not a share: a number above 0 and below 1"),
         ("--quantile 0.5", "--quantile is for --slo-ms, which is not given: add --slo-ms, or leave it out"),
-        ("--pack --mode spread", "--mode and --pack exclude each other: leave one out"),
-        ("--mode sprad", "--mode 'sprad': did you mean spread? choose from spread, pack"),
+        ("--near --mode far", "--mode and --near exclude each other: leave one out"),
+        ("--mode nearr", "--mode 'nearr': did you mean near? choose from far, near"),
         ("--prot 1", "--prot is not a flag; did you mean --port? (all flags: example --help)"),
         ("--port 1 --port 2", "--port is given twice: give it once"),
         ("--count 1 --number 2", "--count and --number are the same flag: give it once"),
@@ -113,7 +113,7 @@ def test_help_has_what_is_needed_often_and_help_all_the_rest(capsys: pytest.Capt
 def test_the_reference_has_every_flag_with_its_default() -> None:
     text = reference(Example)
     assert "| `--port` `N` | port to serve on | 8000 |" in text
-    assert "| `--pack` | on one node |  |\n| `--mode` `spread,pack` | the placement as one word |  |" in text
+    assert "| `--near` | on one node |  |\n| `--mode` `far,near` | the placement as one word |  |" in text
     assert "| `--guard` | keep the guard (advanced) | on |" in text
     assert "| `FILE` | the plan |  |" in text
 
@@ -128,7 +128,7 @@ texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, 
     slo_ms=st.none() | st.integers(0, 10**6),
     extra=st.lists(texts, max_size=3),
     guard=st.booleans(),
-    mode=st.sampled_from([None, "pack", "spread"]),
+    mode=st.sampled_from([None, "near", "far"]),
 )
 def test_the_command_line_of_settings_gives_them_back(
     plan: str | None,
@@ -137,7 +137,7 @@ def test_the_command_line_of_settings_gives_them_back(
     slo_ms: int | None,
     extra: list[str],
     guard: bool,
-    mode: Literal["pack", "spread"] | None,
+    mode: Literal["far", "near"] | None,
 ) -> None:
     settings = Example(
         plan=plan,

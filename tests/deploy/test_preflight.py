@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.made_up_nodes import efa_pod, machine, nd_h100_v5, nd_h100_v5_pod, workstation
 
 from pdlab.cluster.connection import Cluster
-from pdlab.core.catalog import load_cluster
+from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Transport, parse_label
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import ClusterView
+from pdlab.core.nodes import ClusterNode, ClusterView, Nic
 from pdlab.deploy import preflight
 from pdlab.deploy.preflight import judge
+from pdlab.placement.place import place
+from pdlab.remote import node
 from pdlab.transfer.doctor.findings import Finding
 from pdlab.transfer.doctor.settings_rules import SIDE_CHANNEL_PORT
 
@@ -81,7 +86,8 @@ def examined(cluster: Cluster, label: str, *, choose: bool, view: ClusterView = 
     topology = parse_label(label)
     assert isinstance(topology, Disaggregated | Fluid)
     deployment = Deployment(topology=topology.model_copy(update={"transport": Transport(**transport)}))
-    done = preflight.examine(cluster, deployment, view, lambda _: None, choose=choose).topology
+    placement = place(deployment, view)
+    done = preflight.examine(cluster, deployment, view, placement, lambda _: None, choose=choose).topology
     assert isinstance(done, Disaggregated | Fluid)
     return done.transport
 
@@ -90,7 +96,7 @@ class TestSpreadOverEfa:
     def test_ucx_is_loaded_with_what_the_engines_get(self) -> None:
         cluster = efa_node()
         examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=False, ucx_env={"UCX_IB_PREFER": "y"})
-        probe, (_, environment, backends) = cluster.asked[0]
+        probe, (_, environment, backends, *_) = cluster.asked[0]
         assert probe == "thorough" and backends == ("UCX",)
         assert environment["UCX_MAX_RMA_RAILS"] == "4" and environment["UCX_IB_PREFER"] == "y"
 
@@ -133,7 +139,91 @@ class TestSpreadOverEfa:
 def test_collocated_engines_need_a_compiler_and_a_driver_and_no_wire() -> None:
     tools = {"nvcc": None, "ninja": None, "gcc": None, "Python.h": "/i/Python.h"}
     deployment = Deployment(topology=parse_label("collocated-4xtp2"))
+    placement = place(deployment, X2)
     with pytest.raises(DeployError, match=r"compiler on n1, n2: .*gcc"):
-        preflight.examine(Nodes({"gpus": 8, "toolchain": tools}), deployment, X2, lambda _: None)
+        preflight.examine(Nodes({"gpus": 8, "toolchain": tools}), deployment, X2, placement, lambda _: None)
     fine = Nodes({"gpus": 8, "toolchain": {**tools, "gcc": "/usr/bin/gcc"}, "memlock": 2**16, "rdma": EFA})
-    assert preflight.examine(fine, deployment, X2, lambda _: None) == deployment
+    assert preflight.examine(fine, deployment, X2, placement, lambda _: None) == deployment
+
+
+ND_H100 = ClusterView(
+    name="nd",
+    nodes=tuple(
+        ClusterNode(
+            id=name, gpu_type="H100", gpus=8, cpus=96, nic=Nic(kind="infiniband", count=8, gbit_per_s=400), host=name
+        )
+        for name in ("n1", "n2")
+    ),
+)
+
+
+class TestAgainstThePlan:
+    """The same nodes stop one deployment and serve another."""
+
+    def test_no_device_file_stops_a_spread_and_no_pack(self) -> None:
+        with pytest.raises(DeployError, match=r"InfiniBand not usable on n1, n2.*--accept-wire tcp"):
+            examined(Nodes(nd_h100_v5_pod()), "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100)
+        pack = Nodes(nd_h100_v5_pod())
+        examined(pack, "pd-pack-p1xtp4-d1xtp4", choose=False, view=ND_H100)
+        assert [probe for probe, _ in pack.asked] == ["quick"]
+
+    def test_ucx_that_finds_tcp_alone_on_infiniband_stops_a_spread(self) -> None:
+        blind = Nodes(nd_h100_v5(loaded=machine([], 8, [])["loaded"]))
+        with pytest.raises(DeployError, match=r"RDMA on n1, n2: 8 InfiniBand devices, and UCX finds none"):
+            examined(blind, "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100)
+        seeing = Nodes(nd_h100_v5())
+        assert examined(seeing, "pd-spread-p1xtp4-d1xtp4", choose=True, view=ND_H100).backends == ("UCX",)
+        assert seeing.asked[0][0] == "thorough"
+
+    def test_fluid_engines_of_several_nodes_use_the_network_too(self) -> None:
+        with pytest.raises(DeployError, match="InfiniBand not usable"):
+            examined(Nodes(nd_h100_v5_pod()), "pd-fluid-4xtp4", choose=False, view=ND_H100)
+        examined(Nodes(nd_h100_v5_pod()), "pd-fluid-2xtp4", choose=False, view=ND_H100)
+
+    @pytest.mark.parametrize("accept", ["tcp", "unknown"])
+    def test_a_wire_that_was_accepted_is_judged_in_place_of_the_planned_one(self, accept: str) -> None:
+        topology = parse_label("pd-spread-p1xtp4-d1xtp4")
+        deployment = Deployment(topology=topology)
+        placement = place(deployment, ND_H100)
+        nodes = Nodes(nd_h100_v5_pod())
+        preflight.examine(nodes, deployment, ND_H100, placement, lambda _: None, accept=accept)
+        assert [probe for probe, _ in nodes.asked] == ["quick"]
+
+    def test_ucx_tls_of_the_launch_is_the_plan_and_that_of_a_node_is_not(self) -> None:
+        examined(Nodes(nd_h100_v5_pod()), "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100, ucx_tls="tcp,cuda,sm")
+        exported = Nodes(nd_h100_v5(environment={"UCX_TLS": "tcp,cuda,sm"}))
+        with pytest.raises(DeployError, match="UCX_TLS on n1, n2"):
+            examined(exported, "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100)
+
+    @pytest.mark.parametrize("label", ["pd-pack-p1xtp1-d1xtp1", "pd-spread-p1xtp1-d1xtp1", "pd-fluid-2xtp1"])
+    @pytest.mark.parametrize("facts", [workstation(), nd_h100_v5_pod(gpus=0), efa_pod(0, 0)])
+    def test_local_engines_are_told_nothing_of_the_machines_nics(
+        self, label: str, facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(node, "quick", lambda *_: facts)
+        cluster = Cluster(SimpleNamespace(two_hosts=None))  # type: ignore[arg-type]
+        lines: list[str] = []
+        topology = parse_label(label)
+        deployment = Deployment(topology=topology, model="tiny-gptoss")
+        placement = place(deployment, local_cluster(2))
+        assert preflight.examine(cluster, deployment, local_cluster(2), placement, lines.append) == deployment
+        assert lines == []
+
+    def test_weights_that_cannot_be_loaded_stop_collocated_engines_too(self) -> None:
+        broken = {"folder": "/w", "missing": [], "broken": {"model.safetensors": "truncated: 7 bytes, 9 by its header"}}
+        for label in ("collocated-4xtp2", "pd-pack-p1xtp4-d1xtp4"):
+            deployment = Deployment(topology=parse_label(label))
+            placement, nodes = place(deployment, ND_H100), Nodes(nd_h100_v5(weights=broken))
+            with pytest.raises(DeployError, match=r"weights on n1, n2: /w/model.safetensors: truncated"):
+                preflight.examine(nodes, deployment, ND_H100, placement, lambda _: None, model="org/model")
+            assert nodes.asked[0][1][-1] == "org/model"
+
+    def test_an_engine_over_two_nodes_needs_a_host_name(self) -> None:
+        facts = nd_h100_v5(resolved={"addresses": ["127.0.1.1"], "error": None})
+        nodes = Nodes(facts)
+        nodes.call_nodes = lambda *_: {"n1": facts, "n2": {**facts, "boot": "other"}}  # type: ignore[method-assign]
+        for label, stops in (("collocated-1xtp16", True), ("collocated-2xtp8", False)):
+            deployment = Deployment(topology=parse_label(label))
+            examine = (nodes, deployment, ND_H100, place(deployment, ND_H100), lambda _: None)
+            with pytest.raises(DeployError, match="host name") if stops else contextlib.nullcontext():
+                preflight.examine(*examine)

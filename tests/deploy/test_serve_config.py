@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,7 +19,7 @@ from pdlab.core.deployment import (
     parse_label,
     unguarded,
 )
-from pdlab.core.nodes import ClusterView
+from pdlab.core.nodes import ClusterView, Nic
 from pdlab.deploy.serve_config import (
     DP_BUILDER,
     FLUID_BUILDER,
@@ -124,11 +124,31 @@ def env_of(deployment: Deployment, role: str = "decode", view: ClusterView | Non
     return env
 
 
+UCX_TABLE = {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+@pytest.mark.parametrize("backends", [("UCX",), ("LIBFABRIC",)])
+def test_ucx_prints_how_it_reads_where_it_is_used(
+    placement: Literal["pack", "spread"], backends: tuple[str, ...]
+) -> None:
+    """Into a stream without a buffer: an engine's standard output is written when it ends."""
+    for view in (load_cluster("p5.48xlarge-x2"), local_cluster(2)):
+        transport = Transport(backends=backends)
+        topology = Disaggregated(prefill=Pool(), decode=Pool(), placement=placement, transport=transport)
+        env = env_of(Deployment(topology=topology, model="tiny-gptoss"), view=view)
+        assert {name: env[name] for name in UCX_TABLE if name in env} == (UCX_TABLE if "UCX" in backends else {})
+    person = Transport(ucx_env={"UCX_PROTO_INFO": "used"})
+    used = Disaggregated(prefill=Pool(), decode=Pool(), placement="pack", transport=person)
+    assert env_of(Deployment(topology=used))["UCX_PROTO_INFO"] == "used"
+
+
 def test_gpu_engines_compile_no_sampler_and_use_every_rail() -> None:
     """A p5.48xlarge has four EFA devices per GPU, and NIXL lets UCX use two of them."""
     assert env_of(labelled("pd-spread-p1xtp4-d1xtp4")) == {
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "UCX_MAX_RMA_RAILS": "4",
+        **UCX_TABLE,
     }
     alone = app_of(labelled("collocated-1xtp4")).args["llm_configs"][0]["runtime_env"]["env_vars"]
     assert alone == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
@@ -138,6 +158,8 @@ def test_rails_follow_the_nodes_and_the_persons_own_variables_win() -> None:
     nodes = load_cluster("p5.48xlarge-x2").nodes
     two = tuple(n.model_copy(update={"nic": n.nic.model_copy(update={"count": 16})}) for n in nodes)
     assert "UCX_MAX_RMA_RAILS" not in env_of(labelled("pd-pack-p1xtp2-d1xtp2"), view=ClusterView(nodes=two))
+    infiniband = tuple(n.model_copy(update={"nic": Nic(kind="infiniband", count=32)}) for n in nodes)
+    assert env_of(labelled("pd-pack-p1xtp2-d1xtp2"), view=ClusterView(nodes=infiniband))["UCX_MAX_RMA_RAILS"] == "4"
     assert "UCX_MAX_RMA_RAILS" not in env_of(
         labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss"), view=local_cluster(2)
     )

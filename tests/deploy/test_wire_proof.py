@@ -24,7 +24,7 @@ from pdlab.placement.place import place
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import Manifest, WireProof
-from pdlab.transfer.ucx_log import parse_table, wire_of
+from pdlab.transfer.ucx_log import Lane, Wire, parse_table, reads
 
 X2, PAYLOAD = load_cluster("p5.48xlarge-x2"), 180_000_000
 TWO_HOSTS = two_hosts_cluster(LinkShape(gbit_per_s=1))
@@ -49,6 +49,9 @@ def pd(label: str, **transport: Any) -> Deployment:
         ("pd-pack-p1xtp1-d1xtp1", TWO_HOSTS, None, "shared memory"),
         ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), None, "shared memory"),
         ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), "tcp", "tcp"),
+        ("pd-spread-p1xtp1-d1xtp1", local_cluster(2), "tcp,self", "tcp"),
+        ("pd-pack-p1xtp4-d1xtp4", X2, "tcp,cuda_copy", "tcp"),
+        ("pd-spread-p1xtp4-d1xtp4", X2, "^srd", "tcp"),
     ],
 )
 def test_the_wire_that_the_plan_names(label: str, view: ClusterView, tls: str | None, wire: str) -> None:
@@ -70,7 +73,7 @@ def proof(
         node: NodeCounters(kinds, {nic: (start[nic][0] + r, start[nic][1] + s) for nic, (r, s) in nics.items()})
         for node, nics in moved.items()
     }
-    facts = {"payload_bytes": PAYLOAD, "apart": nodes[0] != nodes[1], "gpus": True, **more}
+    facts = {"payload_bytes": PAYLOAD, "apart": nodes[0] != nodes[1], **more}
     return judge(planned, before, after, prefill=[nodes[0]], decode=[nodes[1]], **facts)
 
 
@@ -82,6 +85,11 @@ def over(nic: str, share: float = 1.05, rails: int = 1) -> dict[str, dict[str, t
         "p": {"ens32": (NOISE, NOISE), **{name: (NOISE, part) for name in names}},
         "d": {"ens32": (NOISE, NOISE), **{name: (part, NOISE) for name in names}},
     }
+
+
+def table(transport: str, protocol: str = "zero-copy") -> Wire:
+    """What UCX's table says."""
+    return Wire(protocol, (Lane(transport, "device"),), False)
 
 
 class TestJudge:
@@ -113,26 +121,66 @@ class TestJudge:
         assert (result.observed, result.proven) == (None, None)
         assert "could not be read" in sentence(result)
 
-    def test_one_machine(self) -> None:
-        quiet = {"n": {"lo": (NOISE, NOISE)}}
-        assert proof(quiet, "gpu peer", nodes=("n", "n")).proven is True
-        assert proof(quiet, "shared memory", nodes=("n", "n"), gpus=False).proven is True
-        chatty = {"n": {"lo": (int(0.6 * PAYLOAD), int(0.6 * PAYLOAD))}}
-        assert proof(chatty, "shared memory", nodes=("n", "n"), gpus=False).proven is True
-        loud = {"n": {"lo": (PAYLOAD, PAYLOAD)}}
-        result = proof(loud, "shared memory", nodes=("n", "n"), gpus=False)
-        assert (result.observed, result.proven) == ("tcp", False)
+    @pytest.mark.parametrize(
+        ("transport", "planned", "observed", "proven"),
+        [
+            ("cma", "shared memory", "shared memory", True),
+            ("cuda_ipc", "gpu peer", "gpu peer", True),
+            ("tcp", "shared memory", "tcp", False),
+            ("srd", "gpu peer", "efa", False),
+            ("rc_mlx5", "gpu peer", "rdma", False),
+        ],
+    )
+    @pytest.mark.parametrize("loopback", [NOISE, 3 * PAYLOAD])
+    def test_on_one_machine_ucxs_table_is_the_evidence_and_other_traffic_is_not(
+        self, transport: str, planned: str, observed: str, proven: bool, loopback: int
+    ) -> None:
+        """Ray, HTTP and a large vocabulary's log-probabilities take the loopback too."""
+        moved = {"n": {"lo": (loopback, loopback)}}
+        result = proof(moved, planned, nodes=("n", "n"), ucx=table(transport))
+        assert (result.observed, result.proven, result.evidence) == (observed, proven, "ucx")
+
+    @pytest.mark.parametrize("planned", ["shared memory", "gpu peer"])
+    @pytest.mark.parametrize("nics", [{}, {"lo": (NOISE, NOISE)}, {"lo": (2 * PAYLOAD, 2 * PAYLOAD)}])
+    def test_on_one_machine_silence_and_loopback_traffic_prove_nothing(
+        self, planned: str, nics: dict[str, tuple[int, int]]
+    ) -> None:
+        result = proof({"n": nics}, planned, nodes=("n", "n"))
+        assert (result.observed, result.proven, result.evidence) == (None, None, None)
+        assert sentence(result).startswith("warning: wire: not proven")
+
+    def test_a_pack_whose_kv_cache_goes_through_the_nics(self) -> None:
+        result = proof({"n": {"rdmap0": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
+        assert (result.observed, result.proven, result.evidence) == ("efa", False, "counters")
+
+    def test_a_table_of_several_wires_is_no_proof(self) -> None:
+        both = Wire("zero-copy", (Lane("cma", "memory"), Lane("tcp", "lo")), False)
+        assert proof({"n": {}}, "shared memory", nodes=("n", "n"), ucx=both).proven is None
+
+    def test_reads_in_software_over_the_right_wire_are_a_warning(self) -> None:
+        result = proof(over("rdmap0"), ucx=table("srd", "software emulation"))
+        assert result.proven and result.emulated and sentence(result).startswith("warning: wire: efa")
+        tcp = proof(over("ens32"), "tcp", ucx=table("tcp", "software emulation"))
+        assert tcp.proven and not tcp.emulated, "UCX has no other read over tcp"
 
     def test_links_of_several_kinds_are_observed_and_not_judged(self) -> None:
         result = proof(over("ens32"), planned=None)  # type: ignore[arg-type]
         assert (result.observed, result.proven) == ("tcp", None)
 
-    def test_ucxs_log_tells_where_counters_cannot_be_read(self) -> None:
-        result = proof({}, ucx=("srd",))
-        assert (result.observed, result.proven) == ("efa", True) and "UCX logs srd" in result.detail
+    def test_ucxs_table_tells_where_counters_cannot_be_read(self) -> None:
+        result = proof({}, ucx=table("srd"))
+        assert (result.observed, result.proven, result.evidence) == ("efa", True, "ucx")
 
-    def test_counters_are_believed_before_the_log(self) -> None:
-        assert proof(over("ens32"), ucx=("srd",)).observed == "tcp"
+    @pytest.mark.parametrize("transport", ["srd", "ud_verbs"])
+    def test_counters_are_believed_before_the_table(self, transport: str) -> None:
+        result = proof(over("ens32"), ucx=table(transport))
+        assert (result.observed, result.proven, result.evidence) == ("tcp", False, "counters")
+
+    def test_of_two_wires_that_counted_enough_the_table_says_which(self) -> None:
+        moved = over("rdmap0")
+        moved["p"]["ens32"] = moved["d"]["ens32"] = (2 * PAYLOAD, 2 * PAYLOAD)
+        assert proof(moved).observed == "tcp", "by the counters alone"
+        assert proof(moved, ucx=table("srd")).observed == "efa"
 
 
 class TestRefuse:
@@ -161,13 +209,13 @@ class TestRefuse:
         assert refuse(unmoved, self.SPREAD, "unknown").accepted is True
 
     def test_a_pack_is_told_and_served(self) -> None:
-        result = proof({"n": {"ens32": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
+        result = proof({"n": {}}, "gpu peer", nodes=("n", "n"), ucx=table("tcp"))
         assert result.proven is False and refuse(result, self.PACK, None).accepted is False
         assert sentence(result).startswith("warning: wire: tcp, the plan names gpu peer")
 
     def test_a_spread_within_one_machine_is_told_and_served(self) -> None:
         """Where processes may not read each other's memory, as in some containers, its KV takes the loopback."""
-        result = proof({"n": {"lo": (PAYLOAD, PAYLOAD)}}, "shared memory", nodes=("n", "n"), gpus=False)
+        result = proof({"n": {}}, "shared memory", nodes=("n", "n"), ucx=table("tcp"))
         assert result.proven is False and refuse(result, pd("pd-spread-p1xtp1-d1xtp1"), None).proven is False
 
     def test_what_cannot_be_seen_is_a_warning(self) -> None:
@@ -186,19 +234,57 @@ def test_a_reading_of_this_machine() -> None:
     assert NodeCounters(**reading).counters.keys() >= {"lo"}
 
 
-def test_ucxs_tables_are_found_in_the_logs_of_the_application_alone(tmp_path: Path) -> None:
-    table = (
-        "[1] UCX INFO +----------+-----------------+-----------------+\n"
-        "[1] UCX INFO | 0 inter-node cfg#3 | remote memory read by ucp_get* from host memory |\n"
-        "[1] UCX INFO +----------+-----------------+-----------------+\n"
-        "[1] UCX INFO | 17 0..inf | zero-copy | srd/rdmap0:1 |\n"
-        "[1] UCX INFO +----------+-----------------+-----------------+\n"
+def candidates(scope: str, lanes: str, *, more: str = "") -> str:
+    """A table that UCX 1.21 prints when it first reads a peer."""
+    title = "remote memory read by ucp_get*(multi) into host memory from host"
+    return (
+        f"[1] [vm:1:0]   +----------+-----------------+\n"
+        f"[1] [vm:1:0]   | ucp_context_0 {scope} cfg#1 | {title} |\n"
+        f"[1] [vm:1:0]   +----------+-----------------+-----------------+\n{more}"
+        f"[1] [vm:1:0]   | 0..inf | zero-copy | {lanes} |\n"
+        f"[1] [vm:1:0]   +----------+-----------------+-----------------+\n"
     )
-    (tmp_path / "worker-1.err").write_text(f":actor_name:ServeReplica:pdlab:Decode:m\nloading\n{table}done\n")
-    (tmp_path / "worker-2.err").write_text(f":actor_name:ServeReplica:other:Decode:m\n{table}")
+
+
+def logged(folder: Path, *scopes: str) -> Wire | None:
+    app: Any = SimpleNamespace(logs_by=lambda read: read(str(folder), "pdlab"))
+    return wire_proof._logged(app, scopes or wire_proof.PEER_SCOPES)
+
+
+def test_ucxs_tables_are_found_in_the_logs_of_the_application_alone(tmp_path: Path) -> None:
+    mine, others = candidates("inter-node", "srd/rdmap0:1"), candidates("inter-node", "tcp/ens32")
+    (tmp_path / "worker-1.err").write_text(f":actor_name:ServeReplica:pdlab:Decode:m\nloading\n{mine}done\n")
+    (tmp_path / "worker-2.err").write_text(f":actor_name:ServeReplica:other:Decode:m\n{others}")
     (text,) = ucx_tables(str(tmp_path), "pdlab")
-    wire = wire_of(parse_table(text), "read", PAYLOAD)
-    assert wire is not None and wire.transports == ("srd",)
+    assert reads(parse_table(text), ["inter-node"], 4096) == logged(tmp_path)
+    assert getattr(logged(tmp_path), "transports", None) == ("srd",)
+
+
+def test_a_table_is_found_far_from_the_end_of_a_log(tmp_path: Path) -> None:
+    text = ":actor_name:ServeReplica:pdlab:Decode:m\n" + candidates("intra-node", "cma/memory") + "DEBUG ...\n" * 50_000
+    (tmp_path / "worker-1.err").write_text(text)
+    assert getattr(logged(tmp_path), "transports", None) == ("cma",)
+
+
+@pytest.mark.parametrize("actor", ["RayWorkerProc", "RayWorkerWrapper"])
+def test_ranks_that_are_actors_of_their_own_have_the_tables(actor: str, tmp_path: Path) -> None:
+    (tmp_path / "worker-1.err").write_text(f":actor_name:{actor}\n" + candidates("intra-node", "cuda_ipc/cuda"))
+    (tmp_path / "worker-2.err").write_text(":actor_name:Mine\n" + candidates("intra-node", "tcp/lo"))
+    assert getattr(logged(tmp_path), "transports", None) == ("cuda_ipc",)
+
+
+def test_reads_of_an_engine_itself_and_of_few_bytes_are_no_kv_transfer(tmp_path: Path) -> None:
+    small = "[1] [vm:1:0]   | 0..2047 | copy-out | tcp/lo |\n"
+    text = candidates("self", "tcp/lo") + candidates("intra-node", "cma/memory", more=small)
+    (tmp_path / "worker-1.err").write_text(":actor_name:ServeReplica:pdlab:Decode:m\n" + text)
+    assert getattr(logged(tmp_path), "transports", None) == ("cma",)
+
+
+def test_peers_on_the_same_node_and_on_others_are_told_apart(tmp_path: Path) -> None:
+    text = candidates("intra-node", "cuda_ipc/cuda") + candidates("inter-node", "srd/rdmap0:1")
+    (tmp_path / "worker-1.err").write_text(":actor_name:ServeReplica:pdlab:Fluid:m\n" + text)
+    for scope, transports in (("intra-node", ("cuda_ipc",)), ("inter-node", ("srd",))):
+        assert getattr(logged(tmp_path, scope), "transports", None) == transports
 
 
 def test_every_length_that_a_launch_chooses_holds_the_request() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdlab.core.errors import UsageError
-from pdlab.faults.kinds import KINDS, Possible, Target, kind_of, why_not
+from pdlab.faults.kinds import KINDS, FaultTarget, Possible, kind_of, why_not
 
 PAIR = Possible(
     parts=frozenset(
@@ -104,4 +104,4 @@ def test_what_it_spares(name: str, replicas: dict[str, int], spares: bool) -> No
 def test_names() -> None:
     with pytest.raises(UsageError, match="did you mean kill_prefill_engine"):
         kind_of("kill_prefil_engine")
-    assert Target("engine", "decode").text == "decode engine core" and Target("node").text == "whole node"
+    assert FaultTarget("engine", "decode").text == "decode engine core" and FaultTarget("node").text == "whole node"

@@ -16,7 +16,7 @@ from pdlab.cluster.two_hosts import Host, TwoHosts
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import LinkShape
 from pdlab.faults import link as module
-from pdlab.faults.link import Link
+from pdlab.faults.link import ShapedLink
 
 
 class FakeHands:
@@ -46,12 +46,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def made(folder: Path, rate: float | None = 1.0, relay: int | None = None) -> tuple[Link, FakeHands]:
+def made(folder: Path, rate: float | None = 1.0, relay: int | None = None) -> tuple[ShapedLink, FakeHands]:
     hosts = (Host(name="host-a", address="10.77.0.1", pid=1), Host(name="host-b", address="10.77.0.2", pid=2))
     pair = TwoHosts(hosts=hosts, shape=LinkShape(gbit_per_s=rate), relay=relay)
     nodes = LocalNodes(id="a" * 12, count=2, gcs_port=1, temp_dir=str(folder), pids=(), two_hosts=pair)
     hands = FakeHands()
-    return Link(nodes, hands), hands  # type: ignore[arg-type]
+    return ShapedLink(nodes, hands), hands  # type: ignore[arg-type]
 
 
 def test_down_and_up(ran: list[list[str]], tmp_path: Path) -> None:

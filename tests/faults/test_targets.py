@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.application import ReplicaState
-from pdlab.faults.kinds import Role, Target
+from pdlab.faults.kinds import FaultTarget, Role
 from pdlab.faults.targets import Member, NodeSurvey, choose, classify, counted, parts, resident_mib, short_title
 
 MIB = 2**20
@@ -105,15 +105,17 @@ def test_a_process_of_which_the_survey_knows_nothing_is_not_hit() -> None:
 
 
 def test_choosing() -> None:
-    assert choose(found(), Target("worker", "prefill"), 0.0) == choose(found(), Target("worker", "prefill"), 0.49)
-    assert {choose(found(), Target("worker", "prefill"), draw).pid for draw in (0.0, 0.99)} == {13, 14}  # type: ignore[union-attr]
-    node = choose(found(), Target("node"), 0.5)
+    assert choose(found(), FaultTarget("worker", "prefill"), 0.0) == choose(
+        found(), FaultTarget("worker", "prefill"), 0.49
+    )
+    assert {choose(found(), FaultTarget("worker", "prefill"), draw).pid for draw in (0.0, 0.99)} == {13, 14}  # type: ignore[union-attr]
+    node = choose(found(), FaultTarget("node"), 0.5)
     assert node is not None and node.pid == 20
-    assert choose(found(), Target("engine", "collocated"), 0.5) is None
+    assert choose(found(), FaultTarget("engine", "collocated"), 0.5) is None
 
 
 def test_a_fault_names_what_it_hits() -> None:
-    text = choose(found(), Target("engine", "prefill"), 0.0).text({"n1": "local-1"})  # type: ignore[union-attr]
+    text = choose(found(), FaultTarget("engine", "prefill"), 0.0).text({"n1": "local-1"})  # type: ignore[union-attr]
     assert text == "prefill engine core of p1 (process 12 on local-1)"
 
 

@@ -14,8 +14,7 @@ from pdlab.core.settings import parse
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.first_hour.steps import MOST_TOTAL_S, Step, left, missing, plan, total_s
 from pdlab.steps.runner import StepVerdict
-from pdlab.transfer.options import build_parser as transfer_parser
-from pdlab.transfer.options import plan_from
+from pdlab.transfer.options import CheckTransferSettings, plan_from
 
 CLUSTER = plan(Path("/out"), where="cluster", model="gpt-oss-120b", port=8000, lengths=(5000, 250))
 LOCAL = plan(Path("/out"), where="local", model="tiny-gptoss", port=8000, lengths=(256, 32))
@@ -41,9 +40,9 @@ def test_what_a_step_needs_comes_before_it(steps: tuple[Step, ...]) -> None:
 
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
-    "doctor": lambda words: doctor.parser().parse_args(words),
+    "doctor": lambda words: parse(doctor.DoctorSettings, words),
     "weights": lambda words: parse(weights.WeightsSettings, words),
-    "check-transfer": lambda words: plan_from(transfer_parser("x").parse_args(words)),
+    "check-transfer": lambda words: plan_from(parse(CheckTransferSettings, words)),
     "bench": bench.options,
     "viz": lambda words: viz.parser().parse_args(words),
     "plan": lambda words: plan_cli.parser().parse_args(words),

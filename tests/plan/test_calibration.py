@@ -14,6 +14,7 @@ from pdlab.core.catalog import ModelShape, load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
+from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, RunKey, Workload
 from pdlab.plan import calibration
@@ -128,7 +129,7 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
     runs = []
     for name, label in labels.items():
         deployment = Deployment(model="tiny-gptoss", topology=parse_label(label))
-        runs.append(str(folders.write(tmp_path / name, deployment, loads=(1, 2, 4), repeats=2)))
+        runs.append(str(folders.write(tmp_path / name, deployment, loads=(1, 2, 4), repeats=2, local=True)))
     out = tmp_path / "mine.yaml"
     words = ["--start", "cpu-vllm-0.29", "--rounds", "1", "--cross-validate", "--name", "mine", "--out", str(out)]
     assert cli_calibrate.main(["--runs", *runs, *words, "--days", "4.8,8,4"]) == 0
@@ -140,12 +141,95 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
     assert any("Spearman" in line or "no target" in line for line in lines)
     fitted = load_hardware(str(out))
     assert fitted.name == "mine" and fitted.fitted_on == tuple(labels)
+    assert fitted.fit is not None and fitted.fit.model == "tiny-gptoss" and fitted.fit.gpu == "cpu"
+    assert fitted.fit.version == "0.29" and fitted.stack == "vLLM 0.29.0, Ray 2.60.0"
+    assert fitted.fit.tp == (1,) and fitted.fit.input_tokens == (512, 512) and fitted.fit.output_tokens == (64, 64)
+    assert fitted.fit.modes == ("collocated", "pd-pack", "pd-spread") and fitted.fit.in_flight_per_gpu == (0.5, 2.0)
+    assert fitted.constants["launch_ms"].source == cli_calibrate.CALIBRATED
     assert fitted.error is not None and fitted.error.points == 9
     assert set(fitted.error.parts) == {"TPOT", "mean TTFT", "requests/s"}
     assert any(line.startswith("errors common to a configuration") for line in lines)
     assert fitted.error.percent("mean TTFT") == (fitted.error.ttft_percent, 8.0)
     held = [line.partition(":")[0] for line in lines if "90 % intervals, each experiment's" in line]
     assert held == ["without days", "with days, as predictions are given"]
+
+
+class TestWhatAFitWasMadeOn:
+    """It is read from the runs or asked for, whatever the file to start from says."""
+
+    SHEET = ("--data-sheet", "memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989")
+    MODEL = "gpt-oss-120b"
+
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unmoved(start: Hardware, *_: object, **__: object) -> Hardware:
+            return start
+
+        monkeypatch.setattr(cli_calibrate, "fit", unmoved)
+
+    def run(self, folder: Path, gpu: str | None, version: str | None, gpus: int = 8) -> str:
+        nodes = (ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True),)
+        deployment = Deployment(model=self.MODEL, topology=parse_label("collocated-1xtp4"))
+        changes = {"cluster": ClusterView(nodes=nodes), "versions": {"vllm": version, "ray": "2.60.0"}}
+        return str(folders.write(folder, deployment, loads=(2, 4), repeats=1, **changes))
+
+    def calibrated(self, out: Path, *words: str) -> Hardware:
+        assert cli_calibrate.main([*words, "--out", str(out)]) == 0
+        return load_hardware(str(out))
+
+    def refused(self, capsys: pytest.CaptureFixture[str], out: Path, *words: str) -> str:
+        capsys.readouterr()
+        assert cli_calibrate.main([*words, "--out", str(out)]) == 2 and not out.exists()
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    def test_it_is_what_the_runs_record(self, tmp_path: Path) -> None:
+        run = self.run(tmp_path / "run", "H200", "0.29.0", gpus=4)
+        made = self.calibrated(tmp_path / "theirs.yaml", "--runs", run, *self.SHEET)
+        assert made.fit is not None and made.fit.gpu == made.gpu_type == made.gpu == "H200"
+        assert (made.fit.model, made.fit.version, made.stack) == (self.MODEL, "0.29", "vLLM 0.29.0, Ray 2.60.0")
+        assert made.name == "theirs" and made.gpus_per_node == 4 and made.value("memory_gb") == 150.8
+        assert made.fitted_on == ("run",) and made.error is None
+        assert "H100" not in to_yaml(made).partition("constants:")[0]
+
+    def test_a_gpu_whose_data_sheet_is_not_known_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run, out = self.run(tmp_path / "run", "H200", "0.29.0"), tmp_path / "out.yaml"
+        assert "--data-sheet" in self.refused(capsys, out, "--runs", run)
+        assert "tensor_tflops" in self.refused(capsys, out, "--runs", run, "--data-sheet", "memory_gb=150.8")
+        home = self.run(tmp_path / "home", "H100", "0.29.0")
+        assert self.calibrated(out, "--runs", home).gpu == HARDWARE.gpu
+
+    def test_what_runs_do_not_record_is_asked_for(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = tmp_path / "out.yaml"
+        no_gpu, no_version = self.run(tmp_path / "a", None, "0.29.0"), self.run(tmp_path / "b", "H100", None)
+        assert "--gpu" in self.refused(capsys, out, "--runs", no_gpu)
+        assert "--engine" in self.refused(capsys, out, "--runs", no_version)
+        assert "is not a version" in self.refused(capsys, out, "--runs", no_version, "--engine", "new")
+        made = self.calibrated(out, "--runs", no_version, "--engine", "0.18.1")
+        assert made.fit is not None and made.fit.version == "0.18" and made.stack == "vLLM 0.18"
+        made = self.calibrated(tmp_path / "x.yaml", "--runs", no_gpu, "--gpu", "H100")
+        assert made.fit is not None and made.fit.gpu == "H100"
+
+    def test_contradictions_are_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = tmp_path / "out.yaml"
+        home, newer = self.run(tmp_path / "a", "H100", "0.11.0"), self.run(tmp_path / "b", "H100", "0.29.0")
+        other = self.run(tmp_path / "c", "H200", "0.11.0")
+        assert "0.11 and 0.29" in self.refused(capsys, out, "--runs", home, newer)
+        assert "H100 and H200" in self.refused(capsys, out, "--runs", home, other, *self.SHEET)
+        assert "--gpu H200" in self.refused(capsys, out, "--runs", home, "--gpu", "H200")
+        assert "--engine 0.29" in self.refused(capsys, out, "--runs", home, "--engine", "0.29")
+        assert "--model gpt-oss-20b" in self.refused(capsys, out, "--runs", home, "--model", "gpt-oss-20b")
+        assert "cpu" in self.refused(capsys, out, "--runs", home, "--start", "cpu-vllm-0.29")
+        assert "--rounds 0" in self.refused(capsys, out, "--runs", home, "--rounds", "0")
+
+    def test_rehearsed_runs_are_no_measurement(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        deployment = Deployment(model=self.MODEL, topology=parse_label("collocated-1xtp4"))
+        rehearsal = {"hardware": "h100-vllm-0.11", "slow_down": 2.0}
+        run = str(folders.write(tmp_path / "r", deployment, loads=(2,), repeats=1, rehearsal=rehearsal))
+        assert "rehearsed" in self.refused(capsys, tmp_path / "out.yaml", "--runs", run)
 
 
 def test_repeats_are_one_row_of_their_means() -> None:

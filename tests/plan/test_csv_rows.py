@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from pdlab.cli import plan
 from pdlab.core.errors import UsageError
-from pdlab.plan.csv_rows import ALIASES, RequestedRow, read
+from pdlab.plan.csv_rows import ALIASES, RefusedRow, RequestedRow, read
 
 
 def one(text: str) -> RequestedRow:
     (row,) = read(text, "in.csv")[2]
+    assert isinstance(row, RequestedRow)
     return row
 
 
@@ -35,7 +36,7 @@ def one(text: str) -> RequestedRow:
         ("mode,p_num,p_tp,d_num,d_tp,concurrency\ncollocated,,,4,2,8\n", "collocated-4xtp2"),
         ("mode,p_num,p_tp,d_num,d_tp,concurrency\ncollocated,0,0,4,2,8\n", "collocated-4xtp2"),
         ("mode,p_num,p_tp,d_num,d_tp,concurrency\ncollocated,4,2,4,2,8\n", "collocated-4xtp2"),
-        ("mode,p_num,p_tp,p_ep,d_num,d_tp,d_ep,conc\ncollocated,nan,nan,,1,8,1,8\n", "collocated-1xtp8ep"),
+        ("mode,p_num,p_tp,p_ep,d_num,d_tp,d_ep,conc\ncollocated,nan,nan,,1,8,8,8\n", "collocated-1xtp8ep"),
         ("mode,num,tp,p_num,p_tp,d_num,d_tp,conc\npd-pack,nan,nan,1,2,3,2,8\n", "pd-pack-p1xtp2-d3xtp2"),
         ("mode,num,tp,p_num,p_tp,d_num,d_tp,conc\n,0,0,1,2,3,2,8\n", "pd-pack-p1xtp2-d3xtp2"),
         ("p_replicas,prefill_tp,num_decode,tp_d,conc\n1,2,3,2,8\n", "pd-pack-p1xtp2-d3xtp2"),
@@ -45,12 +46,22 @@ def one(text: str) -> RequestedRow:
         ("mode,p_num,p_tp,d_num,d_tp,link,conc\npd,1,4,1,4,EFA/SRD,8\n", "pd-spread-p1xtp4-d1xtp4"),
         ("mode,p_num,p_tp,d_num,d_tp,link,conc\npd,1,4,1,4,cuda_ipc,8\n", "pd-pack-p1xtp4-d1xtp4"),
         ("mode,p_num,p_tp,d_num,d_tp,conc\ndisaggregated,2,4,1,8,8\n", "pd-spread-p2xtp4-d1xtp8"),
-        ("mode,p_num,p_tp,p_ep,d_num,d_tp,d_ep,conc\nPD_Spread,1,8,1,1,8,1,8\n", "pd-spread-p1xtp8ep-d1xtp8ep"),
+        ("mode,p_num,p_tp,p_ep,d_num,d_tp,d_ep,conc\nPD_Spread,1,8,yes,1,8,8,8\n", "pd-spread-p1xtp8ep-d1xtp8ep"),
         ("mode,conc\npd-spread-p1xtp4-d1xtp4,8\n", "pd-spread-p1xtp4-d1xtp4"),
         ("exp,conc\ngptoss_itl5000_otl250_mixed_1xtp2-3xtp2,8\n", "pd-pack-p1xtp2-d3xtp2"),
         ("exp,mode,conc\n1xtp4-1xtp4,pd-spread,8\n", "pd-spread-p1xtp4-d1xtp4"),
         ("name,mode,num,tp,conc\nthe first,collocated,4,2,8\n", "collocated-4xtp2"),
-        ("exp,mode,num,tp,ep,conc\n1xtp8,collocated,1,8,1,8\n", "collocated-1xtp8ep"),
+        ("exp,mode,num,tp,ep,conc\n1xtp8,collocated,1,8,true,8\n", "collocated-1xtp8ep"),
+        ("tp,ep,conc\n8,1,8\n", "collocated-1xtp8"),
+        ("tp,ep,conc\n8,0,8\n", "collocated-1xtp8"),
+        ("tp,dp,ep,conc\n1,8,8,8\n", "collocated-1xdp8ep"),
+        ("tp,moe_ep,conc\n4,4.0,8\n", "collocated-1xtp4ep"),
+        ("TP,Concurrency,Disaggregated,Num Prefill GPUs\n4,8,false,\n", "collocated-1xtp4"),
+        (
+            "Prefill TP,Decode TP,Conc,Disaggregated,Num Prefill GPUs,Num Decode GPUs\n4,4,8,true,4,8\n",
+            "pd-spread-p1xtp4-d2xtp4",
+        ),
+        ("mode,p_workers,p_tp,d_workers,d_tp,gpus_total,conc\ndisagg,2,2,1,4,8,8\n", "pd-pack-p2xtp2-d1xtp4"),
     ],
 )
 def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
@@ -82,6 +93,96 @@ def test_what_is_left_to_guess_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=r"in\.csv") as caught:
         read(text, "in.csv")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("tp,conc,Spec Decoding\n4,8,mtp\n", "spec_decoding"),
+        ("tp,conc,DP Attention\n4,8,true\n", "dp_attention"),
+        ("tp,conc,attention_dp\n4,8,8\n", "dp_attention"),
+        ("mode,p_tp,d_tp,conc,d_attention_dp\npd-pack,4,4,8,4\n", "d_dp_attention"),
+        ("tp,conc,dcp\n4,8,8\n", "context_parallel"),
+        ("tp,conc,max_num_seqs\n4,8,16\n", "max_num_seqs"),
+        ("tp,conc,enable_prefix_caching\n4,8,false\n", "enable_prefix_caching"),
+        ("tp,conc,random_range_ratio\n4,8,0.8\n", "range_ratio"),
+        ("tp,ep,conc\n4,2,8\n", "ep"),
+        ("tp,conc,gpus\n4,8,8\n", "gpus"),
+        ("tp,conc,Num Prefill GPUs,Num Decode GPUs\n4,8,4,8\n", "p_gpus"),
+        ("tp,conc,Disaggregated,Num Prefill GPUs,Num Decode GPUs\n4,8,true,4,8\n", "disaggregated"),
+        ("p_tp,d_tp,conc,Disaggregated\n4,4,8,true\n", "disaggregated"),
+        ("p_tp,d_tp,conc,Disaggregated,prefill_gpus,decode_gpus\n4,4,8,true,6,8\n", "p_gpus"),
+        ("mode,tp,conc,Disaggregated\ncollocated,4,8,true\n", "mode"),
+        ("mode,p_tp,d_tp,conc,Disaggregated\npd-pack,4,4,8,false\n", "mode"),
+        ("tp,conc,Disaggregated\n4,8,perhaps\n", "disaggregated"),
+        ("tp,tensor_parallel,conc\n4,8,8\n", "tp"),
+    ],
+)
+def test_a_row_of_what_is_not_simulated_is_refused_and_the_others_are_read(text: str, column: str) -> None:
+    head, row = text.splitlines()
+    empty = ",".join("" if name not in ("tp", "conc") else "4" for name in head.split(","))
+    more = f"{empty}\n" if "tp" in head.split(",") else ""
+    refused, *others = read(f"{head}\n{row}\n{more}", "in.csv")[2]
+    assert isinstance(refused, RefusedRow) and refused.line == 2 and refused.reason.startswith(column)
+    assert all(isinstance(other, RequestedRow) for other in others) and len(others) == bool(more)
+
+
+def test_columns_that_say_what_is_simulated_change_nothing() -> None:
+    plain = one("tp,conc\n4,8\n")
+    columns = "Spec Decoding,DP Attention,attention_dp,dcp,range_ratio,EP,gpus,max_num_seqs,note,Disaggregated"
+    assert one(f"tp,conc,{columns}\n4,8,none,false,0,1,0,1,4,,anything,false\n") == plain
+
+
+def test_lengths_are_those_of_the_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = one("tp,conc,itl,otl,lengths\n4,8,1000,100,uniform:0.5-1.0\n")
+    assert row.workload.varied and row.workload.longest == (1000, 100) and row.workload.mean_tokens.input < 800
+    path = tmp_path / "in.csv"
+    path.write_text("tp,conc,prompts,lengths\n4,8,fresh,\n4,8,fresh,uniform:0.2-0.4\n4,8,fresh,fixed\n")
+    assert plan.main(["--predict", str(path)]) == 0
+    fixed, varied, again = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(varied["predicted_mean_ttft_ms"]) < 0.7 * float(fixed["predicted_mean_ttft_ms"])
+    per_request = [
+        float(r["predicted_output_tokens_per_s"]) / float(r["predicted_requests_per_s"]) for r in (fixed, varied)
+    ]
+    assert per_request[0] == pytest.approx(250, rel=1e-3) and 50 < per_request[1] < 100
+    assert again["predicted_mean_ttft_ms"] == fixed["predicted_mean_ttft_ms"]
+
+
+@pytest.mark.parametrize(
+    ("column", "same", "other"),
+    [
+        (
+            "Hardware",
+            ("h100", "H100_SXM", "NVIDIA H100 80GB HBM3", "h100-sxm5"),
+            ("h200", "gb200", "B200", "H100 PCIe"),
+        ),
+        ("GPU", ("H100",), ("L40S", "8")),
+        ("Model", ("gpt-oss-120b", "openai/gpt-oss-120b"), ("meta-llama/Llama-3.3-70B",)),
+        ("Framework", ("vllm", "vLLM 0.11.0"), ("sglang", "dynamo-trt", "trtllm")),
+        ("Precision", ("fp4", "mxfp4"), ("fp8", "bf16")),
+        ("kv_cache_dtype", ("auto", "bfloat16"), ("fp8",)),
+    ],
+)
+def test_a_row_of_another_stack_is_refused_with_a_note(
+    column: str, same: tuple[str, ...], other: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(f"tp,conc,{column}\n4,8,\n" + "".join(f"4,8,{cell}\n" for cell in (*same, *other)))
+    assert plan.main(["--predict", str(path)]) == 0
+    out, err = capsys.readouterr()
+    plain, *rows = csv.DictReader(io.StringIO(out))
+    for row in rows[: len(same)]:
+        assert row["predicted_mean_tpot_ms"] == plain["predicted_mean_tpot_ms"] and not row["prediction_note"]
+    for row in rows[len(same) :]:
+        assert not row["predicted_mean_tpot_ms"] and row["prediction_note"].startswith("not predicted: ")
+        assert repr(row[column]) in row["prediction_note"] and row["prediction_note"] in err
+
+
+def test_where_every_row_is_refused_it_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("tp,conc,hardware\n4,8,b200\n")
+    assert plan.main(["--predict", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_no_name_means_two_columns() -> None:

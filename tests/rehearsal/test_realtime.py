@@ -16,7 +16,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import load_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.rehearsal.clock import Clock, SlowClock, Timer
-from pdlab.rehearsal.realtime import RealTime, Served, Source
+from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import Links, link_of, transfer_costs
@@ -93,20 +93,20 @@ class Loop:
         enters_s = self.ingress.pass_on(self.front_engine, self.tokens[0], streaming, now_s)
 
         if self.links is None:
-            self.by_role["collocated"].submit(Served(*self.tokens, (), self.teller(number)), enters_s)
+            self.by_role["collocated"].submit(SimulatedRequest(*self.tokens, (), self.teller(number)), enters_s)
             return
         prefill = self.by_role["prefill"]
 
         def prefilled(moment_s: float, tokens: int) -> None:
             self.clock.call_at(moment_s, lambda: self.decode(number, here[0], moment_s))
 
-        here = [prefill.submit(Served(self.tokens[0], 1, (), prefilled, moves_on=True), enters_s)]
+        here = [prefill.submit(SimulatedRequest(self.tokens[0], 1, (), prefilled, moves_on=True), enters_s)]
 
     def decode(self, number: int, prefilled: int, moment_s: float) -> None:
         assert self.links is not None
         prefill = self.by_role["prefill"]
         source = Source(self.links, self.front_engine, lambda at_s: prefill.release_prefilled(prefilled, at_s))
-        self.by_role["decode"].submit(Served(*self.tokens, (), self.teller(number), source), moment_s)
+        self.by_role["decode"].submit(SimulatedRequest(*self.tokens, (), self.teller(number), source), moment_s)
 
     def teller(self, number: int) -> Callable[[float, int], None]:
         def tell(moment_s: float, tokens: int) -> None:
@@ -197,8 +197,10 @@ def test_in_slow_time_it_is_the_simulator_nearly(slow_down: float) -> None:
     assert loop.ttft_s == pytest.approx(means.ttft_s, rel=0.10)
 
 
-def served(tell: Callable[[float, int], None], tokens: tuple[int, int], blocks: tuple[int, ...] = ()) -> Served:
-    return Served(*tokens, blocks, tell)
+def served(
+    tell: Callable[[float, int], None], tokens: tuple[int, int], blocks: tuple[int, ...] = ()
+) -> SimulatedRequest:
+    return SimulatedRequest(*tokens, blocks, tell)
 
 
 def alone(clock: VirtualTime) -> RealTime:
@@ -239,7 +241,7 @@ def test_whoever_leaves_gives_everything_back(after_s: float) -> None:
 def test_prefilled_kv_is_held_until_it_is_released() -> None:
     clock, told = VirtualTime(), []
     one = alone(clock)
-    number = one.submit(Served(3000, 1, (), lambda at_s, tokens: told.append(at_s), moves_on=True), 0.0)
+    number = one.submit(SimulatedRequest(3000, 1, (), lambda at_s, tokens: told.append(at_s), moves_on=True), 0.0)
     clock.run()
     assert len(told) == 1
     assert one.engines[0].held_tokens == 3000

@@ -12,7 +12,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import load_yaml
-from pdlab.rehearsal.shared import Folder, SharedLinks
+from pdlab.rehearsal.shared import RehearsalFolder, SharedLinks
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import LinkKind, transfer_costs
 
@@ -22,7 +22,7 @@ PD = Disaggregated(prefill=Pool(tp=4, replicas=2), decode=Pool(tp=4, replicas=2)
 
 def links(folder: Path, kind: LinkKind, nodes: tuple[str, str]) -> SharedLinks:
     """As one engine has them: its own view of the folder."""
-    return SharedLinks(transfer_costs(load_hardware("h100-vllm-0.11"), SHAPE, PD, kind), Folder(folder), nodes)
+    return SharedLinks(transfer_costs(load_hardware("h100-vllm-0.11"), SHAPE, PD, kind), RehearsalFolder(folder), nodes)
 
 
 def receiver() -> SimpleNamespace:

@@ -108,3 +108,41 @@ def test_network(devices: list[tuple[str, str | None]], nic: dict[str, object], 
             (device / "ports" / "1").mkdir(parents=True)
             (device / "ports" / "1" / "link_layer").write_text(layer + "\n")
     assert node.node_facts(str(tmp_path / "infiniband"))["nic"] == nic
+
+
+def rdma_device(folder: Path, name: str, driver: str, layer: str, number: int, state: str = "4: ACTIVE") -> None:
+    """As sysfs shows it, its file in /dev/infiniband being ``uverbs<number>``."""
+    path = folder / "infiniband" / name
+    (folder / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+    (path / "device" / "infiniband_verbs" / f"uverbs{number}").mkdir(parents=True)
+    (path / "device" / "driver").symlink_to(folder / "drivers" / driver)
+    (path / "ports" / "1").mkdir(parents=True)
+    (path / "ports" / "1" / "link_layer").write_text(layer + "\n")
+    (path / "ports" / "1" / "state").write_text(state + "\n")
+
+
+def nic_of(folder: Path) -> dict[str, object]:
+    nic: dict[str, object] = node.node_facts(str(folder / "infiniband"), str(folder / "dev"))["nic"]
+    return nic
+
+
+def test_infiniband_is_the_network_although_a_roce_port_is_listed_first(tmp_path: Path) -> None:
+    rdma_device(tmp_path, "mlx5_an0", "mlx5_core", "Ethernet", 0)
+    for number in range(1, 9):
+        rdma_device(tmp_path, f"mlx5_ib{number}", "mlx5_core", "InfiniBand", number)
+    assert nic_of(tmp_path) == {"kind": "infiniband", "count": 8}
+
+
+def test_a_port_without_a_link_is_no_network(tmp_path: Path) -> None:
+    rdma_device(tmp_path, "mlx5_0", "mlx5_core", "Ethernet", 0, state="1: DOWN")
+    assert nic_of(tmp_path) == {"kind": "ethernet"}
+
+
+def test_a_container_has_the_devices_whose_files_it_was_given(tmp_path: Path) -> None:
+    for number in range(32):
+        rdma_device(tmp_path, f"rdmap{number}", "efa", "Unspecified", number)
+    assert nic_of(tmp_path) == {"kind": "efa", "count": 32}, "the plan's wire, which the doctor then says is not usable"
+    (tmp_path / "dev").mkdir()
+    for number in range(16):
+        (tmp_path / "dev" / f"uverbs{number}").touch()
+    assert nic_of(tmp_path) == {"kind": "efa", "count": 16}

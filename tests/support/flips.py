@@ -24,7 +24,7 @@ from pdlab.deploy import canary, serving_path
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import load_running
 from pdlab.deploy.roles import ask
-from pdlab.faults.kinds import Part, Role, Target
+from pdlab.faults.kinds import FaultTarget, Part, Role
 from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.session import ROLE_OF
 from pdlab.faults.targets import Hands, choose, classify
@@ -58,7 +58,7 @@ def kill(app: Application, hands: Hands, victim: str, rng: random.Random) -> str
     engines = {name: each for name, each in roles.items() if each}
     actors = list(ray_state.actors().values())
     members = classify(hands.survey(), app.state().replicas, engines, actors, ray_state.jobs())
-    member = choose(members, Target(part, role), rng.random())
+    member = choose(members, FaultTarget(part, role), rng.random())
     if member is None:
         return f"there is no {victim}"
     os.kill(member.pid, signal.SIGKILL)

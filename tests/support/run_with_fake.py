@@ -8,5 +8,5 @@ from pathlib import Path
 from pdlab.bench.experiment import run
 from pdlab.cli import bench
 
-run.LAUNCHER = Path(__file__).parent / "fake_launcher.py"
+run.LAUNCHER = [str(Path(__file__).parent / "fake_launcher.py")]
 sys.exit(bench.main(["run", *sys.argv[1:]]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdlab.remote import network
 from pdlab.remote.network import Interface, RankHost, moved
-from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, together, ucx_version, wire_of
+from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, reads, together, ucx_version, wire_of
 from pdlab.transfer.verdict import OK, SLOW, Observed, judge, notes
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "ucx"
@@ -32,6 +32,8 @@ TABLES = [
     ),
     ("ucx-1.21-nixl-read-cma", "1.21.0", "read", "zero-copy", ["cma/memory"], 40960),
     ("ucx-1.21-nixl-read-tcp", "1.21.0", "read", "software emulation", ["tcp/lo"], 20480),
+    ("ucx-1.21-nixl-read-cma-candidates", None, "read", "zero-copy", ["cma/memory"], None),
+    ("ucx-1.21-nixl-read-tcp-candidates", None, "read", "software emulation", ["tcp/lo"], None),
     ("ucx-1.21-nixl-write-tcp", "1.21.0", "write", "zero-copy", ["tcp/lo", "tcp/eth0"], 43152),
     ("ucx-1.22-perftest-rendezvous", "1.22.0", "message", "rendezvous zero-copy read from remote", ["cma/memory"], 215),
     ("ucx-1.23-nixl-read-cma", "1.23.0", "read", "zero-copy", ["cma/memory"], 20480),
@@ -58,6 +60,16 @@ def test_tables(name, version, operation, protocol, lanes, count) -> None:  # ty
     assert (wire.protocol, [lane.name for lane in wire.lanes], wire.operations) == (protocol, lanes, count)
     assert wire.counted == (count is not None)
     assert wire.emulated == ("emulation" in protocol)
+
+
+@pytest.mark.parametrize("transport", ["cma", "tcp"])
+@pytest.mark.parametrize("kind", ["", "-candidates"])
+def test_how_a_peer_is_read(transport: str, kind: str) -> None:
+    """By both forms of the table that NIXL's UCX prints, of what was used and of what it chooses."""
+    rows = parse_table((SAMPLES / f"ucx-1.21-nixl-read-{transport}{kind}.log").read_text())
+    peer = reads(rows, ("intra-node",), 4096)
+    assert peer is not None and peer.transports == (transport,)
+    assert reads(rows, ("inter-node",), 4096) is None, "none is on another node"
 
 
 def test_every_sample_is_used() -> None:
@@ -262,6 +274,12 @@ CASES = [
         ],
     ),
     (
+        "LIBFABRIC on one host, by no interface",
+        ONE_HOST | dict(backend="LIBFABRIC", wire=None),
+        OK,
+        ["OK: pack over a wire that is not proven", "6.0 GB/s, 75% of memcpy"],
+    ),
+    (
         "virtual interface, rate not known",
         dict(
             decode=replace(HOST_B, nics=(Interface("ens5", "virtual", None),)),
@@ -302,6 +320,13 @@ def test_notes_say_what_a_verdict_rests_on() -> None:
     assert any("one host" in note for note in notes(observed(**(ONE_HOST | {"strategy": "spread"}))))
     assert any("one kernel" in note for note in notes(observed(decode=replace(HOST_B, boot="boot-a"))))
     assert any("counters alone" in note for note in notes(observed(wire=None)))
+
+
+@pytest.mark.parametrize("vram", [False, True])
+@pytest.mark.parametrize(("table", "proven"), [(None, False), (CMA, True)])
+def test_silence_of_the_interfaces_proves_no_wire(vram: bool, table: Wire | None, proven: bool) -> None:
+    assert judge(observed(**(ONE_HOST | dict(wire=table, vram=vram)))).proven is proven
+    assert judge(observed(wire=None)).proven, "an interface counted the payload"
     assert notes(observed()) == []
 
 

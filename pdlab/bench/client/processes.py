@@ -12,12 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, merged
 from pdlab.core.errors import BenchError, UsageError
+from pdlab.core.files import python_path
 from pdlab.core.schema import validate
 
 Progress = Callable[[int, int], None]
@@ -162,9 +162,8 @@ class _Process:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        root = str(Path(__file__).resolve().parents[3])
         env = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        env["PYTHONPATH"] = python_path()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pdlab.bench.client.worker"],
             stdin=subprocess.PIPE,

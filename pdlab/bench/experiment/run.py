@@ -18,6 +18,7 @@ from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
@@ -30,7 +31,7 @@ from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
 from pdlab.results.store import Store, write_record
 from pdlab.steps.runner import ChildStep, StepEnd, StepRunner, as_typed
 
-LAUNCHER = ROOT / "launch_gptoss.py"
+LAUNCHER = [str(ROOT / word) if word.endswith(".py") else word for word in python_words("launch")]
 STOP_TIMEOUT_S = 120.0
 
 
@@ -291,13 +292,13 @@ class _Launcher:
             raise LaunchFailed(message or f"exit code {end.exit_code}: {end.last_line or 'it printed nothing'}")
 
     def stop(self) -> None:
-        """Take down what is served and, with ``local``, the nodes. A second Ctrl-C does not end it halfway."""
+        """Take down what is served, and local nodes with it. A second Ctrl-C does not end it halfway."""
         if not self._up:
             return
         self._up, self._hosts = False, None
         end = self._run("--shutdown", "--port", str(self._options.port), limit_s=STOP_TIMEOUT_S, always=True)
         if end.verdict == "timed out":
-            command = as_typed([str(LAUNCHER), "--shutdown", "--port", str(self._options.port)])
+            command = as_typed([*LAUNCHER, "--shutdown", "--port", str(self._options.port)])
             self._progress.note(f"the shutdown took more than {STOP_TIMEOUT_S:g} s: {command}")
         elif end.exit_code:
             self._progress.note(f"the shutdown ended with code {end.exit_code}: {end.reason or 'it printed nothing'}")
@@ -312,7 +313,7 @@ class _Launcher:
     ) -> StepEnd:
         """Run the launcher to its end."""
         with tempfile.TemporaryDirectory(prefix="pdlab-launch-") as folder:
-            argv, log = (str(LAUNCHER), *words), Path(folder) / "log"
+            argv, log = (*LAUNCHER, *words), Path(folder) / "log"
             here = Path.cwd()  # a request may name files from there
             step = ChildStep(argv, log=log, stdin=stdin, limit_s=limit_s, always=always, cwd=here)
             return self._runner.run(step, on_wait=on_wait)

@@ -34,7 +34,7 @@ SHORT = {
 NAMED = 24  # letters of a deployment's name in that of a candidate
 
 
-class Candidate(Frozen):
+class TuningCandidate(Frozen):
     """One combination of ``settings`` for the deployment ``of``, as the deployment ``name`` of the search."""
 
     name: str
@@ -42,16 +42,16 @@ class Candidate(Frozen):
     settings: dict[str, bool | int]
 
 
-class Search(Frozen):
+class TuningSearch(Frozen):
     """The search as a plan of its own, and what its deployments stand for. ``at``: the bounds that it is judged by."""
 
     plan: Schedule
     tune: TuneBaseline
     at: str
     workload: NamedWorkload
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TuningCandidate, ...]
 
-    def of(self, name: str) -> tuple[Candidate, ...]:
+    def of(self, name: str) -> tuple[TuningCandidate, ...]:
         """The candidates of a deployment, that of the file's settings first."""
         return tuple(each for each in self.candidates if each.of == name)
 
@@ -60,7 +60,7 @@ class Search(Frozen):
         return tuple(dict.fromkeys(each.of for each in self.candidates))
 
 
-def search_of(plan: Schedule) -> Search | None:
+def search_of(plan: Schedule) -> TuningSearch | None:
     """The search that comes before ``plan``; None where none is asked for. Raises UsageError for one that could not be
     made."""
     file, tune = plan.file, plan.file.tune_baseline
@@ -77,7 +77,7 @@ def search_of(plan: Schedule) -> Search | None:
             if settings and merged == base.engine_args:
                 continue
             name = candidate_name(configuration.name, settings)
-            candidates.append(Candidate(name=name, of=configuration.name, settings=settings))
+            candidates.append(TuningCandidate(name=name, of=configuration.name, settings=settings))
             changes = {"name": name, "engine_args": merged, "workloads": None}
             entries.append(base.model_copy(update=changes))
     changed = {
@@ -92,7 +92,7 @@ def search_of(plan: Schedule) -> Search | None:
     }
     made = schedule_of(file.model_copy(update=changed), plan.path).model_copy(update={"tunes": file.name})
     at = tune.at or file.at[0]
-    return Search(plan=made, tune=tune, at=at, workload=workload, candidates=tuple(candidates))
+    return TuningSearch(plan=made, tune=tune, at=at, workload=workload, candidates=tuple(candidates))
 
 
 def candidate_name(of: str, settings: Settings) -> str:

@@ -7,26 +7,47 @@ A rule that lacks its facts yields nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
 from pdlab.core.text import counted
-from pdlab.transfer.doctor import settings_rules, software_rules
-from pdlab.transfer.doctor.findings import Facts, Finding, Rule, Severity
+from pdlab.transfer.doctor import engine_rules, fabric_rules, settings_rules, software_rules
+from pdlab.transfer.doctor.fabric_rules import fabric_of, fabric_text
+from pdlab.transfer.doctor.findings import SPANNING, Concern, Facts, Finding, Rule, Severity
 
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
-RULES = (*software_rules.RULES, *settings_rules.RULES)
+RULES = (*engine_rules.RULES, *fabric_rules.RULES, *software_rules.RULES, *settings_rules.RULES)
 
 
 def diagnose(
-    facts: Facts, *, query_clock: settings_rules.QueryClock | None = None, rules: Sequence[Rule] = RULES
+    facts: Facts,
+    *,
+    query_clock: settings_rules.QueryClock | None = None,
+    rules: Sequence[Rule] = RULES,
+    concerns: Collection[Concern] | None = None,
 ) -> list[Finding]:
-    """All findings, worst first; with ``query_clock`` also where clocks differ."""
+    """All findings, worst first; with ``query_clock`` also where clocks differ.
+
+    ``concerns``: what the deployment has; findings that matter to other deployments alone are left out (None: what a
+    deployment will have is not known, and nothing is left out).
+    """
     findings = [finding for rule in rules for finding in rule(facts)]
     if query_clock is not None:
         findings += settings_rules.clocks(facts, query_clock)
+    if concerns is not None:
+        findings = [each for each in findings if not each.concerns or set(each.concerns) & set(concerns)]
     return sorted(_joined(findings), key=lambda finding: (ORDER.index(finding.severity), finding.topic))
+
+
+def concerns_of(facts: Facts, placement: Literal["pack", "spread"]) -> frozenset[Concern]:
+    """What PD deployments of that placement have on those nodes: the wire that all of them can take, and in a spread
+    perhaps engines over several nodes."""
+    if placement == "pack":
+        return frozenset({"gpu peer" if any(fact.get("gpus") for fact in facts.values()) else "shared memory"})
+    fabrics = [fabric_of(fact) for fact in facts.values()]
+    wires: set[Concern] = {fabric.wire if fabric else "tcp" for fabric in fabrics}
+    return frozenset({wires.pop() if len(wires) == 1 else "tcp", SPANNING})
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:
@@ -35,8 +56,7 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         key = (finding.severity, finding.topic, finding.evidence, finding.consequence, finding.fix)
         known = merged.get(key)
-        nodes = (*known.nodes, *finding.nodes) if known else finding.nodes
-        merged[key] = Finding(finding.severity, finding.topic, nodes, *key[2:])
+        merged[key] = replace(finding, nodes=(*known.nodes, *finding.nodes)) if known else finding
     return list(merged.values())
 
 
@@ -47,15 +67,18 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
         versions = ", ".join(f"{name} {version or '-'}" for name, version in fact.get("versions", {}).items())
         loaded = fact.get("loaded") or {}
         ucx = f", UCX {loaded['ucx']} ({_library_origin(loaded['libraries'])})" if loaded.get("ucx") else ""
-        efa = sum(device["driver"] == "efa" for device in fact.get("rdma", ()))
-        lines.append(f"{node}  {fact.get('host')}: {versions}{ucx}; {fact.get('gpus', 0)} GPUs, {efa} EFA devices")
+        lines.append(f"{node}  {fact.get('host')}: {versions}{ucx}; {fact.get('gpus', 0)} GPUs, {fabric_text(fact)}")
         works = [name for name, why in loaded.get("backends", {}).items() if why is None]
         if loaded:
             lines.append(f"  NIXL backends that load: {', '.join(works) or 'none'}")
+        if loaded.get("transports") is not None:
+            lines.append(f"  UCX finds: {', '.join(_by_device(loaded['transports'])) or 'nothing'}")
     for finding in findings:
         where = ", ".join(finding.nodes) if len(finding.nodes) < len(facts) or len(facts) == 1 else "every node"
         lines += ["", f"{finding.severity.upper()}  {finding.topic}  [{where}]", f"  evidence: {finding.evidence}"]
         lines += [f"  impact:   {finding.consequence}", f"  fix:      {finding.fix}"]
+        if finding.concerns:
+            lines.append(f"  matters:  to deployments with {' or '.join(finding.concerns)}")
     return "\n".join([*lines, "", summary(findings)])
 
 
@@ -69,6 +92,15 @@ def summary(findings: Sequence[Finding]) -> str:
 def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     """All facts and findings, for scripts."""
     return {"nodes": dict(facts), "findings": [asdict(finding) for finding in findings]}
+
+
+def _by_device(transports: Sequence[str]) -> list[str]:
+    """``rc_mlx5 on 8 devices``: UCX's transports, those of shared memory without their device."""
+    devices: dict[str, int] = {}
+    for name in transports:
+        transport = name.split("/")[0]
+        devices[transport] = devices.get(transport, 0) + 1
+    return [name if count == 1 else f"{name} on {count} devices" for name, count in devices.items()]
 
 
 def _library_origin(libraries: Sequence[str]) -> str:

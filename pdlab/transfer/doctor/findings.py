@@ -6,13 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pdlab.core.nodes import WireKind
+
 Severity = Literal["error", "warning", "note"]
 Facts = Mapping[str, Mapping[str, Any]]  # node -> facts
+SPANNING: Literal["an engine over several nodes"] = "an engine over several nodes"
+# What a deployment has, so that a finding may matter to it: a wire of its KV cache, or such an engine.
+Concern = WireKind | Literal["an engine over several nodes"]
+FABRIC: tuple[Concern, ...] = ("efa", "rdma")
+NETWORK: tuple[Concern, ...] = ("efa", "rdma", "tcp")
+ONE_MACHINE: tuple[Concern, ...] = ("gpu peer", "shared memory")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem or observation on ``nodes``."""
+    """One problem or observation on ``nodes``. ``concerns``: it matters to deployments with one of these (none: to
+    every deployment)."""
 
     severity: Severity
     topic: str
@@ -20,6 +29,7 @@ class Finding:
     evidence: str
     consequence: str
     fix: str
+    concerns: tuple[Concern, ...] = ()
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

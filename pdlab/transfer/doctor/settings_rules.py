@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pdlab.core.deployment import Pool
-from pdlab.transfer.doctor.findings import Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import ONE_MACHINE, Facts, Finding, Rule
 
 DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
-SAME_NODE_GPU = {"cuda_ipc", "cuda", "all"}
-SAME_NODE_HOST = {"cma", "sm", "shm", "all", "knem", "xpmem"}
-NETWORK = {"tcp", "srd", "ud", "rc", "dc", "ib", "efa", "all"}
 MAX_SKEW_S = 1.0
 SIDE_CHANNEL_PORT = "side-channel port"
 SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000, "fluid": 20000}  # Ray Serve LLM 2.60
@@ -106,127 +103,6 @@ def _log_levels(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _ucx_settings(facts: Facts) -> Iterator[Finding]:
-    for node, fact in facts.items():
-        env = fact.get("environment", {})
-        yield from _tls(node, fact, env.get("UCX_TLS"))
-        devices = env.get("UCX_NET_DEVICES", "")
-        node_devices = {*fact.get("interfaces", ()), *(device["name"] for device in fact.get("rdma", ()))}
-        unknown_devices = [d for d in devices.split(",") if d and d != "all" and d.split(":")[0] not in node_devices]
-        if unknown_devices:
-            yield Finding(
-                "error",
-                "UCX_NET_DEVICES",
-                (node,),
-                f"UCX_NET_DEVICES={devices}; this node has {', '.join(sorted(node_devices)) or 'none'}",
-                "UCX uses the named devices only, so there is no transport between nodes",
-                "unset UCX_NET_DEVICES, or name devices that every node has",
-            )
-        if env.get("UCX_PROTO_EMULATION_ENABLE", "").lower() in ("n", "no", "0", "off"):
-            yield Finding(
-                "note",
-                "UCX emulation",
-                (node,),
-                f"UCX_PROTO_EMULATION_ENABLE={env['UCX_PROTO_EMULATION_ENABLE']}",
-                "a silent fallback to software becomes an error: useful on EFA, but TCP reads fail",
-                "leave it on EFA; set y if the wire is TCP",
-            )
-
-
-def _tls(node: str, fact: Mapping[str, Any], value: str | None) -> Iterator[Finding]:
-    if not value:
-        return
-    text = f"UCX_TLS={value}"
-    efa = any(device["driver"] == "efa" for device in fact.get("rdma", ()))
-    names = {entry.strip().split(":")[0] for entry in value.removeprefix("^").split(",") if entry.strip()}
-    if value.startswith("^"):
-        yield from _excluded_transports(node, fact, names, text, efa)
-        return
-    if not names & NETWORK:
-        yield Finding(
-            "error",
-            "UCX_TLS",
-            (node,),
-            text,
-            "no transport with error handling and none between nodes: NIXL fails to create its UCX backend",
-            "unset UCX_TLS, or add tcp (or srd on EFA)",
-        )
-    elif efa and not names & (NETWORK - {"tcp"}):
-        yield Finding(
-            "error",
-            "UCX_TLS",
-            (node,),
-            text,
-            "EFA devices exist and are excluded: KV crosses nodes over TCP, some hundred times slower",
-            "unset UCX_TLS, or add srd",
-        )
-    if fact.get("gpus") and not names & SAME_NODE_GPU:
-        yield Finding(
-            "warning",
-            "UCX_TLS",
-            (node,),
-            text,
-            "without cuda_ipc GPUs of one node exchange KV through host memory or the network",
-            "add cuda_ipc,cuda_copy",
-        )
-    elif not fact.get("gpus") and not names & SAME_NODE_HOST:
-        yield Finding(
-            "warning",
-            "UCX_TLS",
-            (node,),
-            text,
-            "without sm (cma) engines of one machine exchange KV over the loopback network",
-            "add sm, or unset UCX_TLS",
-        )
-
-
-def _excluded_transports(
-    node: str, fact: Mapping[str, Any], names: set[str], text: str, efa: bool
-) -> Iterator[Finding]:
-    """UCX_TLS=^... takes all transports but those."""
-    if efa and names & {"srd", "ib", "efa"}:
-        yield Finding(
-            "error",
-            "UCX_TLS",
-            (node,),
-            text,
-            "EFA devices exist and are excluded: KV crosses nodes over TCP, some hundred times slower",
-            "unset UCX_TLS",
-        )
-    same = {"cuda_ipc", "cuda"} if fact.get("gpus") else {"cma", "sm", "shm"}
-    if names & same:
-        yield Finding(
-            "warning",
-            "UCX_TLS",
-            (node,),
-            text,
-            "engines of one node cannot reach each other's memory: their KV goes over the network",
-            "unset UCX_TLS",
-        )
-
-
-def _limits(facts: Facts) -> Iterator[Finding]:
-    for node, fact in facts.items():
-        if fact.get("rdma") and fact.get("memlock") is not None:
-            yield Finding(
-                "error",
-                "memlock",
-                (node,),
-                f"at most {fact['memlock'] / 2**20:.0f} MiB of memory may be locked",
-                "RDMA registers the whole KV cache: registration fails, or falls back to TCP",
-                "ulimit -l unlimited where `ray start` runs (limits.conf, LimitMEMLOCK, docker --ulimit memlock=-1)",
-            )
-        if any(device["driver"] == "efa" for device in fact.get("rdma", ())) and fact.get("hugepages") == 0:
-            yield Finding(
-                "note",
-                "huge pages",
-                (node,),
-                "HugePages_Total: 0",
-                "libfabric's EFA provider uses huge pages for its buffers if there are any",
-                "the EFA installer reserves them; not needed for UCX",
-            )
-
-
 def _gpus(facts: Facts) -> Iterator[Finding]:
     for node, fact in facts.items():
         visible = fact.get("environment", {}).get("NVIDIA_VISIBLE_DEVICES")
@@ -238,7 +114,26 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
                 f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
                 "cuda_ipc needs both GPUs visible to both processes: in a pack, KV goes through host memory",
                 "run one container per node with all its GPUs, and let Ray assign them",
+                ("gpu peer",),
             )
+
+
+def _allocator(facts: Facts) -> Iterator[Finding]:
+    """vLLM 0.29 refuses the one variable beside a KV connector (config/vllm.py, _verify_kv_transfer_compat), and does
+    not look at the other, which PyTorch reads too."""
+    for node, fact in facts.items():
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            value = fact.get("environment", {}).get(name, "")
+            if fact.get("gpus") and re.search(r"expandable_segments\s*:\s*true", value, re.IGNORECASE):
+                yield Finding(
+                    "error",
+                    name,
+                    (node,),
+                    f"{name}={value}",
+                    "KV cache is in memory that PyTorch may map anew: cuda_ipc cannot open it, and what a NIC has "
+                    "registered goes stale; where vLLM sees it, no engine with a KV transfer starts",
+                    f"take expandable_segments out of {name} where `ray start` runs, and restart Ray there",
+                )
 
 
 def _namespaces(facts: Facts) -> Iterator[Finding]:
@@ -257,6 +152,7 @@ def _namespaces(facts: Facts) -> Iterator[Finding]:
                     f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
                     "there is no shared memory and no cuda_ipc between them: their KV goes over the network",
                     f"one Ray node per machine, or containers with --{kind}=host",
+                    ONE_MACHINE,
                 )
 
 
@@ -414,9 +310,8 @@ def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     _log_levels,
     _exported_port,
-    _ucx_settings,
-    _limits,
     _gpus,
+    _allocator,
     _namespaces,
     _ports,
     _addresses,

@@ -126,7 +126,7 @@ def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
 ) -> None:
     plan = make_schedule(str(lab.file()))
     script = lab.folder / "dies.py"
-    monkeypatch.setattr(run, "LAUNCHER", script)
+    monkeypatch.setattr(run, "LAUNCHER", [str(script)])
     for program, words in (
         ("raise SystemExit(7)", "exit code 7: it printed nothing"),
         ("print('[   0.1 s] starting', flush=True)\nraise SystemExit(7)", r"exit code 7: \[   0.1 s\] starting"),

@@ -11,7 +11,7 @@ import yaml
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.file import TuneBaseline
 from pdlab.bench.experiment.schedule import Schedule, make_schedule
-from pdlab.bench.experiment.tuning import Search, search_of, tuned_plan
+from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
 from pdlab.bench.progress import minutes
 from pdlab.cli import experiment
 from pdlab.core.errors import UsageError
@@ -39,7 +39,7 @@ def plan(folder: Path, **changes: Any) -> Schedule:
     return make_schedule(str(path))
 
 
-def searched(folder: Path, **changes: Any) -> Search:
+def searched(folder: Path, **changes: Any) -> TuningSearch:
     search = search_of(plan(folder, **changes))
     assert search
     return search

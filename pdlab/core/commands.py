@@ -1,0 +1,47 @@
+"""How a command of pdlab is run: by its script in a checkout, as ``pdlab COMMAND`` where pdlab is installed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from pdlab.core.files import CHECKOUT
+
+# Command -> its script at the top of the checkout.
+SCRIPTS = {
+    "launch": "launch_gptoss.py",
+    "bench": "run_bm.sh",
+    "viz": "viz.py",
+    "plan": "plan.py",
+    "doctor": "debug/doctor.py",
+    "check-transfer": "debug/test_nixl_connector_ray.py",
+    "install-wheel": "debug/install_on_nodes.py",
+}
+
+
+def typed(command: str, *words: str) -> str:
+    """The command line that runs ``command`` with ``words``, to paste into a shell."""
+    return shlex.join([*_front(command), *words])
+
+
+def _front(command: str) -> list[str]:
+    if CHECKOUT is None:
+        return ["pdlab", command]
+    script = SCRIPTS.get(command)
+    if script is None:
+        return ["python", "-m", "pdlab", command]
+    return ["python", script] if script.endswith(".py") else [f"./{script}"]
+
+
+def not_installed(package: str) -> str:
+    """One line for a Python package that this interpreter lacks, with the way to get it."""
+    fix = 'pip install "pdlab[serve]"' if CHECKOUT is None else "make setup, or make setup-gpu on a GPU node"
+    return f"the Python package {package} is not installed for {sys.executable}: {fix}"
+
+
+def python_words(command: str) -> list[str]:
+    """What follows the interpreter to run ``command`` in `pdlab.core.files.ROOT`: a Python script, or the module."""
+    script = SCRIPTS.get(command, "")
+    if CHECKOUT is not None and script.endswith(".py"):
+        return [script]
+    return ["-m", "pdlab", command]

@@ -1,0 +1,228 @@
+"""What of a prediction lies outside of the runs to which the step times were fitted. Pure.
+
+The hardware file declares its fit (`pdlab.sim.hardware.FitDomain`). `outside_fit` is the one judgement: the ranking,
+its verdict and intervals, --explain, --compare, --predict, pictures and printed commands all ask it. Outside of a fit
+its errors say nothing: no interval is given and no verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from pdlab.analysis.curves import gpus_of
+from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.nodes import ClusterNode
+from pdlab.core.workload import Closed, Load, Workload
+from pdlab.results.schema import Experiment
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import link_of
+
+Dimension = Literal[
+    "fit",
+    "errors",
+    "model",
+    "GPU",
+    "engine",
+    "mode",
+    "TP",
+    "PP",
+    "DP",
+    "EP",
+    "network",
+    "input length",
+    "output length",
+    "load",
+]
+# Lengths and loads count as inside up to a tenth beyond the ends of their range, lengths a token more for rounding:
+# prompts of 0.8 to 1.0 of 5,000 tokens have 4,500 on average.
+SLACK = 0.1
+LONE = 1.0  # requests in flight per GPU: a fit with loads as low has seen engines of one request, and fewer is no more
+
+
+class OutsideFit(NamedTuple):
+    """One dimension in which a prediction is extrapolated, and in words its value beside the fit's."""
+
+    dimension: Dimension
+    text: str
+
+
+class RanOn(NamedTuple):
+    """GPU type as Ray names it (``cpu``: engines on CPUs), engine, its major and minor version, and the kind of the
+    nodes' NICs; None: not known."""
+
+    gpu: str | None = None
+    engine: str | None = None
+    version: str | None = None
+    nic: str | None = None
+
+
+NOT_SAID = RanOn()
+
+
+def outside_fit(
+    hardware: Hardware,
+    model: str,
+    deployment: Deployment | None = None,
+    workloads: Sequence[Workload] = (),
+    *,
+    ran_on: RanOn = NOT_SAID,
+    in_flight_per_gpu: Sequence[float] = (),
+) -> tuple[OutsideFit, ...]:
+    """The dimensions in which a prediction is extrapolated; empty: it is within the fit. What is not given, or not
+    known of ``ran_on``, is not judged.
+
+    ``workloads``: every one counts with its mean and its longest request. ``in_flight_per_gpu``: loads, see
+    `pdlab.sim.hardware.FitDomain`.
+    """
+    fit = hardware.fit
+    if fit is None:
+        return (OutsideFit("fit", f"{hardware.name} was never fitted, or was changed after its fit"),)
+    found: list[OutsideFit] = []
+
+    def say(dimension: Dimension, value: str, fitted: str) -> None:
+        found.append(OutsideFit(dimension, f"{value} (fit: {fitted})"))
+
+    if hardware.error is None:
+        found.append(OutsideFit("errors", f"the errors of {hardware.name} were not measured"))
+    if model != fit.model:
+        say("model", f"model {model}", fit.model)
+    pools = list(deployment.pools.values()) if deployment is not None else []
+    gpus = {ran_on.gpu, *(pool.gpu_type for pool in pools)} - {None, fit.gpu}
+    if gpus:
+        say("GPU", f"GPU {' and '.join(sorted(filter(None, gpus)))}", fit.gpu)
+    engine = (ran_on.engine or fit.engine, ran_on.version or fit.version)
+    if engine != (fit.engine, fit.version):
+        say("engine", " ".join(engine), f"{fit.engine} {fit.version}")
+    if deployment is not None and not _mode_is_fitted(deployment, fit.modes):
+        say("mode", deployment.mode, ", ".join(fit.modes))
+    degrees: tuple[tuple[Dimension, set[int], tuple[int, ...]], ...] = (
+        ("TP", {pool.tp for pool in pools}, fit.tp),
+        ("PP", {pool.pp for pool in pools}, fit.pp),
+        ("DP", {pool.dp for pool in pools}, fit.dp),
+    )
+    for dimension, asked, fitted in degrees:
+        others = sorted(asked - set(fitted))
+        if others:
+            say(dimension, f"{dimension} {_listed(others)}", _listed(fitted))
+    if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):
+        say("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
+    network = network_of(deployment, ran_on.nic) if deployment is not None else None
+    if network is not None and fit.networks and network not in fit.networks:
+        say("network", f"network {network}", ", ".join(fit.networks))
+    lengths = [pair for workload in workloads for pair in (workload.mean_tokens, workload.longest)]
+    sides: tuple[tuple[Dimension, list[float], tuple[int, int]], ...] = (
+        ("input length", [pair[0] for pair in lengths], fit.input_tokens),
+        ("output length", [pair[1] for pair in lengths], fit.output_tokens),
+    )
+    for dimension, tokens, ends in sides:
+        beyond = [each for each in tokens if not _within(each, ends, rounding=1)]
+        if beyond:
+            say(dimension, f"{dimension} {max(beyond):.0f}", _ends(ends))
+    least, most = fit.in_flight_per_gpu
+    loads = [each for each in in_flight_per_gpu if not _within(each, (least if least > LONE else 0.0, most))]
+    if loads:
+        say("load", f"{max(loads):.3g} requests in flight per GPU", _ends(fit.in_flight_per_gpu))
+    return tuple(found)
+
+
+def outside_text(outside: Sequence[OutsideFit]) -> str:
+    """In words, on one line: ``extrapolated: model gpt-oss-20b (fit: gpt-oss-120b), EP (fit: no EP)``; else empty."""
+    return f"extrapolated: {', '.join(each.text for each in outside)}" if outside else ""
+
+
+def dimensions_text(outside: Sequence[OutsideFit]) -> str:
+    """The names of the dimensions alone, for a table's cell; ``-``: there are none."""
+    return ", ".join(each.dimension for each in outside) or "-"
+
+
+def fit_text(hardware: Hardware) -> str:
+    """What the constants were fitted to, in words."""
+    fit = hardware.fit
+    if fit is None:
+        return "fitted to nothing that is known"
+    return (
+        f"fitted to {fit.model} on {fit.gpu} with {fit.engine} {fit.version}, {_ends(fit.input_tokens)} input and "
+        f"{_ends(fit.output_tokens)} output tokens"
+    )
+
+
+def _mode_is_fitted(deployment: Deployment, modes: Sequence[str]) -> bool:
+    """Roles that move are within a fit that has PD on one node or over several: their engines are those of PD."""
+    if deployment.mode == "pd-fluid":
+        return any(mode.startswith("pd-") for mode in modes)
+    return deployment.mode in modes
+
+
+def _within(value: float, ends: tuple[float, float], rounding: float = 0) -> bool:
+    return ends[0] * (1 - SLACK) - rounding <= value <= ends[1] * (1 + SLACK) + rounding
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _ends(ends: tuple[float, float]) -> str:
+    low, high = (f"{end:g}" for end in ends)
+    return low if low == high else f"{low} to {high}"
+
+
+def network_of(deployment: Deployment, nic: str | None) -> str | None:
+    """What KV cache crosses between the nodes of a deployment; None: nothing, or not known."""
+    if deployment.mode != "pd-spread":
+        return None
+    return "tcp" if link_of(deployment) == "tcp" else nic
+
+
+def in_flight_per_gpu(load: Load, gpus: int, requests_per_s: float, e2el_s: float) -> float:
+    """Of a closed loop as it says; of an open one the mean, by Little's law."""
+    in_flight = load.concurrency if isinstance(load, Closed) else requests_per_s * e2el_s
+    return in_flight / gpus
+
+
+def major_minor(version: str) -> str | None:
+    """``0.29`` of ``0.29.0+cpu``; None for text that does not begin with two numbers."""
+    match = re.match(r"v?(\d+)\.(\d+)", version.strip())
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def ran_on(experiment: Experiment) -> RanOn:
+    """What an experiment's manifest records. Raises UsageError where its engines ran on GPUs of several types."""
+    manifest = experiment.manifest
+    version = major_minor(manifest.versions.get("vllm") or "")
+    gpu: str | None = None
+    kinds = {node.nic.kind for node in manifest.cluster.engine_nodes} if manifest.cluster is not None else set()
+    nic = next(iter(kinds)) if len(kinds) == 1 else None
+    if gpus_of(experiment).device == "cpu":
+        gpu = "cpu"
+    elif manifest.cluster is not None:
+        used = manifest.placement.used_slots if manifest.placement else None
+        nodes = [node for node in manifest.cluster.engine_nodes if used is None or node.id in used]
+        types = {node.gpu_type for node in nodes} - {None}
+        if len(types) > 1:
+            raise UsageError(
+                f"{experiment.name}: ran on {' and '.join(sorted(filter(None, types)))}; step times are of one GPU type"
+            )
+        gpu = next(iter(types), None)
+    return RanOn(gpu, "vllm" if version else None, version, nic)
+
+
+def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
+    """Raises UsageError where a node has other GPUs than the hardware file describes, or another number of them."""
+    if hardware.cpu:
+        return
+    if hardware.gpu_type is None:
+        raise UsageError(
+            f"hardware {hardware.name}: gpu_type is missing, by which nodes are compared; add the type "
+            "as Ray names it, such as gpu_type: H200 (python -m pdlab calibrate writes it)"
+        )
+    here = (node.gpus, node.gpu_type or "GPUs of unknown type")
+    wanted = (hardware.gpus_per_node, hardware.gpu_type)
+    if here != wanted:
+        raise UsageError(
+            f"--node {name} has {here[0]} x {here[1]}, hardware {hardware.name} is of nodes of "
+            f"{wanted[0]} x {wanted[1]}; give --hardware that python -m pdlab calibrate fitted on such nodes, "
+            "or another --node"
+        )

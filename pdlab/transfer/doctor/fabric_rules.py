@@ -1,0 +1,398 @@
+"""Rules of the doctor: networks that read memory of other nodes (EFA, InfiniBand, RoCE), and settings of UCX. Pure.
+
+A node has a fabric of the wire ``efa`` or ``rdma``, or none. A port without a link counts as no device, and on a node
+with InfiniBand the Ethernet ports that could do RoCE are not what joins the nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, Facts, Finding, Rule
+from pdlab.transfer.ucx_log import failed_modules
+from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
+from pdlab.transfer.verdict import SHARED_MEMORY, allows
+
+SRD, RDMA, NCCL_PLUGIN, UCX_TLS, UCX_NET_DEVICES = "SRD", "RDMA", "NCCL plugin", "UCX_TLS", "UCX_NET_DEVICES"
+DEFAULT_RAILS = 2  # NIXL's (ucx_utils.cpp of 1.3.2)
+NAMES = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "RoCE"}
+UNUSED = "are excluded: KV crosses nodes over TCP, many times slower"
+
+
+class Fabric(NamedTuple):
+    """The RDMA devices of a node that joins it to others. ``name``: EFA, InfiniBand or RoCE."""
+
+    wire: Concern
+    name: str
+    devices: tuple[Mapping[str, Any], ...]
+
+    @property
+    def usable(self) -> list[str]:
+        """Names of the devices that engines of this node (of this container) may open."""
+        return [device["name"] for device in self.devices if device["usable"]]
+
+    def __str__(self) -> str:
+        count, all_ = len(self.usable), len(self.devices)
+        return f"{count if count == all_ else f'{count} usable of {all_}'} {self.name} device{'s' * (all_ != 1)}"
+
+
+def fabric_of(fact: Mapping[str, Any]) -> Fabric | None:
+    """The node's fabric; None without one."""
+    linked = [device for device in fact.get("rdma", ()) if device.get("active", True)]
+    for kind, name in NAMES.items():
+        devices = tuple(device for device in linked if device.get("kind", device["driver"]) == kind)
+        if devices:
+            return Fabric("efa" if kind == "efa" else "rdma", name, devices)
+    return None
+
+
+def fabric_text(fact: Mapping[str, Any]) -> str:
+    """``16 usable of 32 EFA devices``, ``no RDMA devices``."""
+    fabric = fabric_of(fact)
+    return str(fabric) if fabric else "no RDMA devices"
+
+
+def _with_fabric(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any], Fabric]]:
+    for node, fact in facts.items():
+        fabric = fabric_of(fact)
+        if fabric is not None:
+            yield node, fact, fabric
+
+
+def _usable(facts: Facts) -> Iterator[Finding]:
+    """A container that was given some of the devices is as healthy as one with all."""
+    for node, _, fabric in _with_fabric(facts):
+        refused = [each["name"] for each in fabric.devices if not each["usable"] and each.get("given", False)]
+        if fabric.usable and not refused:
+            continue
+        evidence = f"none of the {len(fabric.devices)} {fabric.name} devices has a file in /dev/infiniband"
+        if refused:
+            evidence = f"{len(refused)} of {len(fabric.devices)} {fabric.name} devices may not be opened ({refused[0]})"
+        yield Finding(
+            "warning" if fabric.usable else "error",
+            f"{fabric.name} not usable",
+            (node,),
+            evidence,
+            "UCX and libfabric do not see them: transfers go over "
+            + ("the others" if fabric.usable else "TCP, many times slower"),
+            "give the process /dev/infiniband (containers: --device /dev/infiniband/uverbsN; Kubernetes: the device "
+            "plugin's resource), readable and writable",
+            (fabric.wire,),
+        )
+
+
+def _libraries(facts: Facts) -> Iterator[Finding]:
+    for node, fact, fabric in _with_fabric(facts):
+        system = fact.get("system_libraries", {})
+        if fabric.wire == "efa" and "libefa" not in system:
+            yield Finding(
+                "error",
+                "libefa missing",
+                (node,),
+                "EFA devices, but the dynamic loader finds no libefa",
+                "UCX's EFA module does not load, and logs that only with UCX_MODULE_LOG_LEVEL=info",
+                "install the EFA installer's rdma-core (docs/setup.md)",
+                (fabric.wire,),
+            )
+        bundled = [path for path in fact.get("bundled_libraries", ()) if "libibverbs" in path]
+        newer = _abi(system.get("libibverbs", ())), _abi(bundled)
+        if newer[0] and newer[1] and newer[0] > newer[1]:
+            yield Finding(
+                "warning",
+                "rdma-core ABI",
+                (node,),
+                f"libibverbs 1.14.{newer[0]} of the system, 1.14.{newer[1]} in the nixl wheel",
+                "providers of a newer rdma-core do not load into an older libibverbs: UCX may see no "
+                f"{fabric.name} device",
+                "check the wire with debug/test_nixl_connector_ray.py; if it is tcp, run debug/build_nixl_ucx_efa.sh",
+                (fabric.wire,),
+            )
+
+
+def _abi(paths: Sequence[str]) -> int | None:
+    """``libibverbs.so.1.14.57.0`` is of rdma-core 57."""
+    numbers = [int(match[1]) for path in paths if (match := re.search(r"\.so\.1\.14\.(\d+)\.", path))]
+    return max(numbers, default=None)
+
+
+def _rails(facts: Facts) -> Iterator[Finding]:
+    for node, fact, fabric in _with_fabric(facts):
+        rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", str(DEFAULT_RAILS))
+        per_gpu = len(fabric.usable) // max(fact.get("gpus", 0), 1)
+        if per_gpu > DEFAULT_RAILS and rails.isdecimal() and int(rails) < per_gpu:  # UCX takes inf and auto as well
+            rates = {device.get("gbit_per_s") for device in fabric.devices}
+            gbit = rates.pop() if len(rates) == 1 else None
+            speed = f": at most {int(rails) * gbit / 8:g} of {per_gpu * gbit / 8:g} GB/s" if gbit else ""
+            yield Finding(
+                "warning",
+                "rails",
+                (node,),
+                f"{per_gpu} {fabric.name} devices per GPU, UCX_MAX_RMA_RAILS {rails} ({DEFAULT_RAILS} where not set)",
+                f"a transfer uses {rails} of {per_gpu} devices{speed}",
+                f"set UCX_MAX_RMA_RAILS={per_gpu} on every node",
+                (fabric.wire,),
+            )
+
+
+def _gpu_direct(facts: Facts) -> Iterator[Finding]:
+    for node, fact, fabric in _with_fabric(facts):
+        module = "efa_nv_peermem" if fabric.wire == "efa" else "nvidia_peermem"
+        if fact.get("gpus") and fact.get(module) is False:
+            yield Finding(
+                "warning",
+                "GPUDirect",
+                (node,),
+                f"{fabric.name} devices and GPUs, but no kernel module {module} (/sys/module)",
+                f"{fabric.name} may not reach GPU memory: KV cache goes through host memory, many times slower",
+                f"sudo modprobe {module}; "
+                + ("AWS's EFA installer provides it" if fabric.wire == "efa" else "NVIDIA's driver provides it"),
+                (fabric.wire,),
+            )
+
+
+def _not_found(facts: Facts) -> Iterator[Finding]:
+    """UCX's own list of transports is the proof; versions and files are circumstantial."""
+    for node, fact, fabric in _with_fabric(facts):
+        found = (fact.get("loaded") or {}).get("transports")
+        if found is None or not fabric.usable or _excluded(fact, fabric):
+            continue
+        if not {name.split("/")[0] for name in found} & set(FABRIC_TRANSPORTS[fabric.wire]):
+            transport_names = ", ".join(sorted({name.split("/")[0] for name in found})) or "none"
+            build = "debug/build_nixl_ucx_efa.sh"
+            yield Finding(
+                "error",
+                SRD if fabric.wire == "efa" else RDMA,
+                (node,),
+                f"{fabric}, and UCX finds none of them (its transports: {transport_names})",
+                "KV crosses nodes over TCP, many times slower, and nothing reports it",
+                f"{build}, or --kv-backend LIBFABRIC if its plugin loads"
+                if fabric.wire == "efa"
+                else f"rdma-core of the system in the version that nixl's wheel brings, or {build}",
+                (fabric.wire,),
+            )
+
+
+def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
+    for node, fact, fabric in _with_fabric(facts):
+        if fabric.wire == "efa" and fact.get("gpus") and fact.get("nccl_net") == []:
+            yield Finding(
+                "note",
+                NCCL_PLUGIN,
+                (node,),
+                "EFA devices, and no libnccl-net*.so (aws-ofi-nccl)",
+                "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes are very slow; engines "
+                "within a node do not need it",
+                "AWS's EFA installer provides it (/opt/amazon/ofi-nccl); add its lib folder to LD_LIBRARY_PATH "
+                "before Ray starts",
+                ("an engine over several nodes",),
+            )
+
+
+def _modules(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        loaded = fact.get("loaded")
+        if not loaded:
+            continue
+        fabric = fabric_of(fact)
+        for module, why in failed_modules(loaded.get("log", "")).items():
+            needed = _needs(module, fabric, fact)
+            yield Finding(
+                "note" if needed is None else "error",
+                f"UCX module {module}",
+                (node,),
+                why,
+                "UCX continues without it and logs nothing"
+                + ("; this node does not need it" if needed is None else ""),
+                "none needed" if needed is None else "install the library that it names",
+                needed or (),
+            )
+
+
+def _needs(module: str, fabric: Fabric | None, fact: Mapping[str, Any]) -> tuple[Concern, ...] | None:
+    """The wires for which this node needs a module of UCX; None where it needs it for none."""
+    if module.startswith("uct_ib"):
+        own = {"uct_ib": FABRIC, "uct_ib_efa": ("efa",), "uct_ib_mlx5": ("rdma",)}.get(module, ())
+        mlx5 = fabric is not None and any(device["driver"].startswith("mlx5") for device in fabric.devices)
+        if fabric is None or fabric.wire not in own or (module == "uct_ib_mlx5" and not mlx5):
+            return None
+        return (fabric.wire,)
+    if module in ("uct_cuda", "ucm_cuda") and fact.get("gpus"):
+        return ("gpu peer", *NETWORK)
+    return ("shared memory",) if module == "uct_cma" and not fact.get("gpus") else None
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    for node, fact, fabric in _with_fabric(facts):
+        if fact.get("memlock") is not None:
+            yield Finding(
+                "error",
+                "memlock",
+                (node,),
+                f"at most {fact['memlock'] / 2**20:.0f} MiB of memory may be locked",
+                "RDMA registers the whole KV cache: registration fails, or falls back to TCP",
+                "ulimit -l unlimited where `ray start` runs (limits.conf, LimitMEMLOCK, docker --ulimit memlock=-1)",
+                (fabric.wire,),
+            )
+        if fabric.wire == "efa" and fact.get("hugepages") == 0:
+            yield Finding(
+                "note",
+                "huge pages",
+                (node,),
+                "HugePages_Total: 0",
+                "libfabric's EFA provider uses huge pages for its buffers if there are any",
+                "the EFA installer reserves them; not needed for UCX",
+                (fabric.wire,),
+            )
+
+
+def _net_devices(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        value = fact.get("environment", {}).get("UCX_NET_DEVICES", "")
+        fabric = fabric_of(fact)
+        there = {*fact.get("interfaces", ()), *(device["name"] for device in fact.get("rdma", ()))}
+        named = _device_names(value)
+        unknown = named - there
+        if unknown and not value.startswith("^"):
+            yield Finding(
+                "error",
+                UCX_NET_DEVICES,
+                (node,),
+                f"UCX_NET_DEVICES={value}; this node has {', '.join(sorted(there)) or 'none'}",
+                "UCX uses the named devices only, so there is no transport between nodes",
+                "unset UCX_NET_DEVICES, or name devices that every node has",
+                NETWORK if named & there else (),  # NIXL's backend needs one network device for its messages
+            )
+        elif fabric and not _chosen(fact, fabric):
+            yield Finding(
+                "error",
+                UCX_NET_DEVICES,
+                (node,),
+                f"UCX_NET_DEVICES={value}; {fabric}",
+                f"the {fabric.name} devices {UNUSED}",
+                "unset UCX_NET_DEVICES, or name them",
+                (fabric.wire,),
+            )
+
+
+def _one_nic(facts: Facts) -> Iterator[Finding]:
+    for node, fact, fabric in _with_fabric(facts):
+        chosen = _chosen(fact, fabric) & set(fabric.usable)
+        if fact.get("gpus", 0) > 1 and len(chosen) == 1:
+            by = fact.get("environment", {}).get("UCX_NET_DEVICES")
+            reason = f"UCX_NET_DEVICES={by}" if by else str(fabric)
+            yield Finding(
+                "warning" if len(fabric.devices) > 1 else "note",
+                "one NIC",
+                (node,),
+                f"{reason}: {min(chosen)} alone serves {fact['gpus']} GPUs",
+                "all KV transfers of the node share the rate of one device, and most GPUs reach it through the CPU",
+                "unset UCX_NET_DEVICES: UCX takes the devices that are near each GPU" if by
+                else "give the node, or the container, a device for each GPU",
+                (fabric.wire,),
+            )  # fmt: skip
+
+
+def _device_names(value: str) -> set[str]:
+    """Of UCX_NET_DEVICES, whose entries name a port too: ``mlx5_0:1``."""
+    names = {entry.strip().split(":")[0] for entry in value.removeprefix("^").split(",")}
+    return names - {"", "all"}
+
+
+def _chosen(fact: Mapping[str, Any], fabric: Fabric) -> set[str]:
+    """The fabric's devices that UCX_NET_DEVICES leaves."""
+    value = fact.get("environment", {}).get("UCX_NET_DEVICES", "")
+    names, devices = _device_names(value), {device["name"] for device in fabric.devices}
+    if value.startswith("^"):
+        return devices - names
+    return devices & names if names else devices
+
+
+def _excluded(fact: Mapping[str, Any], fabric: Fabric) -> bool:
+    """Whether a setting says why UCX does not use the fabric."""
+    tls = fact.get("environment", {}).get("UCX_TLS")
+    return not _chosen(fact, fabric) or bool(tls and not allows(tls, FABRIC_TRANSPORTS[fabric.wire]))
+
+
+def _tls(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        value = fact.get("environment", {}).get("UCX_TLS")
+        if not value:
+            continue
+        text, fabric = f"UCX_TLS={value}", fabric_of(fact)
+        if not allows(value, ("tcp", *FABRIC_TRANSPORTS["efa"], *FABRIC_TRANSPORTS["rdma"])):
+            yield Finding(
+                "error",
+                UCX_TLS,
+                (node,),
+                text,
+                "no transport with error handling and none between nodes: NIXL fails to create its UCX backend",
+                "unset UCX_TLS, or add tcp (or srd on EFA)",
+            )
+        elif fabric and not allows(value, FABRIC_TRANSPORTS[fabric.wire]):
+            yield Finding(
+                "error",
+                UCX_TLS,
+                (node,),
+                f"{text}; {fabric}",
+                f"the {fabric.name} devices {UNUSED}",
+                f"unset UCX_TLS, or {'take out ' if value.startswith('^') else 'add '}"
+                + ("srd" if fabric.wire == "efa" else "rc"),
+                (fabric.wire,),
+            )
+        if fact.get("gpus") and not allows(value, ("cuda_ipc",)):
+            yield Finding(
+                "warning",
+                UCX_TLS,
+                (node,),
+                text,
+                "without cuda_ipc GPUs of one node exchange KV through host memory or the network",
+                "unset UCX_TLS, or let it have cuda_ipc and cuda_copy",
+                ("gpu peer",),
+            )
+        elif not fact.get("gpus") and not allows(value, tuple(set(SHARED_MEMORY) - {"self"})):
+            yield Finding(
+                "warning",
+                UCX_TLS,
+                (node,),
+                text,
+                "without sm (cma) engines of one machine exchange KV over the loopback network",
+                "unset UCX_TLS, or let it have sm",
+                ("shared memory",),
+            )
+
+
+def _emulation(facts: Facts) -> Iterator[Finding]:
+    for node, fact in facts.items():
+        value = fact.get("environment", {}).get("UCX_PROTO_EMULATION_ENABLE", "")
+        if value.lower() not in ("n", "no", "0", "off"):
+            continue
+        fabric = fabric_of(fact)
+        yield Finding(
+            "note" if fabric else "error",
+            "UCX emulation",
+            (node,),
+            f"UCX_PROTO_EMULATION_ENABLE={value}",
+            f"a silent fallback to software becomes an error: useful on {fabric.name}, but TCP reads fail"
+            if fabric
+            else "UCX reads over TCP in software alone: every KV transfer between nodes fails",
+            "leave it on EFA, InfiniBand and RoCE; set y if the wire is TCP",
+            NETWORK if fabric else ("tcp",),
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    _usable,
+    _libraries,
+    _rails,
+    _gpu_direct,
+    _not_found,
+    _nccl_plugin,
+    _modules,
+    _memory,
+    _net_devices,
+    _one_nic,
+    _tls,
+    _emulation,
+)

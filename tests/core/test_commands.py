@@ -1,0 +1,70 @@
+"""How commands are named: by script in a checkout, as `pdlab COMMAND` where pdlab is installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdlab.__main__ import COMMANDS
+from pdlab.core import arguments, commands, files
+from pdlab.core.commands import SCRIPTS, python_words, typed
+
+
+def test_every_script_exists_and_belongs_to_a_command() -> None:
+    assert files.CHECKOUT is not None
+    assert set(SCRIPTS) <= set(COMMANDS)
+    assert [script for script in SCRIPTS.values() if not (files.CHECKOUT / script).is_file()] == []
+
+
+def test_in_a_checkout() -> None:
+    assert typed("viz", "--exps", "a b") == "python viz.py --exps 'a b'"
+    assert typed("bench") == "./run_bm.sh"
+    assert typed("weights") == "python -m pdlab weights"
+    assert python_words("launch") == ["launch_gptoss.py"]
+    assert python_words("bench") == ["-m", "pdlab", "bench"]
+
+
+def test_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "CHECKOUT", None)
+    assert [typed(command, "-h") for command in ("viz", "bench", "weights")] == [
+        "pdlab viz -h", "pdlab bench -h", "pdlab weights -h",
+    ]  # fmt: skip
+    assert python_words("launch") == ["-m", "pdlab", "launch"]
+
+
+def test_a_checkout_is_known_by_its_folders(tmp_path: Path) -> None:
+    package = tmp_path / "pdlab"
+    assert files.checkout_of(package) is None
+    (tmp_path / "configs").mkdir()
+    assert files.checkout_of(package) is None, "any folder may have a configs/ beside a package"
+    (tmp_path / "pyproject.toml").touch()
+    assert files.checkout_of(package) == tmp_path
+
+
+def test_installed_code_does_not_put_its_site_packages_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    assert files.python_path("/own").split(":") == ["/own", str(files.CHECKOUT), "/theirs"]
+    monkeypatch.setattr(files, "CHECKOUT", None)
+    assert files.python_path("/own").split(":") == ["/own", "/theirs"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert files.python_path() == ""
+
+
+def test_a_package_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> int:
+        import no_such_package.of_ray  # type: ignore[import-not-found]  # noqa: F401
+
+        return 0
+
+    assert arguments.exit_code(run) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith("error: ") and "no_such_package " in err and sys.executable in err and "make setup" in err
+
+
+@pytest.mark.parametrize("module", ["pdlab.no_such_module", "json.no_such_module"])
+def test_a_module_of_ours_that_is_missing_is_a_fault(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        arguments.exit_code(lambda: __import__(module) and 0)
