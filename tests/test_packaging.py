@@ -35,8 +35,8 @@ BASE = {
 }
 # What the extras `serve` and `cpu` bring, by themselves or with Ray and vLLM.
 SERVING = {
-    "aiohttp", "fastapi", "huggingface_hub", "msgspec", "ray", "starlette", "tokenizers", "torch", "transformers",
-    "vllm", "zmq",
+    "aiohttp", "fastapi", "huggingface_hub", "msgspec", "psutil", "ray", "starlette", "tokenizers", "torch",
+    "transformers", "vllm", "zmq",
 }  # fmt: skip
 EXTRA_LOCKS = {"serve": "requirements.txt", "cpu": "requirements-cpu.txt", "dev": "requirements-dev.txt"}
 
