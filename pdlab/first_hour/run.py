@@ -85,8 +85,8 @@ def run(
 ) -> State:
     """Run what is left; a step that fails stops those alone that need it.
 
-    ``front``: the words between ``python`` and a step's command. Raises KeyboardInterrupt when it is interrupted, after
-    the running step was ended and what is always done was done.
+    ``front``: what the interpreter gets before the words of a step's command. Raises KeyboardInterrupt when it is
+    interrupted, after the running step was ended and what is always done was done.
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     verdicts = {name: outcome.verdict for name, outcome in state.outcomes.items()}
