@@ -122,7 +122,7 @@ def _published(path: Path, files: list[Path], gpus: int | None) -> Experiment:
             f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's --gpus {name}=N"
         )
     contents = [(file, _read(file)) for file in files]
-    models = sorted({str(data["model_id"]) for _, data in contents if data.get("model_id")})
+    models = sorted({model for _, data in contents if (model := _text(data, "model_id"))})
     if len(models) > 1:
         raise StoreError(f"{path} holds runs of several models ({', '.join(models)}); one folder is one experiment")
     runs: list[Run] = []
@@ -234,6 +234,7 @@ def _run(file: Path, data: dict[str, Any], name: str, named: FolderName) -> Run:
     return Run(
         origin="imported",
         label=name,
+        model=_text(data, "model_id"),
         key=RunKey(kind=load.kind, value=load.value),
         workload=workload,
         load=load,
@@ -323,6 +324,12 @@ def _distribution(data: dict[str, Any], metric: str) -> Distribution | None:
 def _no_latency(value: Any) -> bool:
     """A number that is none, or below 0."""
     return isinstance(value, float | int) and not isinstance(value, bool) and not (math.isfinite(value) and value >= 0)
+
+
+def _text(data: dict[str, Any], key: str) -> str | None:
+    """The text of ``key``; None where the file has none there."""
+    value = data.get(key)
+    return value if isinstance(value, str) and value else None
 
 
 def _number(file: Path, data: dict[str, Any], key: str) -> float:

@@ -283,7 +283,8 @@ class Run(Frozen):
     ``pool_age``: tokens that an engine had been given when the level began, over what its KV pool holds, of the
     engine where that is least (None: not known); below 1 the pool was fresh. ``soak``: the load was held for long.
     ``rehearsal``: the serving path was real and the engines were simulated; all times are simulated ones.
-    ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
+    ``model``: the model that an imported file names (None: the file names none, or pdlab measured the level, and then
+    the manifest's deployment names the model). ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
 
     Schema 1 called decode of a one-token prompt ``decode-only``; it is read as ``decode-approx``.
@@ -292,6 +293,7 @@ class Run(Frozen):
     schema_version: Literal[1, 2] = 2
     origin: Origin
     label: str
+    model: str | None = None
     key: RunKey
     workload: Workload
     load: Load
@@ -531,6 +533,18 @@ class Experiment(Frozen):
     manifest: Manifest
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()
+
+    @property
+    def model(self) -> str | None:
+        """The model that was served; None where no file says it, or where the files of several models are in it.
+
+        An imported experiment has the model of its files, whatever the folder's name and the flags say.
+        """
+        manifest = self.manifest
+        if manifest.origin != "imported":
+            return manifest.deployment.model if manifest.deployment else None
+        models = {run.model for run in self.runs if run.model is not None}
+        return models.pop() if len(models) == 1 else None
 
 
 def _unguarded(data: Any) -> Any:

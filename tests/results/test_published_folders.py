@@ -128,6 +128,23 @@ def test_stated_gpus_win_over_the_name() -> None:
     assert agreed.deployment is not None
 
 
+@pytest.mark.parametrize("gpus", [None, 4, 8])
+def test_the_files_model_is_kept_whatever_gpus_are_given(gpus: int | None) -> None:
+    experiment = load_experiment(PUBLISHED / PD, gpus=gpus)
+    assert experiment.model == "example/model-a"
+    assert {run.model for run in experiment.runs} == {"example/model-a"}
+
+
+@pytest.mark.parametrize("model_id", [None, "", 7, ["m"]])
+def test_a_file_without_a_model_has_no_model(tmp_path: Path, model_id: Any) -> None:
+    folder = tmp_path / "x_1xtp2"
+    folder.mkdir()
+    content = json.loads((PUBLISHED / PD / "conc2.json").read_text())
+    (folder / "conc2.json").write_text(json.dumps({**content, "model_id": model_id}))
+    experiment = load_experiment(folder)
+    assert experiment.model is None and [run.model for run in experiment.runs] == [None]
+
+
 def pd(prefill: Pool, decode: Pool, placement: Any) -> Disaggregated:
     return Disaggregated(prefill=prefill, decode=decode, placement=placement)
 
