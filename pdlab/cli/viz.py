@@ -341,7 +341,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     curves = [whole_nodes.counted(curve) for curve in _drawn_once(curves)]
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
-    ranking.require_latency(ranking.own(curves), view)
+    ranking.require_latency(analysis.own(curves), view)
     doubt = _doubt(paths, loading.hashes(loaded))
     _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
@@ -393,7 +393,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     for bounds in at:
         for sentence in verdicts.at_sentences(curves, bounds, view):
             print(sentence)
-    if not at and len(ranking.own(curves)) > 1:
+    if not at and len(analysis.own(curves)) > 1:
         print(verdicts.NO_BOUND)
     for answer in answers:
         print(answer)

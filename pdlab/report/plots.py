@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Curve, Point, View, configuration
+from pdlab.analysis.comparable import groups, models_text, workloads_text
+from pdlab.analysis.curves import Curve, Point, View, configuration, own
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import Spot, frontiers, own, spots
+from pdlab.analysis.ranking import Spot, frontiers, spots
 from pdlab.core import text as core_text
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Pool
@@ -217,7 +218,7 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
                 _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, positions, style, size=4 if thin else 6)
     best = frontiers(drawn.curves, view)
-    for ringed in best.values():
+    for _, ringed in best:
         x, y = [s.x for s in ringed], [s.y for s in ringed]
         axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
         axes.scatter(x, y, s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
@@ -239,7 +240,7 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
         before, after = (1, 2) if view.lower_is_better else (3, 1)
         axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
     axes.yaxis.set_major_formatter(_plain())
-    _write_labels(axes, drawn, every, {id(s.point) for ringed in best.values() for s in ringed})
+    _write_labels(axes, drawn, every, {id(s.point) for _, ringed in best for s in ringed})
 
 
 def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, color: str) -> None:
@@ -410,10 +411,10 @@ def _wrapped(notes: Sequence[str]) -> list[str]:
 
 
 def _title(drawn: _Drawn) -> str:
-    workloads = dict.fromkeys(curve.workload for curve in own(drawn.curves))
-    models = dict.fromkeys(curve.deployment.model for curve in own(drawn.curves) if curve.deployment)
-    lengths = f"{' and '.join(workloads)} tokens (input:output)"
-    return f"{' and '.join(models)}, {lengths}" if models else lengths
+    curves = own(drawn.curves)
+    workloads = dict.fromkeys(workloads_text(group.curves) for group in groups(curves, drawn.view))
+    lengths = f"{core_text.listed(list(workloads))} tokens (input:output)"
+    return f"{models_text(curves)}, {lengths}" if any(curve.model for curve in curves) else lengths
 
 
 def _subtitle(drawn: _Drawn) -> str:
