@@ -16,6 +16,7 @@ from pdlab.analysis.ttft_breakdown import Split, mean_split, split
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError
+from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey, Workload
 from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
@@ -24,7 +25,6 @@ LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
 Role = Literal["all", "prefill", "decode"]
-Count = Literal["nodes", "used"]
 RequestsOf = Mapping[RunKey, Requests]
 
 GPUS_PER_NODE = 8
@@ -36,8 +36,8 @@ UNKNOWN_MODEL = "unknown"  # of a folder that others wrote, whose files name non
 class View(Frozen):
     """What to look at: which latency, which statistic of it, which throughput, per node or not.
 
-    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs of whole nodes, which are
-    rented whole, or those used alone; a role's are always those used. ``confidence`` is the level of every interval
+    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs used, or those of
+    whole nodes, which are rented whole; a role's are always those used. ``confidence`` is the level of every interval
     and verdict.
     """
 
@@ -49,7 +49,7 @@ class View(Frozen):
     normalized: bool = True
     gpus_per_node: int = Field(default=8, ge=1)
     role: Role = "all"
-    count: Count = "nodes"
+    count: Count = DEFAULT_COUNT
     confidence: float = Field(default=0.95, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -588,7 +588,7 @@ def per_million_tokens(price_per_gpu_hour: float, gpus: float, tokens_per_s: Est
 
 
 def of_point(
-    curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float, count: Count = "nodes"
+    curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float, count: Count = DEFAULT_COUNT
 ) -> Estimate:
     """Cost per million tokens of that kind at one level; all GPUs that ``count`` counts are paid for."""
     return per_million_tokens(price_per_gpu_hour, curve.gpus.counted(count), point.rate_estimate(metric))

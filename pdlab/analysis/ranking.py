@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.student import student_t
 from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
+from pdlab.core.gpu_count import other_count
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
 from pdlab.core.workload import LoadKind
@@ -179,6 +181,27 @@ def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[int
     np.add.at(shares, order.ravel(), (sorted_y >= highest).ravel())
     every = [point for points, _ in drawn for point in points]
     return {id(point): float(share) / len(x) for point, share in zip(every, shares, strict=True)}
+
+
+def order_changes(all_curves: Sequence[Curve], view: View) -> list[tuple[Curve, Curve]]:
+    """Pairs whose order by highest throughput depends on how GPUs are counted: (above, below) as the view counts."""
+    other = view.model_copy(update={"count": other_count(view.count)})
+    return [
+        (first, second) if sign > 0 else (second, first)
+        for group in groups(all_curves, view)
+        for first, second in combinations(group.curves, 2)
+        for kind in first.lines().keys() & second.lines().keys()
+        if (sign := _over(first, second, kind, view)) * _over(first, second, kind, other) < 0
+    ]
+
+
+def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
+    """By how much the highest throughput of the first is above that of the second; 0 where one has no valid level."""
+    most = [
+        max((curve.throughput(point, view) for point in curve.lines()[kind] if point.valid), default=None)
+        for curve in (first, second)
+    ]
+    return 0.0 if None in most else (most[0] or 0.0) - (most[1] or 0.0)
 
 
 def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:

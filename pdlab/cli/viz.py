@@ -22,6 +22,7 @@ from pdlab.core.arguments import (
     positive,
     share,
 )
+from pdlab.core.gpu_count import DEFAULT_COUNT, add_count_gpus
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
@@ -135,13 +136,7 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument(
         "--confidence", type=share, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
     )
-    shown.add_argument(
-        "--count-gpus",
-        choices=["nodes", "used"],
-        default="nodes",
-        help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
-        "(default: nodes are rented whole), or those that it uses alone",
-    )
+    add_count_gpus(shown)
     answers = p.add_argument_group("what is answered")
     answers.add_argument(
         "--at",
@@ -274,7 +269,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         )
     if not args.use_normalized and args.per_role != "all":
         raise UsageError("--per-role counts GPUs per node, which --no-use-normalized turns off: leave one out")
-    if args.count_gpus == "used" and not args.use_normalized and args.price_per_gpu_hour is None:
+    if args.count_gpus != DEFAULT_COUNT and not args.use_normalized and args.price_per_gpu_hour is None:
         raise UsageError("--count-gpus is for throughput per node, which --no-use-normalized turns off: leave one out")
     if args.slo_quantile is not None and not args.slo:
         raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")

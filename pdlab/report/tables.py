@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pdlab.analysis.comparable import incomparable, length_notes
 from pdlab.analysis.curves import Curve, Point, Rate, View, own
 from pdlab.analysis.intervals import Estimate, requests_for
-from pdlab.analysis.ranking import FrontierPoint, frontier_points
+from pdlab.analysis.ranking import FrontierPoint, frontier_points, order_changes
 from pdlab.core.bounds import Metric
+from pdlab.core.gpu_count import other_count
 from pdlab.core.text import Row, listed, number, table
 
 
@@ -106,8 +107,14 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
         return []
     names = listed([f"{c.label} ({c.gpus.total} of {c.gpus.whole:.3g})" for c in partial])
     if view.count == "used":
-        return [f"Per node counts the GPUs used; nodes are rented whole, of which these leave some idle: {names}."]
-    return [f"Per node counts whole nodes, of which these use less: {names}; --count-gpus used counts those alone."]
+        lines = [f"Per node counts the GPUs used. Nodes are rented whole, and these leave GPUs idle: {names}."]
+    else:
+        lines = [f"Per node counts whole nodes, of which these leave GPUs idle: {names}."]
+    other = other_count(view.count)
+    swapped = listed([f"{lower.label} is above {higher.label}" for higher, lower in order_changes(curves, view)])
+    if swapped:
+        lines.append(f"With --count-gpus {other} the order by highest throughput differs: {swapped}.")
+    return lines
 
 
 def invalid_notes(curves: Sequence[Curve]) -> list[str]:
@@ -153,7 +160,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
     kind = kind if view.role == "all" else f"{view.role} {kind}"
     if all(curve.gpus.device == "cpu" for curve in curves):
         return f"{size} {kind}"
-    kind += " used" if view.count == "used" and view.role == "all" else ""
+    kind += " of whole nodes" if view.count == "nodes" and view.role == "all" else ""
     return f"node ({size} {kind})"
 
 
