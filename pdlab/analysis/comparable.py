@@ -20,6 +20,7 @@ Means of some hundred requests drawn from one set of conversations, whose length
 long, differ by 5 to 10 % by chance; so do answers that end at their end-of-sequence token. A workload that is meant to
 be another one differs by more. Rates and latencies may differ by about the same share, so the difference is printed.
 """
+HAVE = "the experiments have "
 Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
 OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "size")
 
@@ -140,7 +141,8 @@ def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
     """Why not all of these experiments may be compared with each other; None if they may."""
     apart = _between([[curve] for curve in own(curves)], view)
-    return " and ".join(_reason(curves, obstacle) for obstacle in apart) or None
+    reasons = [_reason(curves, obstacle) for obstacle in apart]
+    return " and ".join([*reasons[:1], *(each.removeprefix(HAVE) for each in reasons[1:])]) or None
 
 
 def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> str:
@@ -152,8 +154,8 @@ def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> str:
     if obstacle == "size":
         return f"the deployments have different sizes ({names}); normalise them"
     if obstacle == "model":
-        return f"the experiments have different models ({names})"
-    return f"the experiments have different workloads ({names}; input:output tokens)"
+        return f"{HAVE}different models ({names})"
+    return f"{HAVE}different workloads ({names}; input:output tokens)"
 
 
 def _words(curves: Sequence[Curve], obstacle: Obstacle) -> str:

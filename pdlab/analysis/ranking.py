@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import LevelFigure, Line, line
-from pdlab.analysis.comparable import groups
+from pdlab.analysis.comparable import groups, workloads_of
 from pdlab.analysis.curves import Curve, Point, View
 from pdlab.analysis.intervals import (
     Comparison,
@@ -85,9 +85,8 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
         names = listed([curve.name for curve in all_curves])
         raise UsageError(f"no request was answered in any level of {names}: nothing can be compared; measure again")
     if any(point.latency_ms for point in points):
-        only_prefill = all(
-            "prefill-only" in curve.workload or curve.workload.split()[0].endswith(":1") for curve in all_curves
-        )
+        asked = [workload for curve in all_curves for workload in workloads_of(curve)]
+        only_prefill = asked and all(workload.sent_output_tokens == 1 for workload in asked)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
         if is_tail(view.statistic) and any(s.latency(view) is not None for point in points for s in point.samples):
             why = f" ({view.statistic} takes {requests_for(view.statistic)} requests in every repeat of a level)"

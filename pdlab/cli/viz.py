@@ -180,7 +180,12 @@ def parser() -> argparse.ArgumentParser:
         help="logarithmic latency axes (default: where the values span more than 20 times, or one curve reaches three "
         "times beyond all others)",
     )
-    made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
+    made.add_argument(
+        "--log-concurrency",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="logarithmic (base 2) load axes (default: where more than half of the loads would lie in the first tenth)",
+    )
     made.add_argument(
         "--plot-path", type=Path, default=None, metavar="FILE", help="where the plot goes (default out/viz.png)"
     )
