@@ -111,9 +111,9 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
     else:
         lines = [f"Per node counts whole nodes, of which these leave GPUs idle: {names}."]
     other = other_count(view.count)
-    swapped = listed([f"{lower.label} is above {higher.label}" for higher, lower in order_changes(curves, view)])
+    swapped = [f"{lower.label} is above {higher.label}" for higher, lower in order_changes(curves, view)]
     if swapped:
-        lines.append(f"With --count-gpus {other} the order by highest throughput differs: {swapped}.")
+        lines.append(f"With --count-gpus {other} the order by highest throughput differs: {listed(swapped)}.")
     return lines
 
 
