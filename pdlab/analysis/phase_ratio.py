@@ -18,7 +18,7 @@ from pdlab.analysis.curves import model_of
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.text import aligned
+from pdlab.core.text import aligned, listed
 from pdlab.results.schema import Experiment, Run, Summary
 
 MOST_REPLICAS = 8
@@ -199,6 +199,9 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     ]
     if measured_rows:
         lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
+    others = [each.name for each in measured_experiments if not _of_one_model(each, prefill)]
+    if others:
+        lines.append(f"note: left out, not of the model of {prefill.name}: {listed(others)}")
     for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
         lines.append(f"note: {note}")
     lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")

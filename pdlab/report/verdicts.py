@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.analysis.comparable import incomparable
+from pdlab.analysis.comparable import groups, incomparable
 from pdlab.analysis.curves import Curve, View, own
 from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
@@ -43,7 +43,7 @@ def headline(curves: Sequence[Curve], view: View) -> str:
     whole = compared(curves, view)
     texts = [headline_text(each, curves, view) for each in whole.headlines]
     texts += [pairs_text(each, curves, view) for each in whole.pairs]
-    return "\n\n".join([*texts, *apart_text(whole, curves, view)])
+    return "\n\n".join(filter(None, [*texts, "\n".join(apart_text(whole, curves, view))]))
 
 
 def headline_text(block: Headline, curves: Sequence[Curve], view: View) -> str:
@@ -91,8 +91,9 @@ def apart_text(whole: Compared, curves: Sequence[Curve], view: View) -> list[str
     if not whole.headlines:
         return [f"No comparison: {reason or 'no two deployments share a load of one kind that is valid in both'}."]
     lines = [f"Not all are compared with each other: {reason}."] if reason else []
-    if whole.apart:
-        lines.append(f"Compared with no other, because no load is shared with one: {listed(whole.apart)}.")
+    admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
+    if without := [label for label in whole.apart if label in admitted]:
+        lines.append(f"Compared with no other, because no load is shared with one: {listed(without)}.")
     return lines
 
 
