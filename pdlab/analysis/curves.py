@@ -378,8 +378,8 @@ def drawn_once(curves: Sequence[Curve]) -> tuple[Curve, ...]:
 def _figures_of(curve: Curve) -> Hashable:
     points = tuple(
         (
-            *(p.kind, p.value, p.requests_per_s, p.input_tokens_per_s, p.output_tokens_per_s, p.valid),
-            str(sorted(p.latency_ms.items())),
+            (p.kind, p.value, p.requests_per_s, p.input_tokens_per_s, p.output_tokens_per_s),
+            (p.valid, str(sorted(p.latency_ms.items()))),
         )
         for p in curve.points
     )
