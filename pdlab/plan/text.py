@@ -128,7 +128,7 @@ def percent(advantage: Gain) -> str:
     return f"{100 * advantage.value:+.0f} % ({100 * advantage.low:+.0f} to {high})"
 
 
-def _counting(plan: Plan, scene: Scene) -> list[str]:
+def counting(plan: Plan, scene: Scene) -> list[str]:
     """How GPUs are counted where that matters, and whether the other way has another candidate first."""
     lines = []
     if scene.count == "used":
@@ -153,7 +153,7 @@ def _remarks(plan: Plan, scene: Scene) -> list[str]:
         )
     if plan.screened:
         lines.append(_left_out(plan))
-    lines += _counting(plan, scene)
+    lines += counting(plan, scene)
     if any(c.copies > 1 for c in listed_candidates):
         lines.append(
             "copies: the number of such deployments, each an application of its own, behind one load balancer."

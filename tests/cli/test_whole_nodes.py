@@ -16,7 +16,9 @@ from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.gpu_count import Count
 from pdlab.core.workload import Slo, Workload
+from pdlab.plan.planner import Candidate, Plan
 from pdlab.plan.scene import Scene
+from pdlab.plan.text import counting
 from pdlab.report import tables
 from pdlab.sim.hardware import load_hardware
 
@@ -97,3 +99,20 @@ def test_one_line_says_where_the_order_depends_on_the_counting(rate: float, diff
         above = order_changes(curves, View(count=count))
         expected = ["collocated-3xtp2", "collocated-4xtp2"][:: 1 if count == "used" else -1]
         assert [[each.label for each in pair] for pair in above] == ([expected] if differs else [])
+
+
+@pytest.mark.parametrize(("goodput_rps", "differs"), [(7.0, True), (9.0, False)])
+def test_a_plan_says_which_candidate_the_other_counting_has_first(goodput_rps: float, differs: bool) -> None:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(tpot_s=0.012))
+    made = [
+        Candidate(Deployment(topology=parse_label(label)), 1, (), None, gpus, goodput_rps=rps)
+        for label, gpus, rps in (("collocated-3xtp2", 6, goodput_rps), ("collocated-4xtp2", 8, 8.5))
+    ]
+    planned = Plan(tuple(made), 2, scene.slo, None, gpus=8)
+    assert planned.first(scene, "used") is made[0]
+    assert planned.first(scene, "nodes") is made[differs]
+    lines = counting(planned, scene)
+    assert [line for line in lines if "collocated-4xtp2" in line] == (lines[1:] if differs else [])
+    assert len(lines) == 1 + differs
