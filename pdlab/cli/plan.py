@@ -35,11 +35,12 @@ from pdlab.core.arguments import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.files import write_output
+from pdlab.core.gpu_count import DEFAULT_COUNT, add_count_gpus
 
 if TYPE_CHECKING:
-    from pdlab.analysis.curves import Count
     from pdlab.analysis.goodput_map import Served
     from pdlab.core.catalog import ModelShape
+    from pdlab.core.gpu_count import Count
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
     from pdlab.plan.planner import Candidate, Plan
@@ -166,13 +167,7 @@ def parser() -> argparse.ArgumentParser:
         help="what they cost on your nodes, in place of that guess: the --json of test_nixl_connector_ray.py "
         "--strategy pack --compare-blocks",
     )
-    how.add_argument(
-        "--count-gpus",
-        choices=["nodes", "used"],
-        default="nodes",
-        help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
-        "(default: nodes are rented whole), or those that it uses alone",
-    )
+    add_count_gpus(how)
     how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
     how.add_argument(
         "--fidelity",
@@ -507,7 +502,7 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
             model_flag,
             ranked_plan.best_candidate(collocated=True),
             scene.slo,
-            "" if args.count_gpus == parser().get_default("count_gpus") else f" --count-gpus {args.count_gpus}",
+            "" if args.count_gpus == DEFAULT_COUNT else f" --count-gpus {args.count_gpus}",
             _extrapolated(scene, ranked_plan.candidates),
         )
     )

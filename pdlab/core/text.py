@@ -64,7 +64,7 @@ def listed(labels: Sequence[str]) -> str:
         return ""
     if len(labels) > 4:
         return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
-    return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
+    return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
 
 LEAST_BEGUN = 4  # so many characters of a name, written alone, say which is meant

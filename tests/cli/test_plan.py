@@ -695,7 +695,7 @@ def test_the_printed_comparison_counts_gpus_as_the_plan_did(capsys: pytest.Captu
         assert plan.main([*words, *flags]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "viz.py" in line]
         arguments = viz.parser().parse_args(shlex.split(line)[2:])
-        assert arguments.count_gpus == (flags[1] if flags else "nodes")
+        assert arguments.count_gpus == (flags[1] if flags else "used")
 
 
 def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

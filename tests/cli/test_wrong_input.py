@@ -317,7 +317,7 @@ PLAN += [
     case("plan", "--compare later", "schema_version: must be one of 1 or 2, got 999"),
     case("plan", "--blocks blocks.json", "not the --json of a KV-transfer check"),
     case("plan", "--explain pd-pack-p1xtp2", "label 'pd-pack-p1xtp2': expected"),
-    case("plan", "--count-gpus all", "choose from nodes, used"),
+    case("plan", "--count-gpus all", "choose from used, nodes"),
     case("plan", "--slo ttft_ms=5", "--slo is not a flag", "or --slo-ttft-ms"),
 ]
 VIZ = [
@@ -391,7 +391,7 @@ VIZ += [
     case("viz", "--exps ours --at tpot_ms=5,tpot_ms=6", "tpot p50 is there twice"),
     case("viz", "--exps ours --at tpot_ms=5 --at tpot_ms=5", "--at tpot_ms=5 is given twice"),
     case("viz", "--exps ours --gpus ours=0", "expected NAME=N with N at least 1"),
-    case("viz", "--exps ours --count-gpus used --no-use-normalized", "--count-gpus is for throughput per node"),
+    case("viz", "--exps ours --count-gpus nodes --no-use-normalized", "--count-gpus is for throughput per node"),
     case("viz", "--exps ours --published cells.csv", "column 'config' is not known"),
     case("viz", "--audit ours --at tpot_ms=5", "--at does nothing with --audit"),
 ]
