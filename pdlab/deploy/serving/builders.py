@@ -40,7 +40,19 @@ _KV_GUARD = Path(__file__).resolve().parents[2] / "guard"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
-_HERE = ("bring", "guard", "parts", "pool", "steps", "dead_engine", "prefill_call", "drain", "nixl_port", "builders")
+_HERE = (
+    "bring",
+    "guard",
+    "usage",
+    "parts",
+    "pool",
+    "steps",
+    "dead_engine",
+    "prefill_call",
+    "drain",
+    "nixl_port",
+    "builders",
+)
 _FLUID = ("flow", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
 BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pdlab.roles")
