@@ -36,12 +36,12 @@ _MESSAGE_CHARS, _VALUE_CHARS = 600, 60
 # reads the answer instead of a broken pipe.
 _DRAIN = 16
 # How openai_harmony's errors end when gpt-oss's chat format has no vocabulary on the node and none can be downloaded.
-_NO_VOCABULARY = "vocab file"
+NO_VOCABULARY = "vocab file"
 # How the error begins of Ray's ingress for a message whose parts are of no kind that it knows, which it calls its own.
 _NO_CONTENT = "Validating message"
 # 500 or an exception, by what it says, that is a 400 -> what the client is told.
-_REASONS = {
-    _NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
+REASONS = {
+    NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
     "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions",
     _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
 }
@@ -172,7 +172,7 @@ class _Explained:
 
     async def refuse(self, reason: str) -> bool:
         """Answer for that error; False: its reason is not known, or an answer has begun."""
-        why = next((answer for mark, answer in _REASONS.items() if mark in reason), None)
+        why = next((answer for mark, answer in REASONS.items() if mark in reason), None)
         if self._sent or why is None:
             return False
         self._held = []
