@@ -112,7 +112,7 @@ def _checked_model(request: LaunchRequest) -> Model:
     """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
     deployment = request.deployment
     shape, source = resolve_model(deployment.model)
-    if request.local_nodes and not (shape.local if shape else source and Path(source).is_dir()):
+    if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
             f"leave --model out ({LOCAL_MODEL}) or give a folder"

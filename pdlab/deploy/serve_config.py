@@ -16,6 +16,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
+from pdlab.deploy.engine_arguments import reads_tool_calls
 from pdlab.placement.place import bundle_nodes
 
 OPENAI_BUILDER = "pdlab.deploy.serving.builders:build_openai_app"
@@ -65,7 +66,8 @@ def render(
     # With direct streaming there is no ingress deployment, and Ray rejects options for one.
     direct = deployment.serving.direct_streaming
     ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
-    ingress["guard"] = deployment.serving.requests.model_dump(mode="json")
+    tools = all(reads_tool_calls(config["engine_kwargs"]) for config in configs.values())
+    ingress["guard"] = {**deployment.serving.requests.model_dump(mode="json"), "tools": tools}
     if deployment.transport is not None:
         serving = deployment.serving
         call = {"timeout_s": serving.prefill_timeout_s, "on_failure": list(serving.on_prefill_failure)}

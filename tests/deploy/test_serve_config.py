@@ -72,6 +72,29 @@ def test_engine_argument_precedence() -> None:
     assert kwargs["tensor_parallel_size"] == 1 and "data_parallel_size" not in kwargs
 
 
+@pytest.mark.parametrize(
+    ("label", "changes", "reads"),
+    [
+        ("collocated-4xtp2", {}, True),
+        ("pd-spread-p1xtp4-d1xtp4", {}, True),
+        ("pd-fluid-2xtp1", {}, True),
+        ("collocated-1xtp8", {"engine_kwargs": {"enable_auto_tool_choice": False}}, False),
+        ("collocated-1xtp8", {"engine_kwargs": {"tool_call_parser": None}}, False),
+        ("pd-spread-p1xtp4-d1xtp4", {"engine_kwargs": {"enable_auto_tool_choice": False}}, False),
+        ("collocated-1xtp8", {"model": "somebody/model"}, False),
+        ("collocated-1xtp8", {"model": "somebody/model", "engine_kwargs": {"tool_call_parser": "hermes"}}, False),
+        ("collocated-1xtp8", {"model": "somebody/model",
+                              "engine_kwargs": {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}}, True),
+    ],
+)  # fmt: skip
+def test_the_guard_knows_whether_the_engines_read_tool_calls(label: str, changes: dict[str, Any], reads: bool) -> None:
+    app = app_of(labelled(label, **changes))
+    assert app.args["guard"]["tools"] is reads
+    configs = app.args.get("llm_configs") or [app.args[key] for key in app.args if key.endswith("_config")]
+    parsers = [config["engine_kwargs"].get("tool_call_parser") for config in configs if "engine_kwargs" in config]
+    assert parsers and ("model" in changes or "engine_kwargs" in changes or set(parsers) == {"openai"})
+
+
 def test_roles_and_transport() -> None:
     transport = Transport(backends=("LIBFABRIC", "UCX"), ucx_tls="tcp", verbose=True)
     topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=4), placement="spread", transport=transport)

@@ -4,7 +4,7 @@ is computed on decode.
 Ray's own orchestration waits for prefill without a limit and hands on whatever it raises. Where a client goes away
 between prefill's answer and decode's admission, nobody would tell prefill to free the KV blocks that it keeps for
 decode: they would stay until their lease ends. Runs in Ray Serve's decode replicas, sent there by value: imports the
-standard library alone.
+standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+
+from pdlab.deploy.serving.usage import cached_in_prefill
 
 # The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
 ROUTE = "pdlab_route"
@@ -96,7 +98,7 @@ class CallsPrefill:
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
                 began = True  # from here on vLLM itself tells prefill of a request that ends early
                 async for item in stream:
-                    yield item
+                    yield item if answer is None else cached_in_prefill(item, answer)
         finally:
             if not began and kv_parameters:
                 _in_background(self._release(kv_parameters))

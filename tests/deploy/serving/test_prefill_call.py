@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +37,15 @@ class Orchestrator:
 class Engine:
     """Stands for Ray's engine server below the mixin: answers at once with what it was asked."""
 
+    tokens: tuple[str, ...] = ("one", "two")
+
     async def completions(self, request: Any, raw: Any = None) -> AsyncIterator[Any]:
         if self.before is not None:  # type: ignore[attr-defined]
             await self.before()  # type: ignore[attr-defined]
 
         async def stream() -> AsyncIterator[Any]:
             self.decoded.append(request)  # type: ignore[attr-defined]
-            for token in ("one", "two"):
+            for token in self.tokens:
                 yield token
 
         return stream()
@@ -181,6 +184,19 @@ def test_when_all_fail_decode_computes_the_prompt(server: Made, counted: dict[st
     assert len(prefill.calls) == 2, "one retry"
     assert decode.decoded == ["a prompt"], "without transfer parameters"
     assert counted == {"calls": 1, "retries": 1, "local": 1}
+
+
+@pytest.mark.parametrize(("prefill_fails", "cached"), [(False, 64), (True, 300)])
+def test_what_was_cached_is_said_by_who_computed_the_prompt(
+    server: Made, counted: dict[str, int], prefill_fails: bool, cached: int
+) -> None:
+    given = prefilled()
+    given.usage = SimpleNamespace(prompt_tokens_details=SimpleNamespace(cached_tokens=64))
+    decode = server(Prefill([DEAD if prefill_fails else given], replicas=1))
+    usage = {"prompt_tokens": 300, "prompt_tokens_details": {"cached_tokens": 300}}
+    decode.tokens = (f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n",)
+    (last,) = answer(decode)
+    assert json.loads(last.removeprefix("data: "))["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
 
 
 def test_where_there_is_one_prefill_replica_nothing_is_retried(server: Made, counted: dict[str, int]) -> None:
