@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     made = chaos.load(folder)
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
-    print(f"\n{text}\n\nKept in {folder}; plot: python viz.py --exps {folder}")
+    print(f"\n{text}\n\nKept in {folder}; plot: {shlex.join(['python', 'viz.py', '--exps', str(folder)])}")
     return 0 if report.well(made) else HAS_FINDINGS
 
 

@@ -23,6 +23,7 @@ from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import ClusterView
+from pdlab.core.text import shell_assignments
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
@@ -202,8 +203,10 @@ def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> 
     print(f"serving path: {request.serving_path}", file=sys.stderr)
     needed = serving_path.environment(request.deployment, request.host)
     if needed:
-        words = " ".join(f"{name}={value}" for name, value in needed.items())
-        _warn(f"a Serve config cannot carry what this serving path needs: start Ray on every node with {words}")
+        _warn(
+            "a Serve config cannot carry what this serving path needs: start Ray on every node with "
+            f"{shell_assignments(needed)}"
+        )
     wants_key = args.api_key or args.api_key_file or os.environ.get(KEY) or not _on_loopback(args.host)
     if wants_key and args.api_key is not False:  # without a key on purpose: `_checked_model` has warned
         _warn(

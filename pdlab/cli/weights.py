@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,8 @@ def _run(args: argparse.Namespace) -> int:
     if not any(node["missing"] for node in nodes.values()):
         return 0
     if not args.fetch:
-        print(f"fetch them before the nodes cost money: python -m pdlab weights --model {args.model} --fetch")
+        fetch = shlex.join(["python", "-m", "pdlab", "weights", "--model", args.model, "--fetch"])
+        print(f"fetch them before the nodes cost money: {fetch}")
     return MISSING
 
 

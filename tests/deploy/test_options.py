@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transp
 from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.schema import load_yaml, to_yaml
 from pdlab.core.vllm_limits import check_divisibility
-from pdlab.deploy import launch
+from pdlab.deploy import launch, serving_path
 from pdlab.deploy.options import (
     LOCAL_WORKLOAD,
     LaunchRequest,
@@ -153,7 +154,13 @@ def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str])
     words = ["--collocated", "--direct-streaming", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--export", "-"]
     assert launch_gptoss.main(words) == 0
     captured = capsys.readouterr()
-    assert "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1" in captured.err and "proxy_location" in captured.out
+    assert "proxy_location" in captured.out
+    line = next(line for line in captured.err.splitlines() if "start Ray on every node with " in line)
+    ray_start = f"{line.partition('start Ray on every node with ')[2]} env -0"
+    done = subprocess.run(["bash", "-c", ray_start], capture_output=True, text=True, timeout=60, check=True)
+    seen = dict(each.split("=", 1) for each in done.stdout.split("\0") if "=" in each)
+    needed = serving_path.HAPROXY | serving_path.DIRECT
+    assert {name: seen.get(name) for name in needed} == needed
 
 
 def test_an_export_has_no_key_and_says_so(
