@@ -10,7 +10,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir, write_output
-from pdlab.core.nodes import ClusterView
+from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.text import shell_assignments
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
@@ -38,7 +38,8 @@ from pdlab.deploy.options import (
     request_from_json,
 )
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import ServeApp, serve_config
+from pdlab.deploy.serve_config import serve_config
+from pdlab.placement.place import pinned_to_ids
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _plan(args: argparse.Namespace, request: LaunchRequest, argv: Sequence[str])
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
         print(text, end="")
     if args.export:
-        _export(args, prepared.app, request)
+        _export(args, prepared, request)
 
 
 def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepared:
@@ -199,7 +200,7 @@ def _for_real(argv: Sequence[str]) -> str:
     return command_line(kept)
 
 
-def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> None:
+def _export(args: argparse.Namespace, prepared: Prepared, request: LaunchRequest) -> None:
     print(f"serving path: {request.serving_path}", file=sys.stderr)
     needed = serving_path.environment(request.deployment, request.host)
     if needed:
@@ -213,12 +214,25 @@ def _export(args: argparse.Namespace, app: ServeApp, request: LaunchRequest) -> 
             "a Serve config cannot carry an API key, and this one has none: whoever reaches what `serve deploy` starts "
             "can use the model; launch without --export to ask for the key"
         )
-    config = yaml.safe_dump(serve_config(app, host=args.host, port=args.port), sort_keys=False)
+    config = yaml.safe_dump(serve_config(prepared.app, host=args.host, port=args.port), sort_keys=False)
+    if pinned := pinned_to_ids(prepared.placement, prepared.view):
+        caution = _pinned(pinned)
+        _warn(caution)
+        config = f"# {caution}\n{config}"
     if args.export == "-":
         print(config, end="")
         return
     write_output(Path(args.export), config, "--export")
     print(f"wrote {args.export}: {shlex.join(['serve', 'deploy', args.export])}", file=sys.stderr)
+
+
+def _pinned(pinned: Mapping[Role, Sequence[str]]) -> str:
+    pools = "; ".join(f"{role} to {', '.join(nodes)}" for role, nodes in pinned.items())
+    return (
+        f"pinned to Ray's node ids: {pools}. A node that replaces one of them has another id, and replicas wait for "
+        f"the old one: start Ray on every node with --labels {NODE_NAME_LABEL}=NAME and export again, or export again "
+        "after each replacement"
+    )
 
 
 def _warn(text: str) -> None:

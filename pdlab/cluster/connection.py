@@ -105,6 +105,7 @@ class Cluster:
         if self.local:
             self._await_nodes(self.local.count)
         alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
+        _refuse_one_name_for_two(alive)
         facts = self._local_facts() if self.local else self.call_nodes(node_facts)
         free = available_resources_per_node()
         nodes = []
@@ -159,10 +160,11 @@ class Cluster:
         return {node["NodeID"]: {"host": names[node["NodeManagerAddress"]], "nic": nic} for node in self.alive()}
 
     def names(self) -> dict[str, str]:
-        """Node id -> the name that `ray start` gave it, else the beginning of its id."""
-        return {
-            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in self.alive()
-        }
+        """Node id -> the name that `ray start` gave it, else the beginning of its id. Raises ClusterError where two
+        nodes have one name."""
+        alive = self.alive()
+        _refuse_one_name_for_two(alive)
+        return {node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in alive}
 
     def call_nodes(self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S) -> dict[str, Any]:
         """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
@@ -271,6 +273,21 @@ def _refuse_unanswered(address: str) -> None:
             f"Ray at {head} requires a token that this process does not have: export RAY_AUTH_MODE=token with the "
             "cluster's token in ~/.ray/auth_token (docs/setup.md), or name another cluster with RAY_ADDRESS"
         )
+
+
+def _refuse_one_name_for_two(alive: list[dict[str, Any]]) -> None:
+    """Raises ClusterError where two of Ray's nodes carry one name: a selector by it would mean either."""
+    addresses: dict[str, list[str]] = {}
+    for node in alive:
+        if name := (node.get("Labels") or {}).get(NODE_NAME_LABEL):
+            addresses.setdefault(name, []).append(node["NodeManagerAddress"])
+    for name, several in addresses.items():
+        if len(several) > 1:
+            raise ClusterError(
+                f"{len(several)} of Ray's nodes have the label {NODE_NAME_LABEL}={name} ({', '.join(several)}): "
+                f"restart Ray there with a name for each (`ray start --labels {NODE_NAME_LABEL}=NAME`; on Kubernetes a "
+                "worker group of one replica for each), or without the label"
+            )
 
 
 def _status_of_call(address: str, metadata: tuple[tuple[str, str], ...] = ()) -> str:

@@ -108,6 +108,14 @@ class ClusterView(Frozen):
         ids = [node.id for node in self.nodes]
         if len(set(ids)) != len(ids):
             raise ValueError(f"node ids must be distinct, got {ids}")
+        owners: dict[str, str] = {}
+        for node in self.nodes:
+            name = node.labels.get(NODE_NAME_LABEL)
+            if name is not None and owners.setdefault(name, node.id) != node.id:
+                raise ValueError(
+                    f"nodes {owners[name]} and {node.id} both have the label {NODE_NAME_LABEL}: {name}; "
+                    "give each node a name of its own"
+                )
         return self
 
     @property

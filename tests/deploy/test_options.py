@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pdlab.cli import launch as launch_gptoss
 from pdlab.core.catalog import local_cluster, resolve_model
@@ -161,6 +162,21 @@ def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str])
     seen = dict(each.split("=", 1) for each in done.stdout.split("\0") if "=" in each)
     needed = serving_path.HAPROXY | serving_path.DIRECT
     assert {name: seen.get(name) for name in needed} == needed
+
+
+def test_an_export_says_what_is_pinned_to_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are found again on a node that replaces another; Ray's ids are not."""
+    pinned = {}
+    for label in ("ray.io/node-id", "pdlab/node"):
+        file = tmp_path / "cluster.yaml"
+        file.write_text(f"nodes:\n- {{id: w, gpus: 8, cpus: 99, labels: {{{label}: abc}}}}\n")
+        assert launch_gptoss.main(["--collocated", "--cluster", str(file), "--export", "-"]) == 0
+        captured = capsys.readouterr()
+        text = "pinned to Ray's node ids: collocated to w"
+        pinned[label] = (text in captured.err, captured.out.startswith(f"# {text}"))
+        args = yaml.safe_load(captured.out)["applications"][0]["args"]["llm_configs"][0]
+        assert args["deployment_config"]["placement_group_bundle_label_selector"] == [{label: "abc"}] * 4
+    assert pinned == {"ray.io/node-id": (True, True), "pdlab/node": (False, False)}
 
 
 def test_an_export_has_no_key_and_says_so(
