@@ -20,7 +20,7 @@ from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
-from pdlab.remote.node import node_facts
+from pdlab.remote.gpus import machine_facts
 
 # For a node that neither joins nor ends.
 JOIN_TIMEOUT_S = 300.0
@@ -106,7 +106,7 @@ class Cluster:
             self._await_nodes(self.local.count)
         alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
         _refuse_one_name_for_two(alive)
-        facts = self._local_facts() if self.local else self.call_nodes(node_facts)
+        facts = self._local_facts() if self.local else self.call_nodes(machine_facts)
         free = available_resources_per_node()
         nodes = []
         for node in alive:
@@ -119,11 +119,15 @@ class Cluster:
             labels = dict(node.get("Labels") or {})
             accelerators = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
             gpus = int(total.get("GPU", 0))
+            seen = (fact.get("gpus") or {}) if gpus else {}
+            memory_bytes = seen.get("memory_bytes")
             nodes.append(
                 ClusterNode(
                     id=labels.get(NODE_NAME_LABEL, node["NodeID"]),
                     gpu_type=accelerators[0] if accelerators else None,
                     gpus=gpus,
+                    gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / 1e9, 1),
+                    gpu_link=seen.get("link"),
                     free_gpus=tuple(range(int(left.get("GPU", 0)))) if gpus else None,
                     cpus=total.get("CPU", 0.0),
                     free_cpus=min(left.get("CPU", 0.0), total.get("CPU", 0.0)),
@@ -145,13 +149,10 @@ class Cluster:
         return "two-hosts" if self.local.two_hosts else f"local-{self.local.count}"
 
     def _local_facts(self) -> dict[str, Any]:
-        """As `node_facts` would answer on every node, without asking."""
+        """As `machine_facts` would answer on every node, without asking."""
         if self.local and self.local.made_up:
             made_up = {node.id: node for node in self.local.made_up.nodes}
-            return {
-                node: {"host": made_up[name].host, "nic": made_up[name].nic.model_dump()}
-                for node, name in self.names().items()
-            }
+            return {node: _facts_of_made_up(made_up[name]) for node, name in self.names().items()}
         pair = self.local.two_hosts if self.local else None
         if pair is None:
             return {node["NodeID"]: {"host": "localhost", "nic": {"kind": "loopback"}} for node in self.alive()}
@@ -273,6 +274,13 @@ def _refuse_unanswered(address: str) -> None:
             f"Ray at {head} requires a token that this process does not have: export RAY_AUTH_MODE=token with the "
             "cluster's token in ~/.ray/auth_token (docs/setup.md), or name another cluster with RAY_ADDRESS"
         )
+
+
+def _facts_of_made_up(node: ClusterNode) -> dict[str, Any]:
+    """As `machine_facts` would answer on a node that is like this one."""
+    memory_bytes = None if node.gpu_memory_gb is None else 1e9 * node.gpu_memory_gb
+    gpus = {"memory_bytes": memory_bytes, "link": node.gpu_link}
+    return {"host": node.host, "nic": node.nic.model_dump(), "gpus": gpus}
 
 
 def _refuse_one_name_for_two(alive: list[dict[str, Any]]) -> None:

@@ -154,7 +154,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         dest="mode",
         action="store_const",
         const="pd-pack",
-        help="PD, every prefill and decode replica on one node: KV cache moves over NVLink",
+        help="PD, every prefill and decode replica on one node, whose GPUs KV cache stays on",
     )
     group.add_argument(
         "--pd-spread",

@@ -48,7 +48,7 @@ def examine(
     transport = topology.transport
     environment = {**(gpu_env() if on_gpus else {}), **transport_env(transport, view)}
     if (isinstance(topology, Fluid) or topology.placement == "spread") and over_efa(view):
-        # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
+        # Fluid engines of one node move KV cache between its GPUs, which LIBFABRIC does not know.
         chooses = choose and may_choose(transport) and not isinstance(topology, Fluid)
         optional = (LIBFABRIC,) if chooses else ()
         print_line("asking UCX on every node which devices it finds")

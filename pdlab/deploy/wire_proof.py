@@ -22,7 +22,7 @@ from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.deploy.serve_config import engine_kwargs
-from pdlab.placement.place import link_kind, links
+from pdlab.placement.place import GPU_LINKS, link_kind, links
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import WireProof
@@ -76,7 +76,7 @@ def _allowed(deployment: Deployment, link_kind: str) -> str:
 
 def _wire_of_link(kind: str) -> str:
     """Of `pdlab.placement.place.link_kind`."""
-    if kind.startswith("NVLink"):
+    if kind in GPU_LINKS.values():
         return "gpu peer"
     if kind.startswith("shared memory"):
         return "shared memory"

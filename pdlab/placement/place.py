@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pdlab.core.catalog import gpu_link
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import (
@@ -22,6 +23,7 @@ from pdlab.core.nodes import (
     NODE_NAME_LABEL,
     ClusterNode,
     ClusterView,
+    GpuLink,
     Placement,
     ReplicaPlacement,
     Role,
@@ -141,11 +143,20 @@ _NETWORK = {
 }
 
 
+# Between GPUs of one node. GPUs that have PCIe only may refuse cuda_ipc, and then go through host memory.
+GPU_LINKS: dict[GpuLink | None, str] = {
+    "nvlink": "NVLink (cuda_ipc)",
+    "pcie": "PCIe",
+    "xgmi": "Infinity Fabric (rocm_ipc)",
+    None: "not known: give gpu_link of the node",
+}
+
+
 def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     """The link that UCX takes between two nodes when it finds everything it needs."""
     on_gpus = bool(prefill.gpus and decode.gpus)
     if prefill.id == decode.id:
-        return "NVLink (cuda_ipc)" if on_gpus else "shared memory (cma)"
+        return GPU_LINKS[gpu_link(prefill)] if on_gpus else "shared memory (cma)"
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory (cma), same machine"
     rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]

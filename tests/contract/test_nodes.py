@@ -62,7 +62,11 @@ class TestView:
                 for number, labels in ((2, {NODE_NAME_LABEL: "node-1"}), (3, {}))
             ),
         ]
-        fact = {"host": "h", "nic": {"kind": "efa", "count": 32}}
+        fact = {
+            "host": "h",
+            "nic": {"kind": "efa", "count": 32},
+            "gpus": {"memory_bytes": 42_949_672_960, "link": "pcie"},
+        }
         free = {node["NodeID"]: node["Resources"] for node in alive}
         monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: free)
         monkeypatch.setattr(Cluster, "alive", lambda _: alive)
@@ -74,6 +78,8 @@ class TestView:
             role: args[f"{role}_config"]["deployment_config"]["placement_group_bundle_label_selector"]
             for role in ("prefill", "decode")
         }
+        gpus = {(node.gpu_memory_gb, node.gpu_link) for node in view.engine_nodes}
+        assert gpus == {(42.9, "pcie")} and view.nodes[0].gpu_memory_gb is None
         # The pool on the named node by its name, the other one by the id that Ray compares.
         by_name, by_id = {NODE_NAME_LABEL: "node-1"}, {"ray.io/node-id": "03" * 14}
         assert sorted(pins.values(), key=str) == sorted(([by_name] * 4, [by_id] * 4), key=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,7 +191,25 @@ class TestLinks:
     def test_between_gpu_nodes(self, nic: str, kind: str) -> None:
         one = ClusterNode(id="a", gpus=8, nic=Nic(kind=nic))  # type: ignore[arg-type]
         assert link_kind(one, one.model_copy(update={"id": "b"})) == kind
-        assert link_kind(one, one) == "NVLink (cuda_ipc)"
+
+    @pytest.mark.parametrize(
+        ("facts", "kind"),
+        [
+            ({"gpu_type": "H100"}, "NVLink"),
+            ({"gpu_type": "A100"}, "NVLink"),
+            ({"gpu_type": "L40S"}, "PCIe"),
+            ({"gpu_type": "L4"}, "PCIe"),
+            ({"gpu_type": "RTX4090"}, "PCIe"),
+            ({"gpu_type": "MI300X"}, "Infinity Fabric"),
+            ({"gpu_type": "H100", "gpu_link": "pcie"}, "PCIe"),
+            ({"gpu_type": "of-tomorrow", "gpu_link": "nvlink"}, "NVLink"),
+            ({"gpu_type": "of-tomorrow"}, "not known: give gpu_link"),
+            ({}, "not known: give gpu_link"),
+        ],
+    )
+    def test_within_a_gpu_node(self, facts: dict[str, Any], kind: str) -> None:
+        node = ClusterNode(id="a", gpus=8, **facts)
+        assert link_kind(node, node).startswith(kind)
 
     def test_different_networks_meet_on_tcp(self) -> None:
         efa, ib = (ClusterNode(id=kind, gpus=8, nic=Nic(kind=kind)) for kind in ("efa", "infiniband"))
