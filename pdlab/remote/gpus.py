@@ -13,12 +13,6 @@ from pdlab.remote.node import node_facts
 NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
 
 
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t, in bytes."""
-
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-
-
 def machine_facts() -> dict[str, Any]:
     """`pdlab.remote.node.node_facts` and, as ``gpus``, `gpu_facts`."""
     return {**node_facts(), "gpus": gpu_facts()}
@@ -41,11 +35,12 @@ def gpu_facts(nvml: Any = None) -> dict[str, Any]:
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         sizes, linked = [], []
         for index in range(count.value):
-            device, memory = ctypes.c_void_p(), _Memory()
+            # nvmlMemory_t is total, free and used, in bytes; a structure of ctypes cannot be sent by value.
+            device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
             if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
                 continue
             if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0:
-                sizes.append(memory.total)
+                sizes.append(memory[0])
             linked.append(any(_is_active(nvml, device, link) for link in range(NVLINKS)))
     finally:
         nvml.nvmlShutdown()

@@ -26,6 +26,7 @@ from pdlab.core.nodes import NODE_NAME_LABEL
 from pdlab.deploy import launch, serve_config, serving_path
 from pdlab.deploy.application import APP
 from pdlab.placement.place import place
+from pdlab.remote.gpus import machine_facts
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
 from pdlab.remote.node import node_facts
 
@@ -91,6 +92,23 @@ class TestView:
             Cluster().view()
         with pytest.raises(ClusterError):
             Cluster().call_every_node(node_facts)
+
+    def test_what_nodes_are_asked_travels_by_value(self) -> None:
+        """Nodes may have no pdlab: what is sent names no module of it."""
+        cloudpickle = quietly("ray").cloudpickle
+        modules = [quietly(name) for name in ("pdlab.remote", machine_facts.__module__)]
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            sent = cloudpickle.dumps(machine_facts)
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+        code = (
+            "import pickle, sys; facts = pickle.load(sys.stdin.buffer)(); print(sorted(facts), 'pdlab' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, timeout=120, cwd="/")
+        assert done.stdout.decode().strip() == "['gpus', 'host', 'nic'] False", done.stderr.decode()
 
     def test_what_is_free_on_a_node(self) -> None:
         assert parameters(quietly("ray._private.state").available_resources_per_node) == []

@@ -33,7 +33,7 @@ class Nvml:
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
-        memory._obj.total = self.sizes[device.value - 1]
+        memory._obj[0] = self.sizes[device.value - 1]
         return 0
 
     def nvmlDeviceGetNvLinkState(self, device: Any, link: int, active: Any) -> int:
