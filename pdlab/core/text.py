@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import shlex
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 # Sums of the same numbers in another order differ by less than this.
 ROUNDING = 1e-9
@@ -52,6 +53,12 @@ def counted(number: int, noun: str) -> str:
 def duration(seconds: float) -> str:
     """``45 s``, ``6 minutes``."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+def shell_assignments(variables: Mapping[str, str]) -> str:
+    """``NAME=VALUE NAME='TWO WORDS'``: a shell takes them in front of a command and behind export. The name stays
+    outside the quotes, because a quoted word in front of a command is the command itself."""
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
 def plain(value: float) -> str:

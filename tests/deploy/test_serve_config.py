@@ -245,7 +245,9 @@ def test_pools_share_no_nested_value() -> None:
 def test_pins(label: str, strategy: str, selectors: list[dict[str, str]]) -> None:
     nodes = load_cluster("p5.48xlarge-x2").nodes
     live = ClusterView(
-        nodes=tuple(n.model_copy(update={"id": i, "labels": {}}) for n, i in zip(nodes, "ab", strict=True))
+        nodes=tuple(
+            n.model_copy(update={"id": i, "labels": {"ray.io/node-id": i}}) for n, i in zip(nodes, "ab", strict=True)
+        )
     )
     args = app_of(labelled(label), live).args
     config = args.get("llm_config") or args["llm_configs"][0]
