@@ -399,6 +399,17 @@ def test_requests_that_the_client_gave_up_on_may_or_may_not_finish() -> None:
         assert judged.failed_gates == ("failed_requests",)
 
 
+def test_late_counters_pass_nothing_and_accuse_nobody() -> None:
+    few = {"engines_after": engines(requests=20), "workload": WORKLOAD.model_copy(update={"mode": "decode-only"})}
+    counted = {"kv_transfers", "prefill_calls", "other_requests", "preemptions", "decode_context"}
+    late = validate_level(evidence(**few, settling="late"))
+    assert late.valid and set(late.unchecked) == counted, late
+    assert validate_level(evidence(**few, settling="short")).failed_gates == ("other_requests",)
+    found = validate_level(evidence(**nixl(failed_transfers=5), settling="late"))
+    assert found.failed_gates == ("kv_transfers",), "what was counted was counted"
+    assert "prefix_cache" in found.unchecked
+
+
 def test_prefill_engines_may_have_nothing_to_do() -> None:
     """Where decode has the prompt in its cache, or computes it."""
     both = {**engines(), "prefill": EngineCounters(requests=0)}
