@@ -215,7 +215,7 @@ def prefill_calls(evidence: Evidence) -> Iterator[str]:
 
 
 def _guarded(evidence: Evidence, name: str) -> float:
-    """How much a counter of the KV guard grew."""
+    """How much a counter of the KV transfers grew."""
     before, after = evidence.run.nixl_before, evidence.run.nixl_after
     return (getattr(after, name, None) or 0.0) - (getattr(before, name, None) or 0.0)
 
@@ -237,6 +237,19 @@ def guard_deadline(evidence: Evidence) -> Iterator[str]:
         yield f"the KV guard gave up {late:g} KV receives at their deadline"
     if errors > 0:
         yield f"the KV guard failed {errors:g} requests for which late KV receives left no room"
+
+
+def kv_connections(evidence: Evidence) -> Iterator[str]:
+    """A connection between a prefill and a decode engine failed in the level."""
+    names = {
+        "failed_transfers": "KV reads failed",
+        "guard_failed_reads": "prompts were computed on decode because of failed reads",
+        "guard_handshakes_renewed": "connections were made anew",
+    }
+    counts = {words: _guarded(evidence, name) for name, words in names.items()}
+    if counts[names["guard_failed_reads"]] > 0 or counts[names["guard_handshakes_renewed"]] > 0:
+        found = ", ".join(f"{count:g} {words}" for words, count in counts.items())
+        yield f"a connection between prefill and decode failed: {found}"
 
 
 def restarts(evidence: Evidence) -> Iterator[str]:
@@ -644,6 +657,7 @@ GATES: tuple[Gate, ...] = (
         counted=True,
     ),
     Gate("guard_recomputed", guard_recomputed, _guard_missing, applies=_has_guard, counted=True),
+    Gate("kv_connections", kv_connections, _guard_missing, applies=_has_guard, counted=True),
     Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard, counted=True),
     Gate("restarts", restarts, _restarts_missing),
     Gate("roles", roles, _roles_missing, applies=lambda evidence: evidence.fluid),

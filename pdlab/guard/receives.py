@@ -31,6 +31,9 @@ ACTIONS = {
     "deadlines": "Reads that did not end within the deadline; their blocks are kept until they do.",
     "errors": "Requests that failed because the blocks of reads past their deadline left no room for them.",
     "cancels_told": "Cancelled requests of which prefill was told, so that it frees their blocks.",
+    "handshakes_renewed": "Connections to a prefill engine that were made anew after a failed read.",
+    "unhealed": "Prefill engines, by decode worker, with no good read over several new connections.",
+    "healed": "Of those, the ones from which a read ended well later, or that answered no handshake any more.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
 # A measured lead of prefill's clock is used that long; clocks of two hosts drift by far less than a lease meanwhile.
