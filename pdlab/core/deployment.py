@@ -294,7 +294,8 @@ class Serving(Frozen):
     2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
     ``stream_batching_ms``: output chunks of one request are held that long and sent together
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
-    ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD).
+    ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
+    long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
@@ -304,6 +305,7 @@ class Serving(Frozen):
     stream_batching_ms: float | None = Field(default=None, ge=0)
     requests: RequestLimits = RequestLimits()
     prefill_timeout_s: float = Field(default=120.0, gt=0, le=86400)
+    prefill_absent_s: float = Field(default=5.0, gt=0, le=86400)
     on_prefill_failure: tuple[PrefillStep, ...] = ("retry", "local")
 
     @field_validator("on_prefill_failure")
@@ -420,7 +422,7 @@ class Deployment(Frozen):
         # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
         absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
         defaults = Serving()
-        later = ("requests", "prefill_timeout_s", "on_prefill_failure")
+        later = ("requests", "prefill_timeout_s", "prefill_absent_s", "on_prefill_failure")
         same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
         if same:
             absent["serving"] = same

@@ -80,6 +80,7 @@ FLAGS = {
     "kv_deadline_s": "--kv-deadline-s",
     "serving.stream_batching_ms": "--stream-batching-ms",
     "serving.prefill_timeout_s": "--prefill-timeout-s",
+    "serving.prefill_absent_s": "--prefill-absent-s",
     "serving.on_prefill_failure": "--on-prefill-failure",
     "serving.requests.expose": "--expose",
     "serving.requests.max_body_bytes": "--max-body-bytes",
@@ -382,6 +383,13 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         f"{default.prefill_timeout_s:g})",
     )
     group.add_argument(
+        "--prefill-absent-s",
+        type=seconds,
+        metavar="S",
+        help="PD: decode gives up a call that no prefill replica has taken after S seconds, as where all of them have "
+        f"died and new ones are not up yet (default {default.prefill_absent_s:g})",
+    )
+    group.add_argument(
         "--on-prefill-failure",
         type=prefill_steps,
         metavar="STEP[,STEP]",
@@ -641,6 +649,7 @@ def _serving(args: argparse.Namespace, topology: Topology, base: Deployment | No
         "tokenize_once",
         "stream_batching_ms",
         "prefill_timeout_s",
+        "prefill_absent_s",
         "on_prefill_failure",
     )
     flags = {name: getattr(args, name) for name in serving_flags if getattr(args, name) is not None}
@@ -725,7 +734,7 @@ def _refuse_flags_of_other_modes(args: argparse.Namespace, mode: Mode) -> None:
     names = ("num", "tp", "dp", "pp", "ep")
     pd_only = [f"{p}_{name}" for p in ("p", "d") for name in (*names, "engine_arg")]
     pd_only += ["kv_backend", "ucx_tls", "ucx_env", "kv_guard", "kv_deadline_s", "accept_wire"]
-    pd_only += ["prefill_timeout_s", "on_prefill_failure"]
+    pd_only += ["prefill_timeout_s", "prefill_absent_s", "on_prefill_failure"]
     two_pools = pd_only[: 2 * len(names) + 2]
     wrong, hint = (
         (pd_only, "it is for --pd-pack, --pd-spread and --pd-fluid")
