@@ -82,6 +82,7 @@ class Guarded:
         """Whether vLLM is to hear of it."""
         blocks = self._held_blocks.pop(request_id, None)
         if blocks is not None:
+            self._receives.late_read_ended(request_id)
             self._receives.failed.discard(request_id)
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))  # type: ignore[attr-defined]
             return False

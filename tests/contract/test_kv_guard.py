@@ -313,6 +313,19 @@ class TestDecode:
         engine.step()
         assert not engine.scheduler.has_requests()
 
+    def test_a_late_read_is_the_only_one_until_it_has_ended(self, engine: Engine) -> None:
+        engine.reading()
+        engine.prefill.now += DEADLINE_S + 0.1
+        engine.step()
+        free = engine.free
+        engine.add("s", **engine.params("remote-s"))
+        assert engine.step()["s"] == PROMPT, "at once"
+        for _ in range(8):
+            engine.step()
+        assert engine.free >= free, "it keeps no blocks"
+        engine.step(done=("r",))
+        engine.reading("t")
+
     def test_a_late_read_that_fails_in_the_end(self, engine: Engine, report: Any) -> None:
         before = engine.free
         engine.reading()
