@@ -160,6 +160,11 @@ class ReceiveBook:
         self.drop(request_id)
         return Admission.REFUSE
 
+    def awaits_word(self, request_id: str) -> bool:
+        """Whether it waits, not yet for room, but for prefill's answer."""
+        receive = self._receives.get(request_id)
+        return receive is not None and receive.state is _State.ARRIVED and receive.verdict is None
+
     def admitted(self, request_id: str) -> None:
         """The read begins; its deadline runs."""
         receive = self._receives.get(request_id)

@@ -119,12 +119,16 @@ class Guarded:
         self._look_for_stuck()
 
     def _look_for_stuck(self) -> None:
-        """Requests that wait while nothing runs and reads past their deadline keep their blocks: until when, nobody
-        knows."""
+        """Requests that wait for room while nothing runs and reads past their deadline keep their blocks: until when,
+        nobody knows. One that waits for prefill's word is refused at its own deadline, and then needs room."""
         stuck: list[str] = []
         if self._held_blocks and not self.running:  # type: ignore[attr-defined]
             queues = (*self.waiting, *self.skipped_waiting)  # type: ignore[attr-defined]
-            stuck = [request.request_id for request in queues if request.status == RequestStatus.WAITING]
+            stuck = [
+                request.request_id
+                for request in queues
+                if request.status == RequestStatus.WAITING and not self._receives.awaits_word(request.request_id)
+            ]
         if not stuck:
             self._stuck_since = None
         elif self._stuck_since is None:

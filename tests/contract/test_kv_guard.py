@@ -326,6 +326,28 @@ class TestDecode:
         engine.step(done=("r",))
         engine.reading("t")
 
+    def test_who_waits_for_prefills_word_beside_a_late_read_is_not_out_of_room(
+        self, engine: Engine, guard_scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Prefill cannot be reached: a read hangs, and the next request waits as long for an answer as is allowed."""
+        monkeypatch.setattr(guard_scheduler, "time", SimpleNamespace(perf_counter=engine.prefill))
+        engine.reading()
+        engine.prefill.verdict = None
+        engine.add("s", **engine.params("remote-s", age_s=20.0))
+        engine.prefill.now += DEADLINE_S + 0.1
+        engine.step()
+        for _ in range(8):
+            engine.step()
+        assert "r" not in engine.scheduler.requests
+        engine.side.receives._hung_at.clear()
+        engine.add("t", **engine.params("remote-t", age_s=20.0))
+        engine.side.receives._receives["t"].shunned = False
+        assert engine.step() == {}
+        engine.prefill.now += DEADLINE_S - 0.1
+        engine.step()
+        engine.prefill.now += 0.2
+        assert engine.step().get("t") == PROMPT and not engine.counts().get("errors")
+
     def test_a_late_read_that_fails_in_the_end(self, engine: Engine, report: Any) -> None:
         before = engine.free
         engine.reading()
