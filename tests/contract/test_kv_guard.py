@@ -346,7 +346,8 @@ class TestDecode:
         engine.prefill.now += DEADLINE_S - 0.1
         engine.step()
         engine.prefill.now += 0.2
-        assert engine.step().get("t") == PROMPT and not engine.counts().get("errors")
+        assert engine.step().get("t") == PROMPT
+        assert engine.scheduler.requests["t"].status.name == "RUNNING", "it was not ended with an error"
 
     def test_a_late_read_that_fails_in_the_end(self, engine: Engine, report: Any) -> None:
         before = engine.free
