@@ -241,7 +241,32 @@ def test_a_call_that_a_replica_has_taken_may_take_the_whole_time(
     decode.prefill_rules = PrefillRules()
     monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": clock.wait}))
     assert answer(decode) == ["one", "two"]
-    assert clock.waited == [5, 115, 5, 115] and counted["timeouts"] == 2
+    assert clock.waited == [5] * 48 and counted["timeouts"] == 2
+
+
+def test_a_call_whose_replica_died_later_is_given_up_too(
+    server: Made, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray sends such a call again by itself, and its router waits until there is a replica."""
+    prefill, clock = Prefill(["hangs"]), Clock()
+    decode = server(prefill)
+    decode.prefill_rules = PrefillRules()
+    taken: list[Any] = []
+    given = decode._call
+
+    async def call(*args: Any) -> Any:
+        taken.append(args[-1])
+        return await given(*args)
+
+    async def wait(tasks: Any, *, timeout: float | None = None) -> tuple[set[Any], Any]:
+        if len(clock.waited) == 2:
+            taken[-1].replica = None
+        return await clock.wait(tasks, timeout=timeout)
+
+    decode._call = call
+    monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+    assert answer(decode) == ["one", "two"]
+    assert clock.waited == [5, 5, 5] and counted == {"calls": 1, "local": 1}
 
 
 def test_an_error_of_the_clients_is_the_answer(server: Made, counted: dict[str, int]) -> None:
