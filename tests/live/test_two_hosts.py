@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from pdlab.bench.watch import read_health
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
 from pdlab.cluster.two_hosts import INTERFACE, Host, TwoHosts, made, parse_shape, reshape
@@ -560,32 +559,6 @@ class TestDeadConnections:
             number += 5
         self.is_as_new(stack, "cut")
         assert stack.running().replicas == replicas, "nothing was launched anew"
-
-    @pytest.mark.skipif(not LONG, reason="set PDLAB_TEST_LONG=1 (make test-long): Ray Serve takes half a minute")
-    def test_a_replica_is_replaced_that_no_handshake_heals(self, stack: Stack) -> None:
-        """Prefill answers handshakes, and no new connection of NIXL's comes about."""
-        pair, nodes = stack.nodes().two_hosts, stack.nodes()
-        ends = [far.rpartition(":")[2] for _, far in engine_connections(pair)]
-        data = max(set(ends), key=ends.count)
-        assert ends.count(data) > 1, "UCX has several, the guard's questions one"
-        with reach(stack.url), cut(pair, {data}):
-            deadline, number = time.monotonic() + 240, 1000
-            while self.replica(stack) in stack.running().replicas:
-                assert time.monotonic() < deadline
-                with contextlib.suppress(OSError):
-                    stack.complete(self.prompt(number), tokens=2)
-                number += 1
-                time.sleep(0.5)
-        assert nodes == stack.nodes()
-
-    def replica(self, stack: Stack) -> str:
-        """The decode replica that Ray Serve calls healthy (the published one while there is none)."""
-        running = stack.running()
-        (published,) = [name for name, pool in running.pools.items() if pool == "decode"]
-        health = read_health(running.metrics_urls)
-        (deployment,) = {one.deployment for one in health if one.replica == published} or {""}
-        healthy = [one.replica for one in health if one.deployment == deployment and one.healthy]
-        return next((name for name in healthy if name != published), published)
 
     def test_shutdown(self, stack: Stack) -> None:
         assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
