@@ -70,7 +70,11 @@ def render(
     ingress["guard"] = {**deployment.serving.requests.model_dump(mode="json"), "tools": tools}
     if deployment.transport is not None:
         serving = deployment.serving
-        call = {"timeout_s": serving.prefill_timeout_s, "on_failure": list(serving.on_prefill_failure)}
+        call = {
+            "timeout_s": serving.prefill_timeout_s,
+            "absent_s": serving.prefill_absent_s,
+            "on_failure": list(serving.on_prefill_failure),
+        }
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:
             # The engines of local nodes find pdlab itself.

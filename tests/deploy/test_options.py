@@ -376,8 +376,11 @@ def test_lengths_of_a_file_pass_to_another_machine_without_it(tmp_path: Path) ->
 
 def test_what_follows_a_failed_prefill() -> None:
     assert made("--pd-spread").serving.on_prefill_failure == ("retry", "local")
-    serving = made("--pd-spread", "--prefill-timeout-s", "7.5", "--on-prefill-failure", "retry, fail").serving
-    assert (serving.prefill_timeout_s, serving.on_prefill_failure) == (7.5, ("retry", "fail"))
+    serving = made(
+        "--pd-spread", "--prefill-timeout-s", "7.5", "--prefill-absent-s", "2", "--on-prefill-failure", "retry, fail"
+    ).serving
+    assert (serving.prefill_timeout_s, serving.prefill_absent_s) == (7.5, 2)
+    assert serving.on_prefill_failure == ("retry", "fail")
     request = request_from(parse(LaunchSettings, ["--pd-spread", "--on-prefill-failure", "local"]), [])
     assert request_from_json(request_to_json(request)).deployment.serving.on_prefill_failure == ("local",)
 

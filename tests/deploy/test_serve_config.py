@@ -211,9 +211,9 @@ def test_stored_fingerprints_stay_valid() -> None:
 
 
 def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
-    serving = Serving(prefill_timeout_s=30, on_prefill_failure=("fail",))
+    serving = Serving(prefill_timeout_s=30, prefill_absent_s=5, on_prefill_failure=("fail",))
     args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
-    assert args["prefill_call"] == {"timeout_s": 30, "on_failure": ["fail"]}
+    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"]}
     windows = [
         args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
     ]
