@@ -10,14 +10,19 @@ DEFAULT_COUNT: Count = "used"
 """Published figures divide by the GPUs of the deployment."""
 
 
+COUNT_HELP = (
+    "used: per node and per GPU count the GPUs that a deployment uses; nodes: those of the whole nodes that it takes, "
+    "filled with copies of it: nodes are rented whole"
+)
+
+
 def add_count_gpus(flags: argparse._ArgumentGroup) -> None:
     """Add ``--count-gpus`` to a group of flags."""
     flags.add_argument(
         "--count-gpus",
         choices=get_args(Count),
         default=DEFAULT_COUNT,
-        help="per node and per GPU count the GPUs that a deployment uses (default), or those of the whole nodes that "
-        "it takes, filled with copies of it: nodes are rented whole",
+        help=f"{COUNT_HELP} (default %(default)s)",
     )
 
 

@@ -58,7 +58,9 @@ def hardware() -> Hardware:
 
 def nodes(count: int) -> ClusterView:
     base = load_cluster("p5.48xlarge-x2").engine_nodes[0]
-    return ClusterView(nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0}) for n in range(count)))
+    return ClusterView(
+        nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0, "labels": {}}) for n in range(count))
+    )
 
 
 def scene(seed: int = 0, **bounds: float) -> Scene:

@@ -71,7 +71,7 @@ def test_whole_nodes_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture
 def test_the_default_is_one_declaration() -> None:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    counts = {viz.parser().get_default("count_gpus"), plan.parser().get_default("count_gpus"), View().count}
+    counts = {viz.parser().get_default("count_gpus"), plan.PlanSettings().count_gpus, View().count}
     counts.add(Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo()).count)
     assert counts == {"used"}
 
