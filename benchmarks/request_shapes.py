@@ -3,16 +3,19 @@
 
 Serves collocated, keeps the answers, serves PD on the same nodes, and compares: status, texts, token
 ids, finish reasons, numbering of choices, usage and log-probabilities. With --doc the table replaces
-the one in docs/requests.md. Needs no GPU: the tiny model on this machine.
+the one in docs/requests.md. Needs no GPU: the tiny model on this machine. Where PDLAB_HARMONY_VOCAB names OpenAI's
+file o200k_base.tiktoken, chat is asked of a model with that vocabulary (benchmarks/chat_model.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +24,10 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import chat_model  # noqa: E402
 
 from pdlab.cluster.local_nodes import hold_port  # noqa: E402
 
@@ -61,6 +68,9 @@ class Prompts(NamedTuple):
     other: str
 
 
+NONE = Prompts([], [], [], "", "")  # for the names of shapes
+
+
 def decisive(url: str) -> Prompts:
     """Prompts at whose every generated token the best candidate leads by MARGIN, so that other batches, and decode
     in place of prefill, round to the same tokens on every processor. Raises RuntimeError when none is found."""
@@ -93,8 +103,9 @@ def _margin(url: str, prompt: list[int] | str) -> float:
     return min(top[-1] - top[-2] for top in tops)
 
 
-def shapes(prompts: Prompts) -> list[Shape]:
-    """The shapes of the table in docs/requests.md."""
+def shapes(prompts: Prompts, *, chat: bool = True) -> list[Shape]:
+    """The shapes of the table in docs/requests.md that the tiny model answers. ``chat``: those of chat too, which are
+    errors without a vocabulary."""
     short, middle, long, text, other = prompts
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     # vLLM refuses several greedy choices; with one candidate every choice is the best one.
@@ -158,18 +169,67 @@ def shapes(prompts: Prompts) -> list[Shape]:
     for shape in all_shapes:
         if shape.body.get("echo"):  # vLLM leaves the echoed text out where token ids are asked for
             shape.body.pop("return_token_ids")
-    chat = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
-    template = {"chat_template": "{% for m in messages %}{{ m['content'] }} {% endfor %}", "ignore_eos": True}
-    chats: dict[str, dict[str, Any]] = {
-        "chat": {},
-        "chat, n=2": {"n": 2, **best},
-        "chat, logprobs": {"logprobs": True, "top_logprobs": 2},
-        "chat, stream, usage": {"stream": True, "stream_options": {"include_usage": True}},
-        "chat, stream, n=2": {"stream": True, "n": 2, **best},
-    }
-    all_shapes += [Shape(name, {**chat, **template, **body}, "/v1/chat/completions") for name, body in chats.items()]
+    talk = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
+    chats = {"chat": {}, "chat, n=2": {"n": 2, **best}, "chat, stream, n=2": {"stream": True, "n": 2, **best}}
+    for name, body in chats.items() if chat else ():
+        all_shapes.append(Shape(name, {**talk, "ignore_eos": True, **body}, "/v1/chat/completions"))
     all_shapes += [Shape("tokenize", {"model": MODEL, "prompt": text}, "/tokenize")]
     return all_shapes
+
+
+def chat_shapes(model: chat_model.ChatModel) -> list[Shape]:
+    """Chat with a vocabulary: reasoning, tools and structured outputs of benchmarks/chat_model.py."""
+    schema = chat_model.WEATHER["function"]["parameters"]
+    tools = {"tools": [chat_model.WEATHER]}
+    named = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+    as_json = {"response_format": {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}}
+    call = {"id": "call-1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}}
+    user = {"role": "user", "content": "What is the weather in Paris?"}
+    turns = [user, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "call-1", "content": "It is sunny."}]
+    best = {"temperature": 1.0, "top_k": 1}
+    two, streamed = {"n": 2, **best}, {"stream": True, "stream_options": {"include_usage": True}}
+    calls, reasons, both = model.calls(), model.reasons(), model.reasons_and_calls()
+    bodies: dict[str, dict[str, Any]] = {
+        "chat": {},
+        "chat, n=2": two,
+        "chat, logprobs": {"logprobs": True, "top_logprobs": 2},
+        "chat, stream, usage": streamed,
+        "chat, stream, n=2": {**two, **streamed},
+        "chat, reasoning": reasons,
+        "chat, reasoning, n=2": {**reasons, **two},
+        "chat, reasoning, stream, usage": {**reasons, **streamed},
+        "chat, reasoning, stream, n=2, usage": {**reasons, **two, **streamed},
+        "chat, tools, auto, an answer": tools,
+        "chat, tools, auto, a call": {**tools, **calls},
+        "chat, tools, auto, a call, n=2": {**tools, **calls, **two},
+        "chat, tools, auto, a call, stream": {**tools, **calls, **streamed},
+        "chat, tools, auto, a call, stream, n=2": {**tools, **calls, **two, **streamed},
+        "chat, tools, auto, reasoning and a call": {**tools, **both},
+        "chat, tools, auto, reasoning and a call, stream": {**tools, **both, **streamed},
+        "chat, tools, required": {**tools, **calls, "tool_choice": "required"},
+        "chat, tools, required, stream": {**tools, **calls, "tool_choice": "required", **streamed},
+        "chat, tools, required, n=2": {**tools, **calls, "tool_choice": "required", **two},
+        "chat, tools, named": {**tools, **calls, **named},
+        "chat, tools, named, stream": {**tools, **calls, **named, **streamed},
+        "chat, tools, none": {**tools, "tool_choice": "none"},
+        "chat, a tool's result": {**tools, "messages": turns},
+        "chat, tool_calls null": {"messages": [user, {"role": "assistant", "content": "A", "tool_calls": None}, user]},
+        "chat, response_format, json_schema": as_json,
+        "chat, response_format, json_schema, reasoning": {**reasons, **as_json},
+        "chat, response_format, json_schema, stream": {**as_json, **streamed},
+        "chat, structured_outputs, choice": {"structured_outputs": {"choice": ["Hello world", "Good night"]}},
+        "chat, ignore_eos": {"ignore_eos": True},
+        "chat, ignore_eos, stream": {"ignore_eos": True, **streamed},
+        "chat, functions (OpenAI's old name)": {"functions": [chat_model.WEATHER["function"]]},
+        "chat, a role that is none": {"messages": [{"role": "king", "content": "x"}]},
+        "chat, tools, required, with a broken schema": {
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "no type"}}}],
+        },
+    }
+    common = {"model": chat_model.NAME, "max_tokens": 48, "temperature": 0.0, "messages": [user]}
+    return [Shape(name, {**common, **body}, "/v1/chat/completions") for name, body in bodies.items()]
 
 
 def post(url: str, shape: Shape) -> tuple[int, bytes]:
@@ -211,11 +271,18 @@ def _answer_of(status: int, chunks: list[dict[str, Any]]) -> Answer:
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:
             kept = choices.setdefault(
-                choice["index"], {"text": "", "ids": [], "end": None, "prompt": None, "tokens": []}
+                choice["index"],
+                {"text": "", "reasoning": "", "calls": [], "ids": [], "end": None, "prompt": None, "tokens": []},
             )
             message = choice.get("message") or choice.get("delta") or choice
             kept["text"] += message.get("text") or message.get("content") or ""
-            kept["text"] += "".join(message.get(name) or "" for name in ("reasoning", "reasoning_content"))
+            kept["reasoning"] += message.get("reasoning") or ""
+            for position, call in enumerate(message.get("tool_calls") or ()):
+                number = call.get("index", position)
+                kept["calls"] += [["", ""]] * (number + 1 - len(kept["calls"]))
+                name, arguments = kept["calls"][number]
+                function = call["function"]
+                kept["calls"][number] = [name + (function.get("name") or ""), arguments + function["arguments"]]
             kept["ids"] += choice.get("token_ids") or []
             kept["end"] = choice.get("finish_reason") or kept["end"]
             kept["prompt"] = choice.get("prompt_token_ids") or kept["prompt"]
@@ -224,7 +291,9 @@ def _answer_of(status: int, chunks: list[dict[str, Any]]) -> Answer:
             numbers += [(choice["index"], value) for value in values]
     numbers.sort(key=lambda pair: pair[0])
     if usage:
-        usage = {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        # What was cached depends on what was asked before.
+        compared = ("prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details")
+        usage = {key: usage.get(key) for key in compared}
     ids = {chunk["id"] for chunk in chunks}
     assert len(ids) == 1, ids
     return Answer(
@@ -275,7 +344,10 @@ def describe(answer: Answer) -> str:
     if isinstance(answer.content, list):
         return f"{len(answer.content)} tokens"
     choices = answer.content["choices"]
-    return f"{len(choices)} choice{'s' if len(choices) > 1 else ''}, ends: {', '.join(str(c['end']) for c in choices)}"
+    calls, reasons = (any(choice[what] for choice in choices) for what in ("calls", "reasoning"))
+    more = f"{', reasoning' if reasons else ''}{', a tool call' if calls else ''}"
+    ends = ", ".join(str(choice["end"]) for choice in choices)
+    return f"{len(choices)} choice{'s' if len(choices) > 1 else ''}{more}, ends: {ends}"
 
 
 def main() -> int:
@@ -290,16 +362,29 @@ def main() -> int:
     launch = [sys.executable, str(ROOT / "launch_gptoss.py"), "--port", port]
     url = f"http://127.0.0.1:{port}"
     sent: list[Shape] = []
-    answers: dict[str, list[Answer]] = {}
-    try:
-        for mode in ("--collocated", "--pd-spread"):
-            subprocess.run([*launch, mode, "--local", "--detach", *args.flags.split()], check=True)
-            if not sent:
-                sent = [shape for shape in shapes(decisive(url)) if args.only in shape.name]
-            answers[mode] = [ask(url, shape) for shape in sent]
-    finally:
-        subprocess.run([*launch, "--shutdown"], check=True)
-        held.close()
+    answers: dict[str, list[Answer]] = {"--collocated": [], "--pd-spread": []}
+    vocabulary = chat_model.vocabulary()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tiny = not args.only or any(args.only in shape.name for shape in shapes(NONE, chat=vocabulary is None))
+            for mode, kept in answers.items() if tiny else ():
+                subprocess.run([*launch, mode, "--local", "--detach", *args.flags.split()], check=True)
+                if not sent:
+                    wanted = shapes(decisive(url), chat=vocabulary is None)
+                    sent = [shape for shape in wanted if args.only in shape.name]
+                kept += [ask(url, shape) for shape in sent]
+            if vocabulary is not None:
+                model = chat_model.build(vocabulary, Path(folder), ROOT / "configs" / "models" / "gpt-oss-20b.yaml")
+                chats = [shape for shape in chat_shapes(model) if args.only in shape.name]
+                sent += chats
+                for mode, kept in answers.items():
+                    words = [mode, "--local", "--detach", "--model", str(model.shape), *args.flags.split()]
+                    subprocess.run([*launch, "--shutdown"], check=True)
+                    subprocess.run([*launch, *words], check=True, env={**os.environ, **model.env})
+                    kept += [ask(url, shape) for shape in chats]
+        finally:
+            subprocess.run([*launch, "--shutdown"], check=True)
+            held.close()
     if args.keep:
         Path(args.keep).write_text(json.dumps(answers, indent=1))
     rows = ["| request | PD | one engine alone | the same |", "|---|---|---|---|"]

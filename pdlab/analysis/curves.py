@@ -16,27 +16,28 @@ from pdlab.analysis.ttft_breakdown import Split, mean_split, split
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError
+from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import LoadKind, RunKey
+from pdlab.core.workload import LoadKind, RunKey, Workload
 from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
 
 LatencyMode = Literal["token", "first_token", "chunk"]
 ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
 Role = Literal["all", "prefill", "decode"]
-Count = Literal["nodes", "used"]
 RequestsOf = Mapping[RunKey, Requests]
 
 GPUS_PER_NODE = 8
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
 DEFAULT_CHUNK = 16
+UNKNOWN_MODEL = "unknown"  # of a folder that others wrote, whose files name none
 
 
 class View(Frozen):
     """What to look at: which latency, which statistic of it, which throughput, per node or not.
 
-    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs of whole nodes, which are
-    rented whole, or those used alone; a role's are always those used. ``confidence`` is the level of every interval
+    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs used, or those of
+    whole nodes, which are rented whole; a role's are always those used. ``confidence`` is the level of every interval
     and verdict.
     """
 
@@ -48,7 +49,7 @@ class View(Frozen):
     normalized: bool = True
     gpus_per_node: int = Field(default=8, ge=1)
     role: Role = "all"
-    count: Count = "nodes"
+    count: Count = DEFAULT_COUNT
     confidence: float = Field(default=0.95, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -163,7 +164,7 @@ class Point(Figures):
     none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
     the means are over, ``study`` is what stands beside it and tells how repeats scatter at large.
     ``first_reasons``: why the first results of repeats that were measured twice were invalid. ``fresh``: some of its
-    repeats began on a KV pool that had never been full.
+    repeats began on a KV pool that had never been full. ``workloads``: what was asked of its repeats, each once.
     """
 
     kind: LoadKind
@@ -175,6 +176,7 @@ class Point(Figures):
     first_reasons: tuple[str, ...] = ()
     valid: bool = True
     fresh: bool = False
+    workloads: tuple[Workload, ...] = ()
     study: InstanceOf[Study[Sample]] | None = Field(default=None, exclude=True, repr=False)
 
     @property
@@ -269,8 +271,9 @@ class Curve(Frozen):
     """One experiment ready to compare: points ordered by (load kind, load).
 
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
-    ``published`` names the source of a table taken from elsewhere: shown, never ranked. ``splits`` has
-    where the TTFT goes, by (kind of load, load), mean over valid repeats, where the engines told.
+    ``model`` is the one that was served, None where no file says it. ``published`` names the source of a table taken
+    from elsewhere: shown, never ranked. ``splits`` has where the TTFT goes, by (kind of load, load), mean over valid
+    repeats, where the engines told.
     ``searches`` are those for the highest rate within an SLO, of any repeat. ``tuning``: where its engine settings come
     from, if they were searched for.
     """
@@ -279,6 +282,7 @@ class Curve(Frozen):
     label: str
     gpus: Gpus
     deployment: Deployment | None = None
+    model: str | None = None
     workload: str
     points: tuple[Point, ...]
     published: str | None = None
@@ -338,6 +342,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             label=label,
             gpus=gpus_of(experiment),
             deployment=experiment.manifest.deployment,
+            model=model_of(experiment),
             workload=workload_name(experiment),
             points=tuple(_points(experiment.runs, columns)),
             splits=_splits(experiment.runs),
@@ -350,10 +355,18 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
     )
 
 
+def model_of(experiment: Experiment) -> str | None:
+    """The model that was served; None where no file says it."""
+    deployment = experiment.manifest.deployment
+    if experiment.model is not None or deployment is None or any(run.model for run in experiment.runs):
+        return experiment.model
+    return None if deployment.model == UNKNOWN_MODEL else deployment.model
+
+
 def drawn_once(curves: Sequence[Curve]) -> tuple[Curve, ...]:
     """Curves of one measurement under several names as one, which carries them all: ``A = B``.
 
-    Those are alike in every figure of every level and in their GPUs.
+    Those are alike in every figure of every level, in their GPUs and in their model.
     """
     groups: dict[Hashable, list[Curve]] = {}
     for curve in curves:
@@ -371,7 +384,7 @@ def _figures_of(curve: Curve) -> Hashable:
         )
         for p in curve.points
     )
-    return curve.gpus.total, curve.published, points
+    return curve.gpus.total, curve.published, curve.model, points
 
 
 def _joined(same: Sequence[Curve]) -> str:
@@ -442,6 +455,7 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         first_reasons=tuple(dict.fromkeys(r for run in runs if run.replaces for r in run.replaces.reasons)),
         valid=bool(valid),
         fresh=any(run.pool_age is not None and run.pool_age < 1 for run in used),
+        workloads=tuple(dict.fromkeys(run.workload for run in used)),
         requests_per_s=fmean(s.requests_per_s for s in summaries),
         input_tokens_per_s=fmean(s.input_tokens_per_s for s in summaries),
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
@@ -543,11 +557,30 @@ def _pool(pool: Pool) -> str:
 
 
 def workload_name(experiment: Experiment) -> str:
-    labels = dict.fromkeys(
-        run.workload.label + ("" if run.workload.mode == "mixed" else f" {run.workload.mode}")
-        for run in experiment.runs
+    return workloads_name(run.workload for run in experiment.runs)
+
+
+def workloads_name(workloads: Iterable[Workload]) -> str:
+    """``5000:250``; ``1000:62-66`` where mean lengths differ from level to level, with what else distinguishes them."""
+    means: dict[str, list[tuple[int, int]]] = {}
+    for each in workloads:
+        words = [each.lengths.label, "" if each.mode == "mixed" else each.mode]
+        words += [f"shared prefix {each.shared_prefix_tokens}"] if each.shared_prefix_tokens else []
+        means.setdefault(" ".join(filter(None, words)), []).append((each.sent_input_tokens, each.sent_output_tokens))
+    return ", ".join(
+        " ".join(filter(None, [":".join(_span(side) for side in zip(*tokens, strict=True)), words]))
+        for words, tokens in means.items()
     )
-    return ", ".join(labels)
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def own(curves: Iterable[Curve]) -> list[Curve]:
+    """The curves that may be ranked: not those of published tables."""
+    return [curve for curve in curves if curve.published is None]
 
 
 def per_million_tokens(price_per_gpu_hour: float, gpus: float, tokens_per_s: Estimate) -> Estimate:
@@ -563,7 +596,7 @@ def per_million_tokens(price_per_gpu_hour: float, gpus: float, tokens_per_s: Est
 
 
 def of_point(
-    curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float, count: Count = "nodes"
+    curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float, count: Count = DEFAULT_COUNT
 ) -> Estimate:
     """Cost per million tokens of that kind at one level; all GPUs that ``count`` counts are paid for."""
     return per_million_tokens(price_per_gpu_hour, curve.gpus.counted(count), point.rate_estimate(metric))

@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import LevelFigure, Line, line
-from pdlab.analysis.curves import Curve, Figures, Point, View
+from pdlab.analysis.comparable import groups
+from pdlab.analysis.curves import Curve, Figures, Point, View, own
 from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
-from pdlab.analysis.ranking import LabelledEstimate, Ranked, own, rank
+from pdlab.analysis.ranking import LabelledEstimate, Ranked, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.core.bounds import Metric
@@ -89,11 +90,13 @@ class Pick(Frozen):
     """Capacities of one kind of loop by throughput, highest first, with the first compared with each other one.
 
     ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile; ``elsewhere``
-    were measured in the other kind of loop alone.
+    were measured in the other kind of loop alone. ``group``: what distinguishes these experiments from others that
+    they may not be compared with.
     """
 
     slo: Slo
     loop: Loop
+    group: str | None = None
     capacities: tuple[Capacity, ...]
     ranking: tuple[Ranked, ...]
     missed: tuple[str, ...] = ()
@@ -209,16 +212,24 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
 
 
 def picks(curves: Sequence[Curve], slo: Slo, view: View) -> list[Pick]:
-    """`pick` of open loops, then of closed ones, as far as either was measured."""
-    kinds = {point.kind == "concurrency" for curve in own(curves) for point in curve.points}
-    kinds |= {False for curve in own(curves) if curve.points and any(search.slo == slo for search in curve.searches)}
+    """`pick` of open loops, then of closed ones, as far as either was measured, for each group of experiments that may
+    be compared."""
+    return [
+        pick(group.curves, slo, view, loop, group.name)
+        for group in groups(curves, view)
+        for loop in _loops(group.curves, slo)
+    ]
+
+
+def _loops(curves: Sequence[Curve], slo: Slo) -> list[Loop]:
+    kinds = {point.kind == "concurrency" for curve in curves for point in curve.points}
+    kinds |= {False for curve in curves if curve.points and any(search.slo == slo for search in curve.searches)}
     loops: list[tuple[Loop, bool]] = [("open", False), ("closed", True)]
-    kinds_of_loop: list[Loop] = [loop for loop, closed in loops if closed in kinds] or ["open"]
-    return [pick(curves, slo, view, loop) for loop in kinds_of_loop]
+    return [loop for loop, closed in loops if closed in kinds] or ["open"]
 
 
-def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop) -> Pick:
-    """Every configuration's capacity within the SLO in that kind of loop, ranked."""
+def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group: str | None = None) -> Pick:
+    """The capacity of every configuration of one group within the SLO in that kind of loop, ranked."""
     answers = [(curve.label, capacity(curve, slo, view, loop)) for curve in own(curves)]
     met = [answer for _, answer in answers if isinstance(answer, Capacity)]
     throughput = moderate_all([each.throughput for each in met])
@@ -231,6 +242,7 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop) -> Pick:
     return Pick(
         slo=slo,
         loop=loop,
+        group=group,
         capacities=tuple(capacities),
         ranking=rank(
             [LabelledEstimate(each.label, each.throughput) for each in capacities],

@@ -12,13 +12,14 @@ loads per GPU are held against each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.curves import Curve, Point, Sample, View
+from pdlab.analysis.comparable import alike_at, obstacles
+from pdlab.analysis.curves import Curve, Point, Sample, View, own
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
-from pdlab.analysis.ranking import own
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind
 
@@ -45,10 +46,11 @@ class Repeats(NamedTuple):
 
 
 class Against(Frozen):
-    """One deployment against the reference. ``loads`` entered, each of the whole deployment or ``per_gpu``;
-    ``left_out`` counts further loads of the two."""
+    """One deployment against another, the ``reference``. ``loads`` entered, each of the whole deployment or
+    ``per_gpu``; ``left_out`` counts further loads of the two."""
 
     label: str
+    reference: str
     loads: tuple[float, ...]
     per_gpu: bool
     left_out: int
@@ -60,13 +62,30 @@ class Against(Frozen):
 
 
 class Headline(Frozen):
-    """All deployments of one kind of load against ``reference``, most throughput first. ``apart`` share no load with it
-    that is valid in all repeats of both."""
+    """Deployments of one kind of load against ``reference``, most throughput first: all that may be compared with it
+    and share a load with it that is valid in all repeats of both. They share the error of a figure."""
 
     kind: LoadKind
     reference: str
     confidence: float
     against: tuple[Against, ...]
+
+
+class OtherPairs(Frozen):
+    """The other pairs of one kind of load: as many GPUs counted, a shared load, neither the reference of the other. The
+    one of more throughput is over the other; ``against`` has the widest differences in throughput first. They share the
+    error of a figure among themselves."""
+
+    kind: LoadKind
+    confidence: float
+    against: tuple[Against, ...]
+
+
+class Compared(Frozen):
+    """All comparisons of whole curves. ``apart``: labels that were compared with no other."""
+
+    headlines: tuple[Headline, ...]
+    pairs: tuple[OtherPairs, ...] = ()
     apart: tuple[str, ...] = ()
 
 
@@ -81,32 +100,65 @@ class _Line(Frozen):
         return {float(f"{point.value / size:.6g}"): point for point in self.points}
 
 
-def headlines(curves: Sequence[Curve], view: View) -> list[Headline]:
-    """One for each kind of load that two deployments have. The reference is collocated where one is, the one of most
-    throughput over the loads that all collocated ones share; else the first."""
-    by_kind = []
+class _Shared(NamedTuple):
+    """The levels of two lines at the loads that enter their comparison, and the repeats of each that do."""
+
+    loads: tuple[float, ...]
+    per_gpu: bool
+    left_out: int
+    levels: tuple[dict[float, Point], dict[float, Point]]
+    repeats: tuple[set[int], set[int]]
+
+    def turned(self) -> _Shared:
+        (one, other), (its, others) = self.levels, self.repeats
+        return self._replace(levels=(other, one), repeats=(others, its))
+
+
+def compared(curves: Sequence[Curve], view: View) -> Compared:
+    """Every deployment against one that as many others as possible share loads with, for each kind of load.
+
+    Of deployments that share loads with equally many others the reference is a collocated one, of several collocated
+    ones that of most throughput over the loads that they all share; else the first given. What shares no load with that
+    reference is compared with another one by the same rule. A comparison of two curves rests on these two alone.
+    """
+    headlines: list[Headline] = []
+    pairs: list[OtherPairs] = []
+    found: set[str] = set()
+    measured: dict[str, None] = {}
     for kind in KINDS:
         every = [
             _Line(curve=curve, points=tuple(valid))
             for curve in own(curves)
             if (valid := [point for point in curve.lines().get(kind, []) if point.valid])
         ]
-        if len(every) < 2:
-            continue
-        reference = _reference(every, view)
-        others = [line for line in every if line is not reference]
-        pairs = [(line.curve.label, _against(line, reference, view, len(others))) for line in others]
-        against = [each for _, each in pairs if each is not None]
-        by_kind.append(
-            Headline(
-                kind=kind,
-                reference=reference.curve.label,
-                confidence=view.confidence,
-                against=tuple(sorted(against, key=lambda each: -_throughput(each))),
-                apart=tuple(label for label, each in pairs if each is None),
+        measured |= dict.fromkeys(line.curve.label for line in every)
+        shared = _all_shared(every, view)
+        stars = _stars(every, shared, view)
+        for reference, partners in stars:
+            against = [
+                _against(every[other], every[reference], shared[other, reference], view, len(partners))
+                for other in partners
+            ]
+            headlines.append(
+                Headline(
+                    kind=kind,
+                    reference=every[reference].curve.label,
+                    confidence=view.confidence,
+                    against=tuple(sorted(against, key=lambda each: -_throughput(each))),
+                )
             )
-        )
-    return by_kind
+        others = _other_pairs(every, shared, stars, view)
+        if others:
+            pairs.append(OtherPairs(kind=kind, confidence=view.confidence, against=tuple(others)))
+        found |= {every[i].curve.label for pair in shared for i in pair}
+    return Compared(
+        headlines=tuple(headlines), pairs=tuple(pairs), apart=tuple(label for label in measured if label not in found)
+    )
+
+
+def headlines(curves: Sequence[Curve], view: View) -> list[Headline]:
+    """Those of `compared`."""
+    return list(compared(curves, view).headlines)
 
 
 def _throughput(each: Against) -> float:
@@ -114,49 +166,103 @@ def _throughput(each: Against) -> float:
     return comparison.ratio if comparison else 0.0
 
 
-def _reference(lines: Sequence[_Line], view: View) -> _Line:
-    collocated = [line for line in lines if line.curve.deployment and line.curve.deployment.mode == "collocated"]
-    if not collocated:
-        return lines[0]
-    per_gpu = len({line.curve.gpus.counted(view.count) for line in collocated}) > 1
-    levels = [line.by_load(view, per_gpu=per_gpu) for line in collocated]
-    shared = set.intersection(*(set(each) for each in levels))
+def _all_shared(lines: Sequence[_Line], view: View) -> dict[tuple[int, int], _Shared]:
+    """What every two lines share, by their numbers in either order; without those that share nothing."""
+    found: dict[tuple[int, int], _Shared] = {}
+    for i, j in combinations(range(len(lines)), 2):
+        shared = _shared(lines[i], lines[j], view)
+        if shared is not None:
+            found[i, j], found[j, i] = shared, shared.turned()
+    return found
 
-    def most(number: int) -> float:
-        rates = [collocated[number].curve.throughput(levels[number][load], view) for load in shared]
+
+def _stars(
+    lines: Sequence[_Line], shared: Mapping[tuple[int, int], _Shared], view: View
+) -> list[tuple[int, list[int]]]:
+    """References with those that are compared with each, by their numbers; no line is in two of them."""
+    stars: list[tuple[int, list[int]]] = []
+    left = list(range(len(lines)))
+    while True:
+        partners = {i: [j for j in left if (j, i) in shared] for i in left}
+        most = max(map(len, partners.values()), default=0)
+        if not most:
+            return stars
+        reference = _reference([i for i in left if len(partners[i]) == most], lines, view)
+        stars.append((reference, partners[reference]))
+        left = [i for i in left if i != reference and i not in partners[reference]]
+
+
+def _reference(candidates: Sequence[int], lines: Sequence[_Line], view: View) -> int:
+    collocated = [i for i in candidates if (its := lines[i].curve.deployment) and its.mode == "collocated"]
+    if not collocated:
+        return candidates[0]
+    per_gpu = len({lines[i].curve.gpus.counted(view.count) for i in collocated}) > 1
+    levels = {i: lines[i].by_load(view, per_gpu=per_gpu) for i in collocated}
+    loads = set.intersection(*(set(each) for each in levels.values()))
+
+    def throughput(i: int) -> float:
+        rates = [lines[i].curve.throughput(levels[i][load], view) for load in loads]
         return math.fsum(math.log(rate) if rate > 0 else -math.inf for rate in rates)
 
-    return collocated[max(range(len(collocated)), key=most)]
+    return max(collocated, key=throughput)
 
 
-def _against(line: _Line, reference: _Line, view: View, comparisons: int) -> Against | None:
-    """None where no load is shared by complete repeats."""
-    both = (line, reference)
-    per_gpu = view.normalized and len({each.curve.gpus.counted(view.count) for each in both}) > 1
-    levels = [each.by_load(view, per_gpu=per_gpu) for each in both]
-    shared = sorted(levels[0].keys() & levels[1].keys())
-    repeats = [_repeats([its[load] for load in shared]) for its in levels]
-    loads = [
-        load
-        for load in shared
-        if all(of <= {s.repeat for s in its[load].samples} for its, of in zip(levels, repeats, strict=True))
+def _other_pairs(
+    lines: Sequence[_Line],
+    shared: Mapping[tuple[int, int], _Shared],
+    stars: Sequence[tuple[int, list[int]]],
+    view: View,
+) -> list[Against]:
+    with_reference = {frozenset((reference, other)) for reference, partners in stars for other in partners}
+    numbers = [
+        (i, j)
+        for (i, j), its in shared.items()
+        if i < j and not its.per_gpu and frozenset((i, j)) not in with_reference
     ]
+    found = []
+    for i, j in numbers:
+        each = _against(lines[i], lines[j], shared[i, j], view, len(numbers))
+        if 0 < _throughput(each) < 1:
+            each = _against(lines[j], lines[i], shared[j, i], view, len(numbers))
+        found.append(each)
+    return sorted(found, key=lambda each: -_throughput(each))
+
+
+def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:
+    """None where the two may not be compared, or no load is shared by complete repeats."""
+    if obstacles(first.curve, second.curve, view):
+        return None
+    both = (first, second)
+    per_gpu = view.normalized and len({each.curve.gpus.counted(view.count) for each in both}) > 1
+    levels = first.by_load(view, per_gpu=per_gpu), second.by_load(view, per_gpu=per_gpu)
+    common = sorted(load for load in levels[0].keys() & levels[1].keys() if alike_at(levels[0][load], levels[1][load]))
+    repeats = _repeats([levels[0][load] for load in common]), _repeats([levels[1][load] for load in common])
+    loads = tuple(
+        load
+        for load in common
+        if all(of <= {s.repeat for s in its[load].samples} for its, of in zip(levels, repeats, strict=True))
+    )
     if not loads:
         return None
+    return _Shared(loads, per_gpu, len(levels[0].keys() | levels[1].keys()) - len(loads), levels, repeats)
+
+
+def _against(line: _Line, reference: _Line, shared: _Shared, view: View, comparisons: int) -> Against:
     ratios = []
     for figure in FIGURES:
         first, second = (
-            _over_loads(each.curve, [its[load] for load in loads], of, figure, view)
-            for each, its, of in zip(both, levels, repeats, strict=True)
+            _over_loads(each.curve, [its[load] for load in shared.loads], of, figure, view)
+            for each, its, of in zip((line, reference), shared.levels, shared.repeats, strict=True)
         )
         comparison = compare(first, second, view.confidence, comparisons) if first and second else None
         ratios.append(Ratio(figure=figure, comparison=comparison, first=first, second=second))
     return Against(
         label=line.curve.label,
-        loads=tuple(loads),
-        per_gpu=per_gpu,
-        left_out=len(levels[0].keys() | levels[1].keys()) - len(loads),
-        repeats=Repeats(len(repeats[0]), len(repeats[1])),
+        reference=reference.curve.label,
+        loads=shared.loads,
+        per_gpu=shared.per_gpu,
+        left_out=shared.left_out,
+        repeats=Repeats(len(shared.repeats[0]), len(shared.repeats[1])),
         ratios=tuple(ratios),
     )
 

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from pdlab.analysis.comparable import near, one_model
+from pdlab.analysis.curves import model_of
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.text import aligned
+from pdlab.core.text import aligned, listed
 from pdlab.results.schema import Experiment, Run, Summary
 
 MOST_REPLICAS = 8
@@ -88,8 +90,11 @@ def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
 
     Raises UsageError when the two are of different models or prompt lengths.
     """
+    if not _of_one_model(prefill, decode):
+        names = " and ".join(each.model or "a model that is not known" for each in (prefill, decode))
+        raise UsageError(f"{prefill.name} and {decode.name} are of {names}: the phases must be of one model")
     p_workload, d_workload = prefill.runs[0].workload, decode.runs[0].workload
-    if p_workload.input_tokens != d_workload.input_tokens:
+    if not near(p_workload.input_tokens, d_workload.input_tokens):
         raise UsageError(
             f"{prefill.name} has {p_workload.input_tokens} input tokens, {decode.name} {d_workload.input_tokens}: "
             "the phases must be of the same workload"
@@ -126,10 +131,16 @@ def nearest(prefill_per_decode: float) -> Fraction:
     return min(sorted(options), key=distance)
 
 
-def measured(experiments: Iterable[Experiment]) -> tuple[MeasuredDeployment, ...]:
-    """The PD deployments among them, best first."""
+def _of_one_model(first: Experiment, second: Experiment) -> bool:
+    return one_model(model_of(first), model_of(second))
+
+
+def measured(experiments: Iterable[Experiment], phase: Experiment | None = None) -> tuple[MeasuredDeployment, ...]:
+    """The PD deployments among them, best first; with ``phase`` those of its model alone."""
     deployments = []
     for experiment in experiments:
+        if phase is not None and not _of_one_model(experiment, phase):
+            continue
         deployment = experiment.manifest.deployment
         runs = [run for run in experiment.runs if run.validity.valid and run.workload.mode == "mixed"]
         if deployment is None or not isinstance(deployment.topology, Disaggregated) or not runs:
@@ -184,10 +195,13 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
             _ms(deployment.tpot_p50_s),
             f"{deployment.name} ({deployment.label})",
         )
-        for deployment in measured(measured_experiments)
+        for deployment in measured(measured_experiments, prefill)
     ]
     if measured_rows:
         lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
+    others = [each.name for each in measured_experiments if not _of_one_model(each, prefill)]
+    if others:
+        lines.append(f"note: left out, not of the model of {prefill.name}: {listed(others)}")
     for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
         lines.append(f"note: {note}")
     lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")

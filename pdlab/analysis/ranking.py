@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from pdlab.analysis.bootstrap import LevelFigure, Line, line
+from pdlab.analysis.comparable import groups, workloads_of
 from pdlab.analysis.curves import Curve, Point, View
 from pdlab.analysis.intervals import (
     Comparison,
@@ -24,6 +26,7 @@ from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.student import student_t
 from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
+from pdlab.core.gpu_count import other_count
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
 from pdlab.core.workload import LoadKind
@@ -39,6 +42,13 @@ class Spot(NamedTuple):
     point: Point
     x: float
     y: float
+
+
+class Frontier(NamedTuple):
+    """The best points of one kind of load, of experiments that may be compared, by increasing x."""
+
+    kind: LoadKind
+    spots: list[Spot]
 
 
 class FrontierPoint(NamedTuple):
@@ -65,11 +75,6 @@ def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
     return drawable
 
 
-def own(all_curves: Sequence[Curve]) -> list[Curve]:
-    """The curves that may be ranked: not those of published tables."""
-    return [curve for curve in all_curves if curve.published is None]
-
-
 def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     """Raises UsageError when no point has the latency that the view asks for."""
     if spots(all_curves, view):
@@ -80,9 +85,8 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
         names = listed([curve.name for curve in all_curves])
         raise UsageError(f"no request was answered in any level of {names}: nothing can be compared; measure again")
     if any(point.latency_ms for point in points):
-        only_prefill = all(
-            "prefill-only" in curve.workload or curve.workload.split()[0].endswith(":1") for curve in all_curves
-        )
+        asked = [workload for curve in all_curves for workload in workloads_of(curve)]
+        only_prefill = asked and all(workload.sent_output_tokens == 1 for workload in asked)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
         if is_tail(view.statistic) and any(s.latency(view) is not None for point in points for s in point.samples):
             why = f" ({view.statistic} takes {requests_for(view.statistic)} requests in every repeat of a level)"
@@ -106,29 +110,31 @@ def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True
     return sorted(front, key=lambda i: (points[i][0], i))
 
 
-def frontiers(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
-    """The Pareto frontier over all experiments for each kind of load, valid points only, by increasing x."""
-    return {
-        kind: [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)]
-        for kind, valid in _valid_spots(all_curves, view).items()
-    }
+def frontiers(all_curves: Sequence[Curve], view: View) -> list[Frontier]:
+    """The Pareto frontiers over experiments that may be compared, one for each kind of load; valid points only."""
+    return [
+        Frontier(kind, [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)])
+        for group in groups(all_curves, view)
+        for kind, valid in _valid_spots(group.curves, view).items()
+    ]
 
 
 def _valid_spots(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
     """By kind of load: what a closed loop serves beats nothing that arrives by itself, nor the other way."""
     spots_by_kind: dict[LoadKind, list[Spot]] = {}
-    for spot in spots(own(all_curves), view):
+    for spot in spots(all_curves, view):
         if spot.point.valid:
             spots_by_kind.setdefault(spot.point.kind, []).append(spot)
     return spots_by_kind
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
-    """Every valid point with its intervals and how often the draws have it on the frontier of its kind of load."""
+    """Every valid point with its intervals and how often the draws have it on its frontier (`frontiers`)."""
     return [
         spot
-        for kind, valid in _valid_spots(all_curves, view).items()
-        for spot in _frontier_points(valid, _shares(own(all_curves), kind, view), view)
+        for group in groups(all_curves, view)
+        for kind, valid in _valid_spots(group.curves, view).items()
+        for spot in _frontier_points(valid, _shares(group.curves, kind, view), view)
     ]
 
 
@@ -174,6 +180,27 @@ def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[int
     np.add.at(shares, order.ravel(), (sorted_y >= highest).ravel())
     every = [point for points, _ in drawn for point in points]
     return {id(point): float(share) / len(x) for point, share in zip(every, shares, strict=True)}
+
+
+def order_changes(all_curves: Sequence[Curve], view: View) -> list[tuple[Curve, Curve]]:
+    """Pairs whose order by highest throughput depends on how GPUs are counted: (above, below) as the view counts."""
+    other = view.model_copy(update={"count": other_count(view.count)})
+    return [
+        (first, second) if sign > 0 else (second, first)
+        for group in groups(all_curves, view)
+        for first, second in combinations(group.curves, 2)
+        for kind in first.lines().keys() & second.lines().keys()
+        if (sign := _over(first, second, kind, view)) * _over(first, second, kind, other) < 0
+    ]
+
+
+def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
+    """By how much the highest throughput of the first is above that of the second; 0 where one has no valid level."""
+    most = [
+        max((curve.throughput(point, view) for point in curve.lines()[kind] if point.valid), default=None)
+        for curve in (first, second)
+    ]
+    return 0.0 if None in most else (most[0] or 0.0) - (most[1] or 0.0)
 
 
 def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
@@ -239,6 +266,7 @@ class Ranked(Frozen):
 class Reading(Frozen):
     """The comparison within latency bounds, of the levels of one kind of load, best first.
 
+    ``group``: what distinguishes these experiments from others that they may not be compared with.
     ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bounds
     nowhere; ``unsure`` neither, but these are within the noise of their best level. ``capped`` meet them at all
     levels, so their throughput may be higher than their sweep shows. ``unknown`` have no level with every bounded
@@ -247,6 +275,7 @@ class Reading(Frozen):
 
     bounds: Bounds
     kind: LoadKind
+    group: str | None = None
     ranking: tuple[Ranked, ...]
     single_repeat: bool
     missed: tuple[str, ...] = ()
@@ -326,18 +355,19 @@ def _ratio(numerator: Estimate, denominator: Estimate) -> float:
 
 def readings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[Reading]:
     """The configuration with the highest throughput within the bounds, for each kind of load by itself: what a closed
-    loop serves and what an open one does are not compared. A kind without a valid level has no reading."""
-    lines = [(curve, kind, points) for curve in own(all_curves) for kind, points in curve.lines().items()]
-    kinds = dict.fromkeys(kind for _, kind, _ in lines)
-    answers = [
-        _reading([(curve, points) for curve, its_kind, points in lines if its_kind == kind], kind, bounds, view)
-        for kind in kinds
-    ]
+    loop serves and what an open one does are not compared, nor what `groups` keeps apart. A kind without a valid level
+    has no reading."""
+    answers = []
+    for group in groups(all_curves, view):
+        lines = [(curve, kind, points) for curve in group.curves for kind, points in curve.lines().items()]
+        for kind in dict.fromkeys(kind for _, kind, _ in lines):
+            of_kind = [(curve, points) for curve, its_kind, points in lines if its_kind == kind]
+            answers.append(_reading(of_kind, kind, group.name, bounds, view))
     return [each for each in answers if each is not None]
 
 
 def _reading(
-    lines: Sequence[tuple[Curve, Sequence[Point]]], kind: LoadKind, bounds: Bounds, view: View
+    lines: Sequence[tuple[Curve, Sequence[Point]]], kind: LoadKind, group: str | None, bounds: Bounds, view: View
 ) -> Reading | None:
     measured = [(curve, valid) for curve, points in lines if (valid := [point for point in points if point.valid])]
     if not measured:
@@ -356,6 +386,7 @@ def _reading(
     return Reading(
         bounds=bounds,
         kind=kind,
+        group=group,
         ranking=ranking,
         single_repeat=any(ranked.estimate.basis == "assumed" for ranked in ranking),
         missed=tuple(curve.label for curve, _ in beyond if curve.label not in unsure),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Literal
 
 from pydantic import Field, InstanceOf
 
@@ -54,14 +55,21 @@ PACE_KNOWN = 0.95  # of the answers must be in the model's sums
 LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
 
 
+Settling = Literal["whole", "late", "short"]
+"""How the counters of a level came to rest. ``whole``: they had counted its answers, and stood still. ``short``: they
+stood still, and some of its answers are not in them. ``late``: they were still moving when the wait for them ended, so
+what they lack is not known."""
+
+
 class Evidence(Frozen):
     """What gates look at: a level's ``run`` that nobody has judged yet, its requests, and what a run does not keep.
 
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
-    could not be. ``strangers`` are replicas that the launch did not publish and that answered in the level, or
-    appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy asks a router.
-    ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its launch. ``smoke``:
-    too short by intention. ``request_columns``: the requests in columns, where there are no records."""
+    could not be. ``settling``: of the counters after the level. ``strangers`` are replicas that the launch did not
+    publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy
+    asks a router. ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its
+    launch. ``smoke``: too short by intention. ``request_columns``: the requests in columns, where there are no
+    records."""
 
     run: Run
     records: tuple[RequestRecord, ...] = ()
@@ -69,6 +77,7 @@ class Evidence(Frozen):
     kv_expected: bool = False
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
+    settling: Settling = "whole"
     ingress_replicas: int | None = Field(default=None, ge=1)
     fluid: bool = False
     roles_changed: bool | None = None
@@ -206,7 +215,7 @@ def prefill_calls(evidence: Evidence) -> Iterator[str]:
 
 
 def _guarded(evidence: Evidence, name: str) -> float:
-    """How much a counter of the KV guard grew."""
+    """How much a counter of the KV transfers grew."""
     before, after = evidence.run.nixl_before, evidence.run.nixl_after
     return (getattr(after, name, None) or 0.0) - (getattr(before, name, None) or 0.0)
 
@@ -228,6 +237,19 @@ def guard_deadline(evidence: Evidence) -> Iterator[str]:
         yield f"the KV guard gave up {late:g} KV receives at their deadline"
     if errors > 0:
         yield f"the KV guard failed {errors:g} requests for which late KV receives left no room"
+
+
+def kv_connections(evidence: Evidence) -> Iterator[str]:
+    """A connection between a prefill and a decode engine failed in the level."""
+    names = {
+        "failed_transfers": "KV reads failed",
+        "guard_failed_reads": "prompts were computed on decode because of failed reads",
+        "guard_handshakes_renewed": "connections were made anew",
+    }
+    counts = {words: _guarded(evidence, name) for name, words in names.items()}
+    if counts[names["guard_failed_reads"]] > 0 or counts[names["guard_handshakes_renewed"]] > 0:
+        found = ", ".join(f"{count:g} {words}" for words, count in counts.items())
+        yield f"a connection between prefill and decode failed: {found}"
 
 
 def restarts(evidence: Evidence) -> Iterator[str]:
@@ -502,14 +524,19 @@ def _nothing_missing(evidence: Evidence) -> str | None:
     return None
 
 
+LATE = "the engines' counters were late: they still moved when the wait for them ended"
+
+
 @dataclass(frozen=True)
 class Gate:
-    """``missing`` says why a level cannot be judged by it, None where it can; ``applies`` whether it is asked."""
+    """``missing`` says why a level cannot be judged by it, None where it can; ``applies`` whether it is asked.
+    ``counted``: it reads what the engines count, so that it passes nothing where their counters were late."""
 
     name: str
     judge: Judge
     missing: Callable[[Evidence], str | None] = _nothing_missing
     applies: Callable[[Evidence], bool] = lambda evidence: True
+    counted: bool = False
 
 
 def _needs(*fields: str) -> Callable[[Evidence], str | None]:
@@ -521,6 +548,10 @@ def _needs(*fields: str) -> Callable[[Evidence], str | None]:
         return None
 
     return missing
+
+
+def _context_missing(evidence: Evidence) -> str | None:
+    return _needs("external_cache_hits")(evidence) or (LATE if evidence.settling == "late" else None)
 
 
 def _pace_missing(evidence: Evidence) -> str | None:
@@ -561,6 +592,8 @@ def _others_missing(evidence: Evidence) -> str | None:
         return f"the engines' metrics could not be read ({evidence.counters_error})"
     if evidence.went_back or evidence.strangers:
         return "an engine was restarted or replaced, and what it had counted is not known"
+    if evidence.settling == "late":
+        return LATE
     if not _finished(evidence):
         return "the engines' metrics are not known or do not count requests"
     if not evidence.run.engines_before:
@@ -615,29 +648,32 @@ def _trend_missing(evidence: Evidence) -> str | None:
 GATES: tuple[Gate, ...] = (
     Gate("failed_requests", failed_requests),
     Gate("token_counts", token_counts),
-    Gate("kv_transfers", kv_transfers, _kv_missing),
+    Gate("kv_transfers", kv_transfers, _kv_missing, counted=True),
     Gate(
         "prefill_calls",
         prefill_calls,
         _needs("prefill_calls"),
         applies=lambda evidence: evidence.kv_expected and not evidence.went_back,  # else see `restarts`
+        counted=True,
     ),
-    Gate("guard_recomputed", guard_recomputed, _guard_missing, applies=_has_guard),
-    Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard),
+    Gate("guard_recomputed", guard_recomputed, _guard_missing, applies=_has_guard, counted=True),
+    Gate("kv_connections", kv_connections, _guard_missing, applies=_has_guard, counted=True),
+    Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard, counted=True),
     Gate("restarts", restarts, _restarts_missing),
     Gate("roles", roles, _roles_missing, applies=lambda evidence: evidence.fluid),
     Gate("other_requests", other_requests, _others_missing),
-    Gate("preemptions", preemptions, _needs("preemptions")),
+    Gate("preemptions", preemptions, _needs("preemptions"), counted=True),
     Gate(
         "prefix_cache",
         prefix_cache,
         _needs("prefix_cache_hits"),
         applies=lambda evidence: evidence.run.workload.mode != "decode-only",  # served without a prefix cache
+        counted=True,
     ),
     Gate(
         "decode_context",
         decode_context,
-        _needs("external_cache_hits"),
+        _context_missing,
         applies=lambda evidence: evidence.run.workload.mode == "decode-only",
     ),
     Gate("client_saturation", client_saturation, _client_missing),
@@ -706,6 +742,8 @@ def validate_level(
             continue
         else:
             texts = list(gate.judge(evidence))
+            if not texts and gate.counted and evidence.settling == "late":
+                unchecked[gate.name] = LATE
         reasons += texts
         failed += [gate.name] if texts else []
     notes = (*notes, *_behind_schedule(evidence))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
@@ -24,8 +24,11 @@ from pdlab.results.schema import RequestRecord, Run, Summary, Validity
 
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
-# Ray's metrics agent exports every 10 s by default.
-SETTLE_TIMEOUT_S = 25.0
+# Counters that count fewer requests than were answered are judged when they have stood still for so long: two exports
+# of Ray's metrics agent (10 s each by default) and a page. An exporter on a busy machine may be later than that.
+SHORT_STILL_S = 25.0
+# The most that a level waits for its counters. What still moves then is late.
+SETTLE_TIMEOUT_S = 60.0
 SETTLE_POLL_S = 0.5
 # Counters that do not come out even may have requests to come that Ray has not exported: so long they must stand still.
 LOCAL_EXPORT_S, CLUSTER_EXPORT_S = 2.0, 11.0
@@ -67,6 +70,9 @@ class Driver:
         self.warm_e2el_s: float | None = None
         """E2EL of the warm-up's fastest answer: the first ones may be slow."""
         self._error: str | None = None
+        self._settling: gates.Settling = "whole"
+        self._owed = 0
+        """Answers that the counters had not counted when they were read last, because they were late."""
         self._sent: tuple[RequestRecord, ...] = ()
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
@@ -110,7 +116,7 @@ class Driver:
         neither connections nor compiled kernels. Raises DeploymentDied where it is not within ``limit_s`` seconds."""
         self._target = await_whole(self._target, why, limit_s, self._progress.note)
         self._watch = Watch(self._target.base_url, self._target.metrics_urls, self._target.replicas)
-        self._snapshot, self._error = None, None
+        self._snapshot, self._error, self._settling, self._owed = None, None, "whole", 0
         self._client.restart()
         self.warm_up(attempt)
 
@@ -237,6 +243,7 @@ class Driver:
         )
         stale = self._error
         self._read_counters(0)
+        late_before = self._settling == "late"
         # Where they cannot be read now, those after the level before stand in, if they were read.
         before, error = self._snapshot, stale if self._error else None
         answer = self._run(client_level)
@@ -246,6 +253,8 @@ class Driver:
         if answered < (1 - MANY_FAILED) * level.num_requests:
             self._watch.require_replicas(HEALTH_LAG_S)
         self._read_counters(answered, sent=level.num_requests)
+        if late_before:  # what the counters lacked before the level may be in what they counted in it
+            self._settling = "late"
         self._error = self._error or error
         return answer, before
 
@@ -299,6 +308,7 @@ class Driver:
             kv_expected=self._moves_kv and bool(self._target.metrics_urls),
             strangers=new,
             counters_error=self._error,
+            settling=self._settling,
             ingress_replicas=self._ingress_replicas,
             fluid=self._fluid,
             roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
@@ -313,16 +323,19 @@ class Driver:
         if not published or after is None:
             return ()
         new = set(after.replicas) - (set(before.replicas) if before else set())
-        if before is not None and after.finished is not None and after.finished - (before.finished or 0.0) < answered:
+        counted = before is not None and after.finished is not None and self._settling != "late"
+        if before and counted and (after.finished or 0.0) - (before.finished or 0.0) < answered:
             new |= {name for name, count in after.finished_by.items() if count > before.finished_by.get(name, 0.0)}
         return tuple(sorted(new - published))
 
     def _read_counters(self, answered: int, sent: int | None = 0) -> None:
         """Read the counters when they have counted the requests that were just answered, of ``sent`` in all. Where
-        they count another number than that, or ``sent`` is None, wait until Ray must have exported all there is."""
+        they count another number than that, or ``sent`` is None, wait until Ray must have exported all there is.
+        Answers of the read before that were not counted then are waited for too."""
         if not self._exports:
             return
         target, before = self._target, self._snapshot
+        due = answered + self._owed
 
         def scrape() -> Snapshot:
             return read_snapshot(target.metrics_urls, target.replicas, target.pools)
@@ -335,7 +348,7 @@ class Driver:
             counted = [pool for pool, counters in now.engines.items() if counters.requests is not None]
             if not counted:
                 return self._moves_kv
-            return all(_finished(now, pool) >= _finished(before, pool) + answered for pool in counted)
+            return all(_finished(now, pool) >= _finished(before, pool) + due for pool in counted)
 
         def still_s(now: Snapshot) -> float:
             if not now.delayed or (before is not None and sent is not None and _counts(before, now, sent)):
@@ -343,9 +356,9 @@ class Driver:
             return self._export_s
 
         try:
-            self._snapshot = (
-                settled(scrape, complete, still_s, SETTLE_TIMEOUT_S, SETTLE_POLL_S) if answered else scrape()
-            )
+            read = settled(scrape, complete, still_s) if due else Settled[Snapshot](scrape(), "whole")
+            self._owed = _owed(before, read.counters, due) if read.settling == "late" and before else 0
+            self._snapshot, self._settling = read
             self._error = None
         except ClusterError as error:
             self._error = str(error)
@@ -367,26 +380,42 @@ def _finished(snapshot: Snapshot, pool: str) -> float:
     return (counters.requests if counters else None) or 0.0
 
 
+def _owed(before: Snapshot, now: Snapshot, due: int) -> int:
+    """Of the requests that are due, those that the pool that lacks most has not counted."""
+    pools = [pool for pool, counters in now.engines.items() if counters.requests is not None]
+    return max((due - int(_finished(now, pool) - _finished(before, pool)) for pool in pools), default=0)
+
+
+class Settled(NamedTuple, Generic[S]):
+    """Counters as they were read last, and whether they had come to rest."""
+
+    counters: S
+    settling: gates.Settling
+
+
 def settled(
     scrape: Callable[[], S],
     complete: Callable[[S], bool],
     still_s: Callable[[S], float] = lambda counters: 0.0,
-    timeout_s: float = SETTLE_TIMEOUT_S,
-    poll_s: float = SETTLE_POLL_S,
-) -> S:
-    """Poll counters, which are exported late, until they are ``complete`` and have stood still for two polls and for
-    ``still_s``; at ``timeout_s`` whatever they are then."""
-    since = began = time.monotonic()
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Settled[S]:
+    """Poll counters, which are exported late, until they have stood still for two polls: ``complete`` ones for
+    ``still_s``, others for `SHORT_STILL_S`. At `SETTLE_TIMEOUT_S` they are late."""
+    since = began = clock()
     last = scrape()
-    while time.monotonic() < began + timeout_s:
-        time.sleep(poll_s)
+    while clock() < began + SETTLE_TIMEOUT_S:
+        sleep(SETTLE_POLL_S)
         current = scrape()
         if current != last:
-            since = time.monotonic()
-        elif complete(current) and time.monotonic() - since >= still_s(current):
-            return current
+            since = clock()
+        elif complete(current):
+            if clock() - since >= still_s(current):
+                return Settled(current, "whole")
+        elif clock() - since >= SHORT_STILL_S:
+            return Settled(current, "short")
         last = current
-    return last
+    return Settled(last, "late")
 
 
 def title(load: Load) -> str:

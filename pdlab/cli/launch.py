@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir, write_output
-from pdlab.core.nodes import ClusterView
+from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.settings import parse
+from pdlab.core.text import shell_assignments
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
@@ -37,7 +38,8 @@ from pdlab.deploy.options import (
     request_from_json,
 )
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import ServeApp, serve_config
+from pdlab.deploy.serve_config import serve_config
+from pdlab.placement.place import pinned_to_ids
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _checked_model(request: LaunchRequest) -> Model:
     """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
     deployment = request.deployment
     shape, source = resolve_model(deployment.model)
-    if request.local_nodes and not (shape.local if shape else source and Path(source).is_dir()):
+    if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
             f"leave --model out ({LOCAL_MODEL}) or give a folder"
@@ -149,7 +151,7 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
         print(text, end="")
     if settings.export:
-        _export(settings, prepared.app, request)
+        _export(settings, prepared, request)
 
 
 def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepared:
@@ -196,24 +198,39 @@ def _for_real(argv: Sequence[str]) -> str:
     return command_line(kept)
 
 
-def _export(settings: LaunchSettings, app: ServeApp, request: LaunchRequest) -> None:
+def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest) -> None:
     print(f"serving path: {request.serving_path}", file=sys.stderr)
     needed = serving_path.environment(request.deployment, request.host)
     if needed:
-        words = " ".join(f"{name}={value}" for name, value in needed.items())
-        _warn(f"a Serve config cannot carry what this serving path needs: start Ray on every node with {words}")
+        _warn(
+            "a Serve config cannot carry what this serving path needs: start Ray on every node with "
+            f"{shell_assignments(needed)}"
+        )
     wants_key = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(settings.host)
     if wants_key and settings.api_key is not False:  # without a key on purpose: `_checked_model` has warned
         _warn(
             "a Serve config cannot carry an API key, and this one has none: whoever reaches what `serve deploy` starts "
             "can use the model; launch without --export to ask for the key"
         )
-    config = yaml.safe_dump(serve_config(app, host=settings.host, port=settings.port), sort_keys=False)
+    config = yaml.safe_dump(serve_config(prepared.app, host=settings.host, port=settings.port), sort_keys=False)
+    if pinned := pinned_to_ids(prepared.placement, prepared.view):
+        caution = _pinned(pinned)
+        _warn(caution)
+        config = f"# {caution}\n{config}"
     if settings.export in (None, "-"):
         print(config, end="")
         return
     write_output(Path(settings.export), config, "--export")
     print(f"wrote {settings.export}: {shlex.join(['serve', 'deploy', settings.export])}", file=sys.stderr)
+
+
+def _pinned(pinned: Mapping[Role, Sequence[str]]) -> str:
+    pools = "; ".join(f"{role} to {', '.join(nodes)}" for role, nodes in pinned.items())
+    return (
+        f"pinned to Ray's node ids: {pools}. A node that replaces one of them has another id, and replicas wait for "
+        f"the old one: start Ray on every node with --labels {NODE_NAME_LABEL}=NAME and export again, or export again "
+        "after each replacement"
+    )
 
 
 def _warn(text: str) -> None:

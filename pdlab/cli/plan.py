@@ -12,32 +12,44 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Gt
 
 from pdlab.core.arguments import (
     LENGTHS_HELP,
     MAX_LOAD,
     MIN_RATE_RPS,
-    OneLineParser,
     above_zero,
     check_folder,
     check_picture,
     check_writable,
     distinct,
     exit_code,
-    lengths,
-    not_for,
     numbers,
-    positive,
-    seed,
-    share,
     whole,
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.files import write_output
+from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
+from pdlab.core.length_distribution import LengthDistribution
+from pdlab.core.settings import (
+    LENGTHS,
+    AboveZero,
+    PerUnit,
+    Positive,
+    Seed,
+    Settings,
+    Share,
+    Text,
+    not_given,
+    parse,
+    setting,
+    to_words,
+    written_numbers,
+)
 
 if TYPE_CHECKING:
-    from pdlab.analysis.curves import Count
     from pdlab.analysis.goodput_map import Served
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
@@ -76,182 +88,6 @@ well they predict runs that they were not fitted to. Check the winner with run_b
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    p = OneLineParser(
-        prog="plan.py",
-        description="Predict throughput and latency of collocated and PD deployments, and rank them for an SLO.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = p.add_argument_group("what to serve, on what")
-    what.add_argument(
-        "--model",
-        help=f"a model of configs/models/ (default {DEFAULT_MODEL}; with --compare the one that was measured)",
-    )
-    what.add_argument(
-        "--hardware",
-        default="h100-vllm-0.11",
-        help="calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate (default %(default)s)",
-    )
-    what.add_argument(
-        "--node",
-        default="p5.48xlarge",
-        metavar="NAME|FILE",
-        help="node type of configs/clusters/, or a cluster's YAML file of nodes that are alike (default %(default)s)",
-    )
-    what.add_argument(
-        "--gpus",
-        type=_gpus,
-        default=8,
-        metavar="N",
-        help="GPUs to plan for (default 8)",
-    )
-    load = p.add_argument_group("workload")
-    load.add_argument("--itl", type=positive, metavar="TOKENS", help="input tokens per request (default 5000)")
-    load.add_argument("--otl", type=positive, metavar="TOKENS", help="output tokens per request (default 250)")
-    load.add_argument("--lengths", type=lengths, metavar="KIND", help=LENGTHS_HELP)
-    load.add_argument("--workload", metavar="FILE", help="a Workload in YAML, in place of --itl, --otl and --lengths")
-    load.add_argument("--rate", type=_rate, metavar="RPS", help="plan for this request rate over all GPUs")
-    load.add_argument(
-        "--burstiness",
-        type=above_zero,
-        metavar="B",
-        help="with --rate: shape of the gamma-distributed gaps (default 1: Poisson; below 1 burstier)",
-    )
-    load.add_argument(
-        "--trace",
-        type=Path,
-        metavar="CSV",
-        help="plan for these requests: arrival_s, input_tokens, output_tokens (docs/planning.md)",
-    )
-    load.add_argument(
-        "--concurrency",
-        type=_in_flight,
-        metavar="N[,N...]",
-        help="plan for these numbers of requests in flight over all GPUs (default: a ladder per GPU)",
-    )
-    load.add_argument(
-        "--prefix-hit-rate",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of each prompt that the prefix cache answers (default 0)",
-    )
-    slo = p.add_argument_group("SLO: what a request must meet to count as goodput (unbounded where not given)")
-    slo.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="time to first token")
-    slo.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="time per output token")
-    slo.add_argument("--slo-e2el-ms", type=above_zero, metavar="MS", help="end-to-end latency")
-    slo.add_argument(
-        "--slo-quantile",
-        type=share,
-        metavar="Q",
-        help="share of requests that must meet it (default 0.95)",
-    )
-    how = p.add_argument_group("how")
-    how.add_argument(
-        "--placement",
-        choices=["pack", "spread", "any"],
-        default="any",
-        help="default any: pack where one node takes it",
-    )
-    how.add_argument(
-        "--assume-merged",
-        action="store_true",
-        help="scattered KV blocks within a node are not copied one by one",
-    )
-    how.add_argument(
-        "--blocks",
-        type=Path,
-        metavar="FILE",
-        help="what they cost on your nodes, in place of that guess: the --json of test_nixl_connector_ray.py "
-        "--strategy pack --compare-blocks",
-    )
-    how.add_argument(
-        "--count-gpus",
-        choices=["nodes", "used"],
-        default="nodes",
-        help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
-        "(default: nodes are rented whole), or those that it uses alone",
-    )
-    how.add_argument("--top", type=positive, default=3, metavar="N", help="configurations to hand over (default 3)")
-    how.add_argument(
-        "--fidelity",
-        choices=["simulator", "vllm"],
-        default="simulator",
-        help="vllm: these configurations once more, with vLLM's own scheduler in every engine; needs vLLM, and up to a "
-        "minute each",
-    )
-    how.add_argument("--seed", type=seed, default=0, help="of the simulation (default 0)")
-    how.add_argument("--out", type=Path, metavar="PATH", help="folder for configuration files; with --predict a CSV")
-    how.add_argument("--plot", type=Path, metavar="FILE", help="draw the predicted curves (png, svg or pdf)")
-    how.add_argument(
-        "--goodput-map",
-        type=Path,
-        metavar="FILE",
-        help="draw goodput per GPU under Poisson arrivals over bounds on TTFT and TPOT (png, svg or pdf)",
-    )
-    how.add_argument(
-        "--measured",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="with --goodput-map: experiments at request rates, which stand in for what is simulated of them",
-    )
-    how.add_argument(
-        "--price-per-gpu-hour", type=above_zero, metavar="PRICE", help="with --goodput-map: cost of a million tokens"
-    )
-    instead = p.add_argument_group("instead of a ranking")
-    other = instead.add_mutually_exclusive_group()
-    other.add_argument("--explain", metavar="LABEL", help="where a request's time goes in one deployment")
-    other.add_argument("--compare", nargs="+", type=Path, metavar="DIR", help="measured experiments beside predictions")
-    other.add_argument(
-        "--fluid",
-        action="store_true",
-        help="whether roles that follow the load (launch_gptoss.py --pd-fluid) serve more than every fixed P:D split",
-    )
-    other.add_argument("--predict", type=Path, metavar="CSV", help="predict every row of a CSV")
-    instead.add_argument(
-        "--prompts",
-        choices=["fresh", "repeated"],
-        help="with --compare: whether levels repeat prompts (default: published runs do, ours do not)",
-    )
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return exit_code(lambda: _run(parser().parse_args(argv)))
-
-
-def _run(args: argparse.Namespace) -> int:
-    from pdlab.core.catalog import load_model
-    from pdlab.sim.hardware import load_hardware
-
-    _applies(args)
-    hardware = load_hardware(args.hardware)
-    if args.predict:
-        return _predict(args, hardware)
-    if args.compare:
-        return _compare(args, hardware)
-    args.model = args.model or DEFAULT_MODEL
-    shape = load_model(args.model)
-    if shape is None:
-        raise _unknown_model(args.model)
-    if args.explain:
-        return _explain(args, hardware, shape)
-    if args.fluid:
-        return _fluid(args, hardware, shape)
-    return _rank(args, hardware, shape)
-
-
-def _unknown_model(name: str) -> UsageError:
-    from pdlab.core.catalog import known_models
-    from pdlab.core.text import choices
-
-    return UsageError(
-        f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
-    )
-
-
 def _gpus(text: str) -> int:
     try:
         return whole(1, MAX_GPUS, "a number of GPUs")(text)
@@ -276,103 +112,251 @@ def _in_flight(text: str) -> tuple[int, ...]:
     return counts
 
 
-def _applies(args: argparse.Namespace) -> None:
-    """Flags that would have no effect are refused. Raises UsageError."""
-    load = [
-        "--itl",
-        "--otl",
-        "--lengths",
-        "--workload",
-        "--rate",
-        "--burstiness",
-        "--trace",
-        "--concurrency",
-        "--prefix-hit-rate",
-    ]
-    slo = ["--slo-ttft-ms", "--slo-tpot-ms", "--slo-e2el-ms", "--slo-quantile"]
-    cluster = ["--node", "--gpus", "--placement", "--top", "--fidelity"]
-    count = ["--count-gpus"]
-    blocks = ["--assume-merged", "--blocks", "--goodput-map", "--measured", "--price-per-gpu-hour"]
-    if args.predict:
-        of_columns = ["--itl", "--otl", "--lengths", "--rate", "--burstiness", "--concurrency", "--prompts"]
-        not_for(args, parser(), of_columns, "--predict, whose file has columns for it")
-        unused = ["--plot", "--seed", *cluster, *load, *slo, *blocks, *count]
-        not_for(args, parser(), unused, "--predict, which predicts each row of a file as it is")
-    elif args.compare:
-        not_for(
-            args,
-            parser(),
-            ["--out", *cluster, *load, *slo, *blocks],
-            "--compare, which predicts the measured runs",
-        )
-    elif args.explain:
-        not_for(args, parser(), ["--plot", "--out", "--prompts", *cluster, *blocks[2:], *count], "--explain")
-    elif args.fluid:
-        unused = [
-            "--plot",
-            "--out",
-            "--prompts",
-            "--top",
-            "--fidelity",
-            "--placement",
-            "--rate",
-            "--burstiness",
-            "--concurrency",
-        ]
-        not_for(args, parser(), [*unused, "--trace", *blocks[2:], *count], "--fluid")
-    else:
-        not_for(args, parser(), ["--prompts"], "a ranking: it is for --compare")
-        if args.goodput_map is None:
-            not_for(args, parser(), ["--measured", "--price-per-gpu-hour"], "a plan without --goodput-map")
-    if args.blocks and args.assume_merged:
-        raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
-    if args.rate and args.concurrency:
-        raise UsageError("--rate and --concurrency exclude each other: plan for one load")
+WHAT, WORKLOAD, HOW, INSTEAD = "what to serve, on what", "workload", "how", "instead of a ranking"
+SLO = "SLO: what a request must meet to count as goodput (unbounded if it is not given)"
+Bound = Annotated[float, Gt(0), PerUnit(1000)]
+ANSWER = "answer"  # one of the fields that ask for something else than a ranking
 
 
-def _slo(args: argparse.Namespace) -> Slo:
-    from pdlab.core.schema import validate
-    from pdlab.core.workload import Slo
+class PlanSettings(Settings):
+    """What plan.py simulates, under which load, and what it prints and writes."""
 
-    bounds = {name: getattr(args, f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
-    if args.slo_quantile is not None and not any(bounds.values()):
-        raise UsageError("--slo-quantile is the share within --slo-ttft-ms, --slo-tpot-ms or --slo-e2el-ms: give one")
-    return validate(
-        Slo,
-        {f"{name}_s": ms / 1000 for name, ms in bounds.items() if ms is not None}
-        | {"quantile": 0.95 if args.slo_quantile is None else args.slo_quantile},
-        where="the SLO",
+    PROG = "plan.py"
+    ABOUT = "Predict throughput and latency of collocated and PD deployments, and rank them for an SLO."
+    EXAMPLES = EPILOG
+    GROUPS = (WHAT, WORKLOAD, SLO, HOW, INSTEAD)
+
+    model: str | None = setting(
+        None,
+        "a model of configs/models/",
+        WHAT,
+        value="NAME",
+        otherwise=f"{DEFAULT_MODEL}; with --compare the one that was measured",
+    )
+    hardware: str = setting(
+        "h100-vllm-0.11",
+        "calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate",
+        WHAT,
+        value="NAME|FILE",
+    )
+    node: str = setting(
+        "p5.48xlarge",
+        "node type of configs/clusters/, or a cluster's YAML file of nodes that are alike",
+        WHAT,
+        value="NAME|FILE",
+    )
+    gpus: Annotated[int, Text(_gpus)] = setting(8, "GPUs to plan for", WHAT, value="N")
+    itl: Positive | None = setting(None, "input tokens per request", WORKLOAD, value="TOKENS", otherwise="5000")
+    otl: Positive | None = setting(None, "output tokens per request", WORKLOAD, value="TOKENS", otherwise="250")
+    lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, WORKLOAD, value="KIND")
+    workload: str | None = setting(
+        None, "a Workload in YAML, in place of --itl, --otl and --lengths", WORKLOAD, value="FILE"
+    )
+    rate: Annotated[float, Text(_rate)] | None = setting(
+        None, "plan for this request rate over all GPUs", WORKLOAD, value="RPS", one_of="load"
+    )
+    burstiness: AboveZero | None = setting(
+        None,
+        "shape of the gamma-distributed gaps between arrivals; below 1 burstier",
+        WORKLOAD,
+        value="B",
+        otherwise="1: Poisson",
+        needs="rate",
+        advanced=True,
+    )
+    trace: Path | None = setting(
+        None,
+        "plan for these requests: arrival_s, input_tokens, output_tokens (docs/planning.md)",
+        WORKLOAD,
+        value="CSV",
+        advanced=True,
+    )
+    concurrency: Annotated[tuple[int, ...], Text(_in_flight, written_numbers)] | None = setting(
+        None,
+        "plan for these numbers of requests in flight over all GPUs",
+        WORKLOAD,
+        value="N[,N...]",
+        otherwise="a ladder per GPU",
+        one_of="load",
+    )
+    prefix_hit_rate: float = setting(
+        0.0, "share of each prompt that the prefix cache answers", WORKLOAD, value="SHARE", advanced=True
+    )
+    slo_ttft_s: Bound | None = setting(None, "time to first token", SLO, "--slo-ttft-ms", value="MS")
+    slo_tpot_s: Bound | None = setting(None, "time per output token", SLO, "--slo-tpot-ms", value="MS")
+    slo_e2el_s: Bound | None = setting(None, "end-to-end latency", SLO, "--slo-e2el-ms", value="MS")
+    slo_quantile: Share = setting(0.95, "share of requests that must meet it", SLO, value="Q")
+    placement: Literal["pack", "spread", "any"] = setting("any", "any: pack if one node takes it", HOW)
+    assume_merged: bool = setting(
+        False, "assume scattered KV blocks transfer as fast as contiguous ones", HOW, advanced=True
+    )
+    blocks: Path | None = setting(
+        None,
+        "use the KV-block cost measured on your nodes: the --json of test_nixl_connector_ray.py --strategy pack "
+        "--compare-blocks",
+        HOW,
+        value="FILE",
+        advanced=True,
+    )
+    count_gpus: Count = setting(DEFAULT_COUNT, COUNT_HELP, HOW)
+    top: Positive = setting(3, "configurations to hand over", HOW)
+    fidelity: Literal["simulator", "vllm"] = setting(
+        "simulator",
+        "vllm: these configurations once more, with vLLM's own scheduler in every engine; needs vLLM, and up to a "
+        "minute each",
+        HOW,
+        advanced=True,
+    )
+    seed: Seed = setting(0, "seed of the simulation", HOW, advanced=True)
+    out: Path | None = setting(None, "folder for configuration files; with --predict a CSV", HOW, value="PATH")
+    plot: Path | None = setting(None, "draw the predicted curves (png, svg or pdf)", HOW, value="FILE")
+    goodput_map: Path | None = setting(
+        None,
+        "draw goodput per GPU under Poisson arrivals over bounds on TTFT and TPOT (png, svg or pdf)",
+        HOW,
+        value="FILE",
+        advanced=True,
+    )
+    measured: tuple[Path, ...] = setting(
+        (),
+        "experiments at request rates, which take the place of their simulation in the map",
+        HOW,
+        several="words",
+        value="DIR",
+        advanced=True,
+    )
+    price_per_gpu_hour: AboveZero | None = setting(
+        None, "cost of a million tokens in the map", HOW, value="PRICE", advanced=True
+    )
+    explain: str | None = setting(
+        None, "where a request's time goes in one deployment", INSTEAD, value="LABEL", one_of=ANSWER
+    )
+    compare: tuple[Path, ...] = setting(
+        (), "measured experiments beside predictions", INSTEAD, several="words", value="DIR", one_of=ANSWER
+    )
+    fluid: bool = setting(
+        False,
+        "whether roles that follow the load (launch_gptoss.py --pd-fluid) serve more than every fixed P:D split",
+        INSTEAD,
+        one_of=ANSWER,
+    )
+    predict: Path | None = setting(None, "predict every row of a CSV", INSTEAD, value="CSV", one_of=ANSWER)
+    prompts: Literal["fresh", "repeated"] | None = setting(
+        None,
+        "with --compare: whether levels repeat prompts",
+        INSTEAD,
+        otherwise="published runs do, ours do not",
+        advanced=True,
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The model to plan for."""
+        return self.model or DEFAULT_MODEL
+
+    def check(self) -> None:
+        """Flags that would have no effect are refused. Raises UsageError."""
+        load = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "trace", "concurrency", "prefix_hit_rate")
+        slo = ("slo_ttft_s", "slo_tpot_s", "slo_e2el_s", "slo_quantile")
+        cluster = ("node", "gpus", "placement", "top", "fidelity")
+        of_map = ("goodput_map", "measured", "price_per_gpu_hour")
+        blocks = ("assume_merged", "blocks", *of_map)
+        if self.predict:
+            of_columns = ("itl", "otl", "lengths", "rate", "burstiness", "concurrency", "prompts")
+            not_given(self, of_columns, "--predict, whose file has columns for it")
+            unused: tuple[str, ...] = ("plot", "seed", *cluster, *load, *slo, *blocks, "count_gpus")
+            not_given(self, unused, "--predict, which predicts each row of a file as it is")
+        elif self.compare:
+            unused = ("out", *cluster, *load, *slo, *blocks)
+            not_given(self, unused, "--compare, which predicts the measured runs")
+        elif self.explain:
+            not_given(self, ("plot", "out", "prompts", *cluster, *of_map, "count_gpus"), "--explain")
+        elif self.fluid:
+            unused = ("plot", "out", "prompts", "top", "fidelity", "placement", "rate", "burstiness", "concurrency")
+            not_given(self, (*unused, "trace", *of_map, "count_gpus"), "--fluid")
+        else:
+            not_given(self, ("prompts",), "a ranking: it is for --compare")
+            if self.goodput_map is None:
+                not_given(self, of_map, "a plan without --goodput-map")
+        if self.blocks and self.assume_merged:
+            raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
+        if not 0 <= self.prefix_hit_rate < 1:
+            raise UsageError(f"--prefix-hit-rate {self.prefix_hit_rate:g} must be from 0 to below 1")
+        bounds = (self.slo_ttft_s, self.slo_tpot_s, self.slo_e2el_s)
+        if "slo_quantile" in self.model_fields_set and not any(bounds):
+            raise UsageError(
+                "--slo-quantile is the share within --slo-ttft-ms, --slo-tpot-ms or --slo-e2el-ms: give one"
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan, predict or compare; returns the exit code."""
+    return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: PlanSettings) -> int:
+    from pdlab.core.catalog import load_model
+    from pdlab.sim.hardware import load_hardware
+
+    hardware = load_hardware(settings.hardware)
+    if settings.predict:
+        return _predict(settings, settings.predict, hardware)
+    if settings.compare:
+        return _compare(settings, hardware)
+    shape = load_model(settings.model_name)
+    if shape is None:
+        raise _unknown_model(settings.model_name)
+    if settings.explain:
+        return _explain(settings, settings.explain, hardware, shape)
+    if settings.fluid:
+        return _fluid(settings, hardware, shape)
+    return _rank(settings, hardware, shape)
+
+
+def _unknown_model(name: str) -> UsageError:
+    from pdlab.core.catalog import known_models
+    from pdlab.core.text import choices
+
+    return UsageError(
+        f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
     )
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def _slo(settings: PlanSettings) -> Slo:
+    from pdlab.core.schema import validate
+    from pdlab.core.workload import Slo
+
+    bounds = {"ttft_s": settings.slo_ttft_s, "tpot_s": settings.slo_tpot_s, "e2el_s": settings.slo_e2el_s}
+    named = {name: value for name, value in bounds.items() if value is not None}
+    return validate(Slo, {**named, "quantile": settings.slo_quantile}, where="the SLO")
+
+
+def _workload(settings: PlanSettings) -> Workload:
     from pdlab.core.lengths import beside
     from pdlab.core.schema import load_yaml
     from pdlab.core.workload import Workload, workload_of_flags
 
-    if not 0 <= args.prefix_hit_rate < 1:
-        raise UsageError(f"--prefix-hit-rate {args.prefix_hit_rate:g} must be from 0 to below 1")
-    if args.workload:
-        if args.itl or args.otl or args.lengths:
+    if settings.workload:
+        if settings.itl or settings.otl or settings.lengths:
             raise UsageError("--workload replaces --itl, --otl and --lengths; give one or the other")
-        path = Path(args.workload)
+        path = Path(settings.workload)
         return load_yaml(path, Workload, lambda data: beside(data, path.parent))
-    return workload_of_flags(args.itl, args.otl, args.lengths)
+    return workload_of_flags(settings.itl, settings.otl, settings.lengths)
 
 
-def _trace(args: argparse.Namespace) -> Trace | None:
+def _trace(settings: PlanSettings) -> Trace | None:
     """The requests of --trace, which say lengths and rate themselves."""
-    if args.trace is None:
+    if settings.trace is None:
         return None
     from pdlab.sim import traces
 
     for name in ("rate", "concurrency", "itl", "otl", "lengths", "workload", "burstiness"):
-        if getattr(args, name):
+        if name in settings.model_fields_set:
             raise UsageError(f"--trace says lengths and moments of its requests itself; leave --{name} out")
-    return traces.read(args.trace)
+    return traces.read(settings.trace)
 
 
-def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
+def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
     """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple. Raises
     UsageError for nodes that the hardware file is not of.
 
@@ -383,30 +367,30 @@ def _view(args: argparse.Namespace, hardware: Hardware) -> ClusterView:
     from pdlab.core.text import choices
     from pdlab.plan.extrapolation import require_node
 
-    of_file = args.node.endswith((".yaml", ".yml"))
+    of_file = settings.node.endswith((".yaml", ".yml"))
     try:
-        found = load_cluster(args.node if of_file else f"{args.node}-x2").engine_nodes
+        found = load_cluster(settings.node if of_file else f"{settings.node}-x2").engine_nodes
     except UsageError as error:
         if of_file:
             raise
         raise UsageError(
-            f"--node {args.node}: no configs/clusters/{args.node}-x2.yaml; {choices(args.node, _nodes())}"
+            f"--node {settings.node}: no configs/clusters/{settings.node}-x2.yaml; {choices(settings.node, _nodes())}"
         ) from error
     base = found[0]
     for each in found:
-        require_node(hardware, each, args.node)
+        require_node(hardware, each, settings.node)
     if hardware.cpu:
-        not_for(args, parser(), ["--node"], f"--hardware {args.hardware}, which is CPUs of this machine")
+        not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
         base = base.model_copy(update={"gpus": hardware.gpus_per_node})
-    count = -(-args.gpus // base.gpus)
-    spread = args.placement == "spread"
+    count = -(-settings.gpus // base.gpus)
+    spread = settings.placement == "spread"
     nodes = []
     for number in range(1, max(count, 2 if spread else 1) + 1):
         name = f"node-{number}"
-        free = base.gpus if spread else min(base.gpus, args.gpus - (number - 1) * base.gpus)
+        free = base.gpus if spread else min(base.gpus, settings.gpus - (number - 1) * base.gpus)
         changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
         nodes.append(base.model_copy(update=changes))
-    kind = "local Ray node" if hardware.cpu else Path(args.node).stem if of_file else args.node
+    kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
@@ -416,39 +400,37 @@ def _nodes() -> list[str]:
     return [path.stem.removesuffix("-x2") for path in (CONFIGS / "clusters").glob("*-x2.yaml")]
 
 
-def _scene(args: argparse.Namespace, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
+def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
     from pdlab.core.workload import Workload
     from pdlab.plan.scene import Scene
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
-    if args.burstiness and not args.rate:
-        raise UsageError("--burstiness is of arrivals at a rate; give --rate too")
-    trace, workload = _trace(args), _workload(args)
+    trace, workload = _trace(settings), _workload(settings)
     if trace is not None:
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
     blocks = None
-    if args.blocks is not None:
+    if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
 
-        blocks = read(args.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
+        blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     return Scene(
         hardware,
         shape,
         workload,
         slo,
-        args.prefix_hit_rate,
-        args.seed,
-        args.burstiness or 1.0,
+        settings.prefix_hit_rate,
+        settings.seed,
+        settings.burstiness or 1.0,
         trace,
-        not args.assume_merged,
+        not settings.assume_merged,
         blocks,
-        args.count_gpus,
+        settings.count_gpus,
     )
 
 
-def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from dataclasses import replace
 
     from pdlab.core.mixes import Mixes
@@ -456,19 +438,19 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     from pdlab.plan.planner import plan
     from pdlab.plan.text import ranking
 
-    if args.plot:
-        check_picture(args.plot, "--plot")
-    if args.goodput_map:
-        check_picture(args.goodput_map, "--goodput-map")
-        if args.trace:
+    if settings.plot:
+        check_picture(settings.plot, "--plot")
+    if settings.goodput_map:
+        check_picture(settings.goodput_map, "--goodput-map")
+        if settings.trace:
             raise UsageError("--goodput-map is of Poisson arrivals at growing rates; leave --trace out")
-    if args.out:
-        check_folder(args.out, "--out")
-    if args.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
+    if settings.out:
+        check_folder(settings.out, "--out")
+    if settings.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
-    measured = _measured(args) if args.measured else []
-    view = _view(args, hardware)
-    scene = replace(_scene(args, hardware, shape, _slo(args)), nic=view.engine_nodes[0].nic.kind)
+    measured = _measured(settings) if settings.measured else []
+    view = _view(settings, hardware)
+    scene = replace(_scene(settings, hardware, shape, _slo(settings)), nic=view.engine_nodes[0].nic.kind)
     if isinstance(scene.workload.lengths, Mixes):
         raise UsageError(
             f"--lengths {scene.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
@@ -477,49 +459,46 @@ def _rank(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> in
     progress = _Progress()
     ranked_plan = plan(
         scene,
-        args.model,
+        settings.model_name,
         view,
-        args.gpus,
-        placement=None if args.placement == "any" else args.placement,
-        concurrencies=args.concurrency,
-        rate_rps=scene.trace.rate_rps if scene.trace else args.rate,
+        settings.gpus,
+        placement=None if settings.placement == "any" else settings.placement,
+        concurrencies=settings.concurrency,
+        rate_rps=scene.trace.rate_rps if scene.trace else settings.rate,
         on_progress=progress,
     )
     progress.end()
-    print(ranking(ranked_plan, scene, view, args.gpus))
-    best = [candidate for candidate in ranked_plan.candidates if candidate.best][: args.top]
+    print(ranking(ranked_plan, scene, view, settings.gpus))
+    best = [candidate for candidate in ranked_plan.candidates if candidate.best][: settings.top]
     print()
-    if args.fidelity == "vllm":
+    if settings.fidelity == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from pdlab.plan.second_fidelity import beside
 
         print(beside(scene, best) + "\n")
-    model_flag = "" if args.model == DEFAULT_MODEL else f" --model {shlex.quote(args.model)}"
-    model_flag += (
-        "" if args.hardware == parser().get_default("hardware") else f" --hardware {shlex.quote(args.hardware)}"
-    )
+    passed_on = shlex.join(to_words(settings, only=("model", "hardware")))
     print(
         next_steps.commands(
             best,
             scene.workload,
-            None if hardware.cpu else args.node,
-            args.out,
-            model_flag,
+            None if hardware.cpu else settings.node,
+            settings.out,
+            f" {passed_on}" if passed_on else "",
             ranked_plan.best_candidate(collocated=True),
             scene.slo,
-            "" if args.count_gpus == parser().get_default("count_gpus") else f" --count-gpus {args.count_gpus}",
+            "".join(f" {word}" for word in to_words(settings, only=("count_gpus",))),
             _extrapolated(scene, ranked_plan.candidates),
         )
     )
-    if args.plot:
+    if settings.plot:
         collocated = ranked_plan.best_candidate(collocated=True)
-        drawn = list(ranked_plan.candidates[: max(args.top, 5)])
+        drawn = list(ranked_plan.candidates[: max(settings.top, 5)])
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
         beyond = {f"{label} {next_steps.PREDICTED}": found for label, found in _extrapolated(scene, drawn).items()}
-        plot(args.plot, next_steps.experiments(drawn, scene.workload), [], hardware, args.count_gpus, beyond)
-        print(f"Plot (simulated): {args.plot}")
-    if args.goodput_map:
-        _draw_map(args, scene, ranked_plan, measured)
+        plot(settings.plot, next_steps.experiments(drawn, scene.workload), [], hardware, settings.count_gpus, beyond)
+        print(f"Plot (simulated): {settings.plot}")
+    if settings.goodput_map:
+        _draw_map(settings, settings.goodput_map, scene, ranked_plan, measured)
     return 0
 
 
@@ -532,7 +511,7 @@ def _extrapolated(scene: Scene, candidates: Sequence[Candidate]) -> dict[str, st
     return {label: text for label, text in found.items() if text}
 
 
-def _measured(args: argparse.Namespace) -> list[Served]:
+def _measured(settings: PlanSettings) -> list[Served]:
     """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
     from dataclasses import replace
 
@@ -541,8 +520,8 @@ def _measured(args: argparse.Namespace) -> list[Served]:
     from pdlab.cli.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
-    workload, loads = _workload(args), []
-    for loaded in loading.load(experiment_folders(args.measured), {}, every_request=True):
+    workload, loads = _workload(settings), []
+    for loaded in loading.load(experiment_folders(settings.measured), {}, every_request=True):
         theirs = loaded.experiment.manifest.workload
         if theirs is not None and theirs.label != workload.label:
             raise UsageError(
@@ -556,16 +535,16 @@ def _measured(args: argparse.Namespace) -> list[Served]:
                 "with run_bm.sh -t request-rate"
             )
         gpus = counted_gpus(gpus_of(loaded.experiment), loaded.experiment.manifest.deployment)
-        loads.append(replace(served, gpus=gpus.counted(args.count_gpus)))
+        loads.append(replace(served, gpus=gpus.counted(settings.count_gpus)))
     return loads
 
 
-def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:
+def _draw_map(settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
     from pdlab.report.goodput_map import draw
 
-    shown = list(ranked_plan.candidates[: max(args.top, MAPPED)])
+    shown = list(ranked_plan.candidates[: max(settings.top, MAPPED)])
     collocated = ranked_plan.best_candidate(collocated=True)
     shown += [collocated] if collocated is not None and collocated not in shown else []
     labels = {served.label for served in measured}
@@ -578,19 +557,19 @@ def _draw_map(args: argparse.Namespace, scene: Scene, ranked_plan: Plan, measure
     ttft_s = [factor * (scene.slo.ttft_s or 1.0) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
     tpot_s = [factor * (scene.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
     workload = scene.workload
-    price = args.price_per_gpu_hour
-    of = "used" if args.count_gpus == "used" else "of whole nodes"
+    price = settings.price_per_gpu_hour
+    of = "used" if settings.count_gpus == "used" else "of whole nodes"
     cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
     draw(
         goodput_map(every, ttft_s, tpot_s, scene.slo.quantile),
-        args.goodput_map,
+        path,
         title=f"Goodput, requests/s per GPU {of}, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
         f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
         f"hatched: simulated{', extrapolated' if scene.outside() else ''}",
         price_per_gpu_hour=price,
     )
     origin = "measured and simulated" if measured else "simulated"
-    print(f"Goodput map ({origin}): {args.goodput_map}")
+    print(f"Goodput map ({origin}): {path}")
 
 
 class _Progress:
@@ -617,36 +596,41 @@ class _Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _fluid(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.plan.fluid_pools import fluid_plan
     from pdlab.plan.text import fluid
 
-    scene, progress = _scene(args, hardware, shape, _slo(args)), _Progress()
-    made = fluid_plan(scene, args.model, args.gpus, progress)
+    scene, progress = _scene(settings, hardware, shape, _slo(settings)), _Progress()
+    made = fluid_plan(scene, settings.model_name, settings.gpus, progress)
     progress.end()
     print(fluid(made, scene))
     return 0
 
 
-def _explain(args: argparse.Namespace, hardware: Hardware, shape: ModelShape) -> int:
+def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.planner import evaluate, sized_alone
     from pdlab.plan.text import explanation
 
-    deployment = Deployment(model=args.model, topology=parse_label(args.explain))
+    deployment = Deployment(model=settings.model_name, topology=parse_label(label))
     if deployment.gpus > MAX_GPUS:
-        raise UsageError(f"--explain {args.explain}: has {deployment.gpus} GPUs, at most {MAX_GPUS} can be simulated")
+        raise UsageError(f"--explain {label}: has {deployment.gpus} GPUs, at most {MAX_GPUS} can be simulated")
     check_divisibility(deployment, shape)
-    scene = _scene(args, hardware, shape, _slo(args))
-    rate_rps = scene.trace.rate_rps if scene.trace else args.rate
-    loads = {"concurrencies": args.concurrency, "rate_rps": rate_rps}
-    candidate = evaluate(scene, sized_alone(scene, deployment), deployment.gpus, **loads)
+    scene = _scene(settings, hardware, shape, _slo(settings))
+    rate_rps = scene.trace.rate_rps if scene.trace else settings.rate
+    candidate = evaluate(
+        scene,
+        sized_alone(scene, deployment),
+        deployment.gpus,
+        concurrencies=settings.concurrency,
+        rate_rps=rate_rps,
+    )
     print(explanation(candidate, scene))
     return 0
 
 
-def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
+def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.plan import next_steps
     from pdlab.plan.accuracy import median_errors, table
     from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
@@ -655,16 +639,16 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
-    if args.plot:
-        check_picture(args.plot, "--plot")
+    if settings.plot:
+        check_picture(settings.plot, "--plot")
     points, experiments, predicted, names, rehearsed = [], [], [], [], []
     outside: dict[str, str] = {}
-    for folder in distinct(experiment_folders(args.compare), "--compare"):
+    for folder in distinct(experiment_folders(settings.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
-        prompts: Prompts = args.prompts or ("repeated" if published else "fresh")
+        prompts: Prompts = settings.prompts or ("repeated" if published else "fresh")
         sweep = measured(experiment, prompts)
-        shape = _measured_shape(args.model, sweep.deployment.model, folder)
+        shape = _measured_shape(settings.model, sweep.deployment.model, folder)
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:
@@ -682,10 +666,10 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
         )
         if experiment.manifest.rehearsal:
             rehearsed.append(experiment.name)
-        if args.plot:
+        if settings.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
-            predicted.append(next_steps.as_measured(sweep, hardware, shape, args.seed, whole))
+            predicted.append(next_steps.as_measured(sweep, hardware, shape, settings.seed, whole))
     models = " and ".join(dict.fromkeys(names))
     print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
     print(table(points))
@@ -698,10 +682,10 @@ def _compare(args: argparse.Namespace, hardware: Hardware) -> int:
             print(f"{name} is {text}: the errors of {hardware.name} are of other runs")
     if not all(outside.values()):
         print(f"of {hardware.name} elsewhere: {errors_of(hardware)}")
-    if args.plot:
+    if settings.plot:
         beyond = {f"{name} {next_steps.PREDICTED}": text for name, text in outside.items() if text}
-        plot(args.plot, predicted, experiments, hardware, args.count_gpus, beyond)
-        print(f"Plot (measured and simulated): {args.plot}")
+        plot(settings.plot, predicted, experiments, hardware, settings.count_gpus, beyond)
+        print(f"Plot (measured and simulated): {settings.plot}")
     return 0
 
 
@@ -720,27 +704,29 @@ def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelSh
     return shape
 
 
-def _predict(args: argparse.Namespace, hardware: Hardware) -> int:
+def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
     from pdlab.plan import csv_predictions, csv_rows
 
-    if args.out is not None:
-        check_writable(args.out, "--out")
-        if args.out.exists() and args.predict.exists() and args.out.samefile(args.predict):
-            raise UsageError(f"--out {args.out} is the CSV that --predict reads, which would be lost: choose another")
+    if settings.out is not None:
+        check_writable(settings.out, "--out")
+        if settings.out.exists() and file.exists() and settings.out.samefile(file):
+            raise UsageError(
+                f"--out {settings.out} is the CSV that --predict reads, which would be lost: choose another"
+            )
     try:
-        text = args.predict.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--predict {args.predict}: cannot be read as a text file; give a CSV") from error
-    header, rows, requested = csv_rows.read(text, str(args.predict), args.model or DEFAULT_MODEL)
+        raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
+    header, rows, requested = csv_rows.read(text, str(file), settings.model_name)
     predictions = csv_predictions.predict(requested, hardware)
     for line in csv_predictions.refused(requested, predictions):
-        print(f"{args.predict}, {line}", file=sys.stderr)
+        print(f"{file}, {line}", file=sys.stderr)
     out = csv_predictions.render(header, rows, predictions)
-    if args.out is None:
+    if settings.out is None:
         print(out, end="")
         return 0
-    write_output(args.out, out, "--out")
-    print(f"wrote {args.out}: {len(rows)} rows", file=sys.stderr)
+    write_output(settings.out, out, "--out")
+    print(f"wrote {settings.out}: {len(rows)} rows", file=sys.stderr)
     return 0
 
 

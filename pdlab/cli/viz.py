@@ -23,6 +23,7 @@ from pdlab.core.arguments import (
     share,
 )
 from pdlab.core.commands import typed
+from pdlab.core.gpu_count import DEFAULT_COUNT, add_count_gpus
 
 if TYPE_CHECKING:
     from pdlab.analysis.curves import Curve, View
@@ -140,13 +141,7 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument(
         "--confidence", type=share, default=0.95, metavar="P", help="level of intervals and verdicts (default 0.95)"
     )
-    shown.add_argument(
-        "--count-gpus",
-        choices=["nodes", "used"],
-        default="nodes",
-        help="per node and per GPU count the GPUs of the whole nodes that a deployment takes, filled with copies of it "
-        "(default: nodes are rented whole), or those that it uses alone",
-    )
+    add_count_gpus(shown)
     answers = p.add_argument_group("what is answered")
     answers.add_argument(
         "--at",
@@ -190,7 +185,12 @@ def parser() -> argparse.ArgumentParser:
         help="logarithmic latency axes (default: where the values span more than 20 times, or one curve reaches three "
         "times beyond all others)",
     )
-    made.add_argument("--log-concurrency", action="store_true", help="logarithmic (base 2) load axes")
+    made.add_argument(
+        "--log-concurrency",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="logarithmic (base 2) load axes (default: where more than half of the loads would lie in the first tenth)",
+    )
     made.add_argument(
         "--plot-path", type=Path, default=None, metavar="FILE", help="where the plot goes (default out/viz.png)"
     )
@@ -279,7 +279,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
         )
     if not args.use_normalized and args.per_role != "all":
         raise UsageError("--per-role counts GPUs per node, which --no-use-normalized turns off: leave one out")
-    if args.count_gpus == "used" and not args.use_normalized and args.price_per_gpu_hour is None:
+    if args.count_gpus != DEFAULT_COUNT and not args.use_normalized and args.price_per_gpu_hour is None:
         raise UsageError("--count-gpus is for throughput per node, which --no-use-normalized turns off: leave one out")
     if args.slo_quantile is not None and not args.slo:
         raise UsageError("--slo-quantile is for --slo, which is not given: add --slo, or leave --slo-quantile out")
@@ -349,7 +349,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     curves += [curve for path in args.published for curve in published_tables.load(path)]
     curves = _with_role(curves, view)
     view = _view_of_what_is_known(curves, view, args)
-    ranking.require_latency(ranking.own(curves), view)
+    ranking.require_latency(analysis.own(curves), view)
     doubt = _doubt(paths, gpus, loading.hashes(loaded))
     _note([doubt])
     texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
@@ -403,7 +403,7 @@ def _show(args: argparse.Namespace, argv: Sequence[str]) -> None:
     for bounds in at:
         for sentence in verdicts.at_sentences(curves, bounds, view):
             print(sentence)
-    if not at and len(ranking.own(curves)) > 1:
+    if not at and len(analysis.own(curves)) > 1:
         print(verdicts.NO_BOUND)
     for answer in answers:
         print(answer)
@@ -501,7 +501,8 @@ def _several(loaded: Sequence[Loaded]) -> Iterable[str]:
 
 def _view_of_what_is_known(curves: list[Curve], view: View, args: argparse.Namespace) -> View:
     """The view; where no level has its latency, one that some level has, as far as the flags leave that open."""
-    from pdlab.analysis.ranking import own, spots
+    from pdlab.analysis.curves import own
+    from pdlab.analysis.ranking import spots
 
     modes = ["token"] if args.use_interactivity else ["token", "first_token"]
     for mode in [args.latency_mode] if args.latency_mode else modes:

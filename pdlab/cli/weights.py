@@ -8,6 +8,7 @@ from typing import Any
 
 from pdlab.core.arguments import exit_code
 from pdlab.core.catalog import known_models, resolve_model
+from pdlab.core.commands import typed
 from pdlab.core.settings import Seconds, Settings, parse, setting
 
 MISSING = 3
@@ -53,7 +54,7 @@ def _run(settings: WeightsSettings) -> int:
     if not any(node["missing"] or node["broken"] for node in nodes.values()):
         return 0
     if not settings.fetch:
-        print(f"fetch them before the nodes cost money: python -m pdlab weights --model {settings.model} --fetch")
+        print(f"fetch them before the nodes cost money: {typed('weights', '--model', settings.model, '--fetch')}")
     return MISSING
 
 

@@ -20,7 +20,7 @@ from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
-from pdlab.remote.node import node_facts
+from pdlab.remote.gpus import machine_facts
 
 # For a node that neither joins nor ends.
 JOIN_TIMEOUT_S = 300.0
@@ -105,7 +105,8 @@ class Cluster:
         if self.local:
             self._await_nodes(self.local.count)
         alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
-        facts = self._local_facts() if self.local else self.call_nodes(node_facts)
+        _refuse_one_name_for_two(alive)
+        facts = self._local_facts() if self.local else self.call_nodes(machine_facts)
         free = available_resources_per_node()
         nodes = []
         for node in alive:
@@ -118,11 +119,15 @@ class Cluster:
             labels = dict(node.get("Labels") or {})
             accelerators = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
             gpus = int(total.get("GPU", 0))
+            seen = (fact.get("gpus") or {}) if gpus else {}
+            memory_bytes = seen.get("memory_bytes")
             nodes.append(
                 ClusterNode(
                     id=labels.get(NODE_NAME_LABEL, node["NodeID"]),
                     gpu_type=accelerators[0] if accelerators else None,
                     gpus=gpus,
+                    gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / 1e9, 1),
+                    gpu_link=seen.get("link"),
                     free_gpus=tuple(range(int(left.get("GPU", 0)))) if gpus else None,
                     cpus=total.get("CPU", 0.0),
                     free_cpus=min(left.get("CPU", 0.0), total.get("CPU", 0.0)),
@@ -144,13 +149,10 @@ class Cluster:
         return "two-hosts" if self.local.two_hosts else f"local-{self.local.count}"
 
     def _local_facts(self) -> dict[str, Any]:
-        """As `node_facts` would answer on every node, without asking."""
+        """As `machine_facts` would answer on every node, without asking."""
         if self.local and self.local.made_up:
             made_up = {node.id: node for node in self.local.made_up.nodes}
-            return {
-                node: {"host": made_up[name].host, "nic": made_up[name].nic.model_dump()}
-                for node, name in self.names().items()
-            }
+            return {node: _facts_of_made_up(made_up[name]) for node, name in self.names().items()}
         pair = self.local.two_hosts if self.local else None
         if pair is None:
             return {node["NodeID"]: {"host": "localhost", "nic": {"kind": "loopback"}} for node in self.alive()}
@@ -159,10 +161,11 @@ class Cluster:
         return {node["NodeID"]: {"host": names[node["NodeManagerAddress"]], "nic": nic} for node in self.alive()}
 
     def names(self) -> dict[str, str]:
-        """Node id -> the name that `ray start` gave it, else the beginning of its id."""
-        return {
-            node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in self.alive()
-        }
+        """Node id -> the name that `ray start` gave it, else the beginning of its id. Raises ClusterError where two
+        nodes have one name."""
+        alive = self.alive()
+        _refuse_one_name_for_two(alive)
+        return {node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in alive}
 
     def call_nodes(self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S) -> dict[str, Any]:
         """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
@@ -271,6 +274,28 @@ def _refuse_unanswered(address: str) -> None:
             f"Ray at {head} requires a token that this process does not have: export RAY_AUTH_MODE=token with the "
             "cluster's token in ~/.ray/auth_token (docs/setup.md), or name another cluster with RAY_ADDRESS"
         )
+
+
+def _facts_of_made_up(node: ClusterNode) -> dict[str, Any]:
+    """As `machine_facts` would answer on a node that is like this one."""
+    memory_bytes = None if node.gpu_memory_gb is None else 1e9 * node.gpu_memory_gb
+    gpus = {"memory_bytes": memory_bytes, "link": node.gpu_link}
+    return {"host": node.host, "nic": node.nic.model_dump(), "gpus": gpus}
+
+
+def _refuse_one_name_for_two(alive: list[dict[str, Any]]) -> None:
+    """Raises ClusterError where two of Ray's nodes carry one name: a selector by it would mean either."""
+    addresses: dict[str, list[str]] = {}
+    for node in alive:
+        if name := (node.get("Labels") or {}).get(NODE_NAME_LABEL):
+            addresses.setdefault(name, []).append(node["NodeManagerAddress"])
+    for name, several in addresses.items():
+        if len(several) > 1:
+            raise ClusterError(
+                f"{len(several)} of Ray's nodes have the label {NODE_NAME_LABEL}={name} ({', '.join(several)}): "
+                f"restart Ray there with a name for each (`ray start --labels {NODE_NAME_LABEL}=NAME`; on Kubernetes a "
+                "worker group of one replica for each), or without the label"
+            )
 
 
 def _status_of_call(address: str, metadata: tuple[tuple[str, str], ...] = ()) -> str:

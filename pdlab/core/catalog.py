@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from pydantic import Field, field_validator
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
-from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape, Nic
+from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
 
@@ -83,6 +84,39 @@ class ModelShape(Frozen):
         if plain not in BYTES_PER_VALUE:
             raise ValueError(f"is not a known dtype; {choices(name, BYTES_PER_VALUE)}")
         return plain
+
+
+class GpuType(Frozen):
+    """What is known of a type of GPU. ``names``: Ray's accelerator types that mean it, and usual ones.
+
+    ``memory_gb``: 1e9 bytes of one GPU, of every size that is sold under the name (none: not known). ``link``: how
+    GPUs of one node reach each other (None: not known). ``source`` says where the numbers are from.
+    """
+
+    names: tuple[str, ...] = Field(min_length=1)
+    memory_gb: tuple[float, ...] = ()
+    link: GpuLink | None = None
+    source: str
+
+
+@cache
+def known_gpus() -> dict[str, GpuType]:
+    """The GPU types of configs/gpus/ by each of their names. Raises UsageError."""
+    types = [load_yaml(path, GpuType) for path in sorted((CONFIGS / "gpus").glob("*.yaml"))]
+    return {name: each for each in types for name in each.names}
+
+
+def gpu_memory_gb(node: ClusterNode) -> float | None:
+    """Memory of one GPU of the node in 1e9 bytes; None where neither the node nor its type's one size says it."""
+    known = known_gpus().get(node.gpu_type or "")
+    sizes = known.memory_gb if known else ()
+    return node.gpu_memory_gb or (sizes[0] if len(sizes) == 1 else None)
+
+
+def gpu_link(node: ClusterNode) -> GpuLink | None:
+    """How the GPUs of the node reach each other; None: not known."""
+    known = known_gpus().get(node.gpu_type or "")
+    return node.gpu_link or (known.link if known else None)
 
 
 def known_models() -> dict[str, Path]:

@@ -457,7 +457,8 @@ class Serving(Frozen):
     2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
     ``stream_batching_ms``: output chunks of one request are held that long and sent together
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
-    ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD).
+    ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
+    long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
@@ -484,6 +485,13 @@ class Serving(Frozen):
     prefill_timeout_s: Annotated[Seconds, Le(86400)] = setting(
         120.0,
         "PD: decode gives up a call of prefill after S seconds, queueing included",
+        SERVING,
+        value="S",
+        advanced=True,
+    )
+    prefill_absent_s: Annotated[Seconds, Le(86400)] = setting(
+        5.0,
+        "PD: decode gives up a call that no prefill replica takes within S seconds",
         SERVING,
         value="S",
         advanced=True,
@@ -632,7 +640,7 @@ class Deployment(Frozen):
         # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
         absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
         defaults = Serving()
-        later = ("requests", "prefill_timeout_s", "on_prefill_failure")
+        later = ("requests", "prefill_timeout_s", "prefill_absent_s", "on_prefill_failure")
         same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
         if same:
             absent["serving"] = same

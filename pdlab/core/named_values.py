@@ -21,6 +21,22 @@ RESERVED_ENGINE_KWARGS = {
     "pipeline_parallel_size": "--p-pp / --d-pp",
     "data_parallel_size": "--p-dp / --d-dp",
     "enable_expert_parallel": "--p-ep / --d-ep",
+    # Ray Serve LLM runs every DP rank as an engine of its own, and gives it its rank and the address of the others.
+    **dict.fromkeys(
+        (
+            "data_parallel_size_local",
+            "data_parallel_rank",
+            "data_parallel_start_rank",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_hybrid_lb",
+            "data_parallel_external_lb",
+            "data_parallel_multi_port_external_lb",
+            "nnodes",
+            "node_rank",
+        ),
+        "--dp / --p-dp / --d-dp",
+    ),
     "kv_transfer_config": "--kv-backend",
     "host": "--host",
     "port": "--port",

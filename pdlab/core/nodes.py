@@ -24,6 +24,10 @@ NODE_NAME_LABEL = "pdlab/node"
 HOST_NAMES = ("pdlab-a", "pdlab-b")
 
 
+# How the GPUs of one node reach each other. xgmi: AMD's Infinity Fabric.
+GpuLink = Literal["nvlink", "pcie", "xgmi"]
+
+
 class Nic(Frozen):
     """Network of a node. ``gbit_per_s`` is the line rate of one NIC."""
 
@@ -57,11 +61,15 @@ class ClusterNode(Frozen):
 
     ``free_gpus`` are indexes of unused GPUs (None: all of ``gpus``); nodes with the same ``host``
     share a machine (None: a machine of its own); ``id`` is Ray's node id on a live cluster.
+    ``gpu_memory_gb`` (1e9 bytes of one GPU) and ``gpu_link``: of the cards that are there; None: as configs/gpus/ says
+    of ``gpu_type`` (`pdlab.core.catalog.gpu_memory_gb`, `gpu_link`).
     """
 
     id: str
     gpu_type: str | None = None
     gpus: int = Field(default=0, ge=0)
+    gpu_memory_gb: float | None = Field(default=None, gt=0, le=10_000)
+    gpu_link: GpuLink | None = None
     free_gpus: tuple[int, ...] | None = None
     cpus: float = Field(default=0, ge=0)
     free_cpus: float | None = Field(default=None, ge=0)
@@ -113,6 +121,14 @@ class ClusterView(Frozen):
         ids = [node.id for node in self.nodes]
         if len(set(ids)) != len(ids):
             raise ValueError(f"node ids must be distinct, got {ids}")
+        owners: dict[str, str] = {}
+        for node in self.nodes:
+            name = node.labels.get(NODE_NAME_LABEL)
+            if name is not None and owners.setdefault(name, node.id) != node.id:
+                raise ValueError(
+                    f"nodes {owners[name]} and {node.id} both have the label {NODE_NAME_LABEL}: {name}; "
+                    "give each node a name of its own"
+                )
         return self
 
     @property

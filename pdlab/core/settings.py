@@ -111,7 +111,12 @@ class FlagsOf:
     otherwise: Mapping[str, str] = field(default_factory=dict)
 
 
-Numbers = Annotated[tuple[int, ...], Text(numbers, lambda values: ",".join(map(str, values)))]
+def written_numbers(values: Sequence[int]) -> str:
+    """Whole numbers with commas between, as `pdlab.core.arguments.numbers` reads them."""
+    return ",".join(map(str, values))
+
+
+Numbers = Annotated[tuple[int, ...], Text(numbers, written_numbers)]
 LENGTHS = Text(lengths, lambda distribution: str(distribution.flag_value))
 Backends = Annotated[tuple[str, ...], Text(backends, ",".join)]
 Positive = Annotated[int, Ge(1)]
@@ -134,6 +139,7 @@ class Flag:
     times, or takes several words. ``otherwise``: the default in words, for a field whose default is None or empty.
     ``implies``: flags without a value that set the field to a value, each with its help. ``needs``: the field without
     which this one changes nothing. ``both_ways``: --no-NAME is a flag too, although the default is off.
+    ``one_of``: fields with the same word here exclude each other.
     ``advanced``: only --help-all shows it.
     """
 
@@ -147,6 +153,7 @@ class Flag:
     implies: tuple[tuple[str, Any, str], ...] = ()
     needs: str | None = None
     both_ways: bool = False
+    one_of: str | None = None
     advanced: bool = False
 
     def __call__(self, schema: dict[str, Any]) -> None:
@@ -167,10 +174,24 @@ def setting(
     implies: Sequence[tuple[str, Any, str]] = (),
     needs: str | None = None,
     both_ways: bool = False,
+    one_of: str | None = None,
     advanced: bool = False,
 ) -> Any:
     """A field of a `Settings` model; the arguments are those of `Flag`. ``default`` ... is a required one."""
-    flag = Flag(group, names, value, positional, bare, several, otherwise, tuple(implies), needs, both_ways, advanced)
+    flag = Flag(
+        group,
+        names,
+        value=value,
+        positional=positional,
+        bare=bare,
+        several=several,
+        otherwise=otherwise,
+        implies=tuple(implies),
+        needs=needs,
+        both_ways=both_ways,
+        one_of=one_of,
+        advanced=advanced,
+    )
     return Field(default, description=description, json_schema_extra=flag)
 
 
@@ -284,6 +305,12 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
         if needs is not None and each.name in settings.model_fields_set and not getattr(settings, needs):
             needed = names[needs]
             raise UsageError(f"{each.long_flag} is for {needed}, which is not given: add {needed}, or leave it out")
+    first: dict[str, str] = {}
+    for each in flags.values():
+        if each.flag.one_of is not None and each.name in settings.model_fields_set:
+            other = first.setdefault(each.flag.one_of, each.long_flag)
+            if other != each.long_flag:
+                raise UsageError(f"{each.long_flag} and {other} exclude each other: leave one out")
     settings.check()
     return settings
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import shlex
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 # Sums of the same numbers in another order differ by less than this.
 ROUNDING = 1e-9
@@ -54,6 +55,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
+def shell_assignments(variables: Mapping[str, str]) -> str:
+    """``NAME=VALUE NAME='TWO WORDS'``: a shell takes them in front of a command and behind export. The name stays
+    outside the quotes, because a quoted word in front of a command is the command itself."""
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+
 def plain(value: float) -> str:
     return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
 
@@ -64,7 +71,7 @@ def listed(labels: Sequence[str]) -> str:
         return ""
     if len(labels) > 4:
         return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
-    return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
+    return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
 
 LEAST_BEGUN = 4  # so many characters of a name, written alone, say which is meant

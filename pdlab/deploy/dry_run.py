@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import yaml
 
 from pdlab.core.commands import typed
 from pdlab.core.deployment import AUTO, Deployment, Fluid
-from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
+from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
 from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
 from pdlab.deploy.prepared import Prepared
@@ -123,7 +124,10 @@ def _memory(prepared: Prepared) -> str:
     unknown = [role for role in prepared.deployment.pools if role not in {memory.role for memory in prepared.memory}]
     text = engine_memory.table(prepared.memory, prepared.workload, unit) if prepared.memory else ""
     if unknown:
-        text += f"memory of {' and '.join(unknown)} engines: not known (a model or a GPU that configs/ does not have)\n"
+        ids = dict.fromkeys(node for role in unknown for node in prepared.placement.nodes_of(cast(Role, role)))
+        nodes = [prepared.view.node(node_id) for node_id in ids]
+        why = engine_memory.why_unknown(prepared.deployment, prepared.shape, nodes)
+        text += f"memory of {' and '.join(unknown)} engines: not known ({why})\n"
     return text
 
 

@@ -72,6 +72,12 @@ def check(arguments: Mapping[str, Any], flag: str) -> None:
         raise UsageError(f"{flag} tokenizer={tokenizer}: no such folder; give one, or a Hugging Face id")
 
 
+def reads_tool_calls(arguments: Mapping[str, Any]) -> bool:
+    """Whether an engine with these arguments finds tool calls in what the model writes: vLLM takes the parser only
+    together with the automatic choice, for required and named tools too."""
+    return bool(arguments.get("enable_auto_tool_choice")) and bool(arguments.get("tool_call_parser"))
+
+
 def _is_folder(path: str) -> bool:
     try:
         return Path(path).expanduser().is_dir()

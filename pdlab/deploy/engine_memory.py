@@ -6,22 +6,20 @@ and overhead are constants with their sources below, so a GPU pool is an estimat
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, gpu_memory_gb, known_gpus
 from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
-from pdlab.core.nodes import ClusterView, Placement, Role
+from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.core.text import listed
 from pdlab.core.text import table as text_table
 from pdlab.core.workload import Workload
 from pdlab.deploy.serve_config import engine_kwargs
 
-# As nvidia-smi reports them: 81,559, 143,771, 183,359, 81,920 and 46,068 MiB.
-GPU_MEMORY_GB = {"H100": 85.5, "H200": 150.8, "B200": 192.3, "A100": 85.9, "L40S": 48.3}
 # CUDA, NCCL, graphs and activations: what the KV pools of published H100 deployments leave (1.0 M tokens at TP2, 2.9
 # to 3 M at TP4, about 13 prompts of 5,000 at TP1; configs/catalog/h100-vllm-0.11.yaml).
 OVERHEAD_GB = 7.2
@@ -57,9 +55,10 @@ class EngineMemory:
 
 
 def engine_memory(
-    deployment: Deployment, role: Role, shape: ModelShape, gpu_type: str | None, *, cpu: bool, workload: Workload
+    deployment: Deployment, role: Role, shape: ModelShape, memory_gb: float | None, *, cpu: bool, workload: Workload
 ) -> EngineMemory | None:
-    """The arithmetic for one pool; None where nothing says how much memory its GPUs have."""
+    """The arithmetic for one pool. ``memory_gb``: 1e9 bytes of one of its GPUs; None where nothing says them, and then
+    the answer is None too, unless kv_cache_memory_bytes says what is left."""
     pool = deployment.pools[role]
     kwargs = engine_kwargs(deployment, role, shape, cpu=cpu)
     gpus = pool.tp * pool.pp
@@ -67,9 +66,9 @@ def engine_memory(
     configured = kwargs.get("kv_cache_memory_bytes")
     if isinstance(configured, int):
         left = float(configured)
-    elif gpu_type in GPU_MEMORY_GB:
+    elif memory_gb is not None:
         share = kwargs.get("gpu_memory_utilization", UTILIZATION)
-        left = (GPU_MEMORY_GB[gpu_type] * share - OVERHEAD_GB) * 1e9 - weights
+        left = (memory_gb * share - OVERHEAD_GB) * 1e9 - weights
     else:
         return None
     longest = kwargs.get("max_model_len") or shape.max_context
@@ -121,8 +120,9 @@ def examine(
     """The arithmetic for every pool that it can be made for. Raises UsageError where one cannot hold a request."""
     memories = []
     for role in dict.fromkeys(replica.role for replica in placement.replicas):
-        types = {view.node(node).gpu_type for node in placement.nodes_of(role)}
-        smallest = min(types, key=lambda name: GPU_MEMORY_GB.get(name or "", math.inf))
+        sizes = [gpu_memory_gb(view.node(node)) for node in placement.nodes_of(role)]
+        known = [size for size in sizes if size is not None]
+        smallest = min(known) if len(known) == len(sizes) else None
         if shape is None:
             continue
         memory = engine_memory(deployment, role, shape, smallest, cpu=placement.device == "cpu", workload=workload)
@@ -130,6 +130,19 @@ def examine(
             _refuse(memory, shape, "GPU" if placement.device == "gpu" else "CPU rank")
             memories.append(memory)
     return memories
+
+
+def why_unknown(deployment: Deployment, shape: ModelShape | None, nodes: Iterable[ClusterNode]) -> str:
+    """Why nothing can be said of engines on these nodes, and what would say it."""
+    if shape is None:
+        return f"configs/models/ has no shape of {deployment.model}"
+    unknown = [node for node in nodes if gpu_memory_gb(node) is None]
+    named = dict.fromkeys(f"GPUs of type {node.gpu_type}" if node.gpu_type else "unnamed GPUs" for node in unknown)
+    sizes = [f"{size:g}" for name in {node.gpu_type for node in unknown} if name in known_gpus()
+             for size in known_gpus()[name].memory_gb]  # fmt: skip
+    reason = f"have {' or '.join(sizes)} GB" if sizes else "have no memory in configs/gpus/"
+    owners = listed([node.id for node in unknown])
+    return f"{listed(list(named))} {reason}: give gpu_memory_gb of {owners} in the cluster's file"
 
 
 def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:

@@ -289,6 +289,8 @@ _NIXL_FIELDS = {
     "guard_recomputed": "guard_recomputed",
     "guard_deadlines": "guard_deadlines",
     "guard_errors": "guard_errors",
+    "guard_failed_reads": "guard_failed_reads",
+    "guard_handshakes_renewed": "guard_handshakes_renewed",
 }
 
 
@@ -310,7 +312,7 @@ def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> Nixl
         for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):
             total.setdefault(field, 0.0)
     if "guard_receives" in total:
-        for field in ("guard_recomputed", "guard_deadlines", "guard_errors"):
+        for field in (field for field in _NIXL_FIELDS.values() if field.startswith("guard_")):
             total.setdefault(field, 0.0)
     return NixlCounters(**total)
 

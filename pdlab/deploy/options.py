@@ -344,7 +344,12 @@ class LaunchSettings(LaunchOptions):
 
 
 # Which flags belong to which modes: the part (or the field) of the settings, and what to say of it in another mode.
-_PD_FIELDS = ("accept_wire", "deployment.serving.prefill_timeout_s", "deployment.serving.on_prefill_failure")
+_PD_FIELDS = (
+    "accept_wire",
+    "deployment.serving.prefill_timeout_s",
+    "deployment.serving.prefill_absent_s",
+    "deployment.serving.on_prefill_failure",
+)
 _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     "collocated": (
         (("prefill", "decode", "transport", *_PD_FIELDS), "it is for --pd-pack, --pd-spread and --pd-fluid"),

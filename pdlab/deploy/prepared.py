@@ -12,6 +12,7 @@ from pdlab.core.vllm_limits import check_experts_on_cpu, check_ports
 from pdlab.core.workload import Workload
 from pdlab.deploy import engine_memory
 from pdlab.deploy.engine_memory import EngineMemory
+from pdlab.deploy.pool_agreement import check_pools
 from pdlab.deploy.serve_config import ServeApp, model_id, render
 from pdlab.placement.place import cautions, place
 
@@ -50,7 +51,9 @@ def prepare_deployment(
     deployment: Deployment, view: ClusterView, shape: ModelShape | None, model_source: str, workload: Workload
 ) -> Prepared:
     """Place, check and render ``deployment``. Raises PlacementError where it does not fit ``view``, UsageError where
-    ports collide, an engine cannot hold a request, or CPUs cannot run what is asked for."""
+    ports collide, pools differ in what they must have in common, an engine cannot hold a request, or CPUs cannot run
+    what is asked for."""
+    check_pools(deployment, shape, cpu=view.device == "cpu")
     placement = place(deployment, view)
     check_ports(deployment, placement)
     check_experts_on_cpu(deployment, shape, placement)

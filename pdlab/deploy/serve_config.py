@@ -14,9 +14,10 @@ from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
-from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role
+from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
-from pdlab.placement.place import bundle_nodes
+from pdlab.deploy.engine_arguments import reads_tool_calls
+from pdlab.placement.place import bundle_nodes, node_selector
 
 OPENAI_BUILDER = "pdlab.deploy.serving.builders:build_openai_app"
 DP_BUILDER = "pdlab.deploy.serving.builders:build_dp_openai_app"
@@ -65,10 +66,15 @@ def render(
     # With direct streaming there is no ingress deployment, and Ray rejects options for one.
     direct = deployment.serving.direct_streaming
     ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
-    ingress["guard"] = deployment.serving.requests.model_dump(mode="json")
+    tools = all(reads_tool_calls(config["engine_kwargs"]) for config in configs.values())
+    ingress["guard"] = {**deployment.serving.requests.model_dump(mode="json"), "tools": tools}
     if deployment.transport is not None:
         serving = deployment.serving
-        call = {"timeout_s": serving.prefill_timeout_s, "on_failure": list(serving.on_prefill_failure)}
+        call = {
+            "timeout_s": serving.prefill_timeout_s,
+            "absent_s": serving.prefill_absent_s,
+            "on_failure": list(serving.on_prefill_failure),
+        }
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:
             # The engines of local nodes find pdlab itself.
@@ -241,14 +247,8 @@ def _strategy(placement: Placement, role: Role) -> str:
 
 def _selectors(pool: Pool, placement: Placement, role: Role, view: ClusterView) -> list[tuple[str, tuple[str, ...]]]:
     """Per bundle the label and the values of it that are allowed."""
-    names = [node.labels.get(NODE_NAME_LABEL) for node in view.nodes]
-    named = None not in names and len(set(names)) == len(names)
-    return [
-        (NODE_NAME_LABEL, tuple(view.node(node_id).labels[NODE_NAME_LABEL] for node_id in node_ids))
-        if named
-        else (NODE_ID_LABEL, node_ids)
-        for node_ids in bundle_nodes(pool, placement, role)
-    ]
+    label, values = node_selector(placement, role, view)
+    return [(label, tuple(values[node_id] for node_id in node_ids)) for node_ids in bundle_nodes(pool, placement, role)]
 
 
 def _one_of(values: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.deploy.serve_config import KV_GUARD_SCHEDULER, engine_kwargs
+from pdlab.remote.logs import root_cause
 from pdlab.results.schema import CanaryResult, NixlCounters
 
 COUNTERS_TIMEOUT_S = 30.0
@@ -57,7 +58,10 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     topology = deployment.topology
     key = _reference_key(deployment, running)
     await_route(running.base_url)
-    canary_answers = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
+    try:
+        canary_answers = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
+    except CanaryError as error:
+        raise CanaryError(f"{error}{_engines_say(app)}") from error
     if deployment.decode_bench:
         progress("no canary: the KV cache of prompts is filled with random values")
         return Checked(CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared"))
@@ -98,12 +102,18 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
             "cache of theirs; see pdlab_guard_* on the metrics pages"
         )
     if not counters.bytes_transferred:
-        raise CanaryError("vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself")
-    if counters.failed_transfers:
         raise CanaryError(
-            f"vLLM counts {counters.failed_transfers:g} failed KV transfers; see the decode replica's log"
+            f"vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself{_engines_say(app)}"
         )
+    if counters.failed_transfers:
+        raise CanaryError(f"vLLM counts {counters.failed_transfers:g} failed KV transfers{_engines_say(app)}")
     return Checked(result, tuple(canary_answers))
+
+
+def _engines_say(app: Application) -> str:
+    """The error line of an engine's own log, which has what vLLM's counters do not say."""
+    error = root_cause(app.replica_logs())
+    return f"; an engine's log says: {error}" if error else "; the replicas' logs name no error"
 
 
 def _check_pairs(

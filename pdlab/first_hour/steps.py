@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ def _before_anything_is_served(out: Path, where: Where, model: str) -> list[Step
             title="weights on every node",
             command=("weights", "--model", model, *here_flag),
             estimate_s=30.0,
-            advice=f"python -m pdlab weights --model {model} --fetch, then go on with --resume",
+            advice=f"python -m pdlab weights --model {shlex.quote(model)} --fetch, then go on with --resume",
             codes={0: "ok"},
         ),
     ]

@@ -27,6 +27,10 @@ GET_META_MSG = b"get_meta_msg"
 # Peers with an open connection; prefill engines come and go.
 MOST_PEERS = 256
 RECONNECT_MS = 5000
+# A connection that a cut link has left without an end is given up after so long without an acknowledgement: TCP itself
+# sends again after ever longer pauses, up to two minutes, and would be as late once the link is back. The same for a
+# connection that does not come about.
+SILENT_MS = 10_000
 VLLM_SOCKETS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils"
 
 
@@ -131,6 +135,8 @@ class Inquirer:
                 self._context = zmq.Context()
                 self._context.setsockopt(zmq.LINGER, 0)
                 self._context.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
+                self._context.setsockopt(zmq.TCP_MAXRT, SILENT_MS)
+                self._context.setsockopt(zmq.CONNECT_TIMEOUT, SILENT_MS)
             while len(self._sockets) >= MOST_PEERS:
                 self._sockets.pop(next(iter(self._sockets))).close(linger=0)
             name = f"[{host}]" if ":" in host else host

@@ -24,17 +24,23 @@ from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
 ACTIONS = {
     "receives": "KV receives that the guard watched.",
     "recomputed": "Requests whose prompt decode computed instead of using KV cache from prefill, for any reason.",
-    "refused": "Receives refused before a read, because the lease was old, over, or prefill did not answer.",
+    "refused": "Receives refused before a read: the lease was old or over, prefill was silent, or reads from it hang.",
     "failed_reads": "Reads that failed; the prompt was computed on decode.",
     "stale": "Reads of blocks that prefill says were no longer the request's; the prompt was computed on decode.",
     "unconfirmed": "Reads that prefill did not confirm within the deadline; the prompt was computed on decode.",
     "deadlines": "Reads that did not end within the deadline; their blocks are kept until they do.",
     "errors": "Requests that failed because the blocks of reads past their deadline left no room for them.",
     "cancels_told": "Cancelled requests of which prefill was told, so that it frees their blocks.",
+    "handshakes_renewed": "Connections to a prefill engine that were made anew after a failed read.",
+    "unhealed": "Prefill engines, by decode worker, with no good read over several new connections.",
+    "healed": "Of those, the ones from which a read ended well later, or that answered no handshake any more.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
 # A measured lead of prefill's clock is used that long; clocks of two hosts drift by far less than a lease meanwhile.
 LEAD_S = 60.0
+# A prefill engine that did not answer, or from which a read went on past its deadline, is not read from until it
+# answers, or until the read has ended; but one request tries again after so long.
+SHUN_S = 60.0
 # Questions without an answer are forgotten after that long.
 FORGET_S = 120.0
 
@@ -77,6 +83,7 @@ class _Receive:
     remote_request_id: str
     arrived_at: float
     young: bool = False
+    shunned: bool = False
     state: _State = _State.ARRIVED
     asked_at: float | None = None  # of the question that is not answered yet
     verdict: str | None = None
@@ -111,6 +118,9 @@ class ReceiveBook:
         self._reading: dict[str, float] = {}  # deadlines, the first one first
         self._read: dict[str, None] = {}
         self._leads: dict[Peer, tuple[float, float]] = {}
+        self._late: dict[str, Peer] = {}  # reads that go on past their deadline
+        self._hung_at: dict[Peer, float] = {}
+        self._silent_at: dict[Peer, float] = {}
         self.failed: set[str] = set()  # told by workers, until the read has ended on all of them
 
     @property
@@ -125,6 +135,7 @@ class ReceiveBook:
         self._receives[request_id] = receive
         if receive.verdict is not None:
             return
+        receive.shunned = self._shunned(self._hung_at, receive.peer) or self._shunned(self._silent_at, receive.peer)
         lead = self._leads.get(receive.peer)
         if lead is not None and now - lead[1] < LEAD_S:
             receive.young = now + lead[0] - granted_at < lease_s / 2
@@ -137,14 +148,22 @@ class ReceiveBook:
             return Admission.READ
         if receive.verdict is None and receive.asked_at is not None:
             self._hear()
-        if receive.verdict == GRANTED or (receive.verdict is None and receive.young):
-            return Admission.READ
-        if receive.verdict is None and self._clock() - receive.arrived_at < self.deadline_s:
-            return Admission.WAIT
+        if not receive.shunned:
+            if receive.verdict == GRANTED or (receive.verdict is None and receive.young):
+                return Admission.READ
+            if receive.verdict is None and self._clock() - receive.arrived_at < self.deadline_s:
+                return Admission.WAIT
+            if receive.verdict is None:
+                self._silent_at.setdefault(receive.peer, self._clock())
         self._count_anew("refused")
         self._give_back(request_id, receive)
         self.drop(request_id)
         return Admission.REFUSE
+
+    def awaits_word(self, request_id: str) -> bool:
+        """Whether it waits, not yet for room, but for prefill's answer."""
+        receive = self._receives.get(request_id)
+        return receive is not None and receive.state is _State.ARRIVED and receive.verdict is None
 
     def admitted(self, request_id: str) -> None:
         """The read begins; its deadline runs."""
@@ -195,8 +214,17 @@ class ReceiveBook:
             if now < deadline_at:
                 return
             self._count_anew("deadlines")
+            if (receive := self._receives.get(request_id)) is not None:
+                self._late[request_id] = receive.peer
+                self._hung_at[receive.peer] = now
             self.drop(request_id)
             yield request_id
+
+    def late_read_ended(self, request_id: str) -> None:
+        """A read that went on past its deadline is over, well or not."""
+        peer = self._late.pop(request_id, None)
+        if peer is not None and peer not in self._late.values():
+            self._hung_at.pop(peer, None)
 
     def waiting(self) -> Iterable[str]:
         """Requests whose read has ended and waits for prefill's word."""
@@ -220,6 +248,15 @@ class ReceiveBook:
     def close(self) -> None:
         """Close the connections."""
         self._inquirer.close()
+
+    def _shunned(self, since: dict[Peer, float], peer: Peer) -> bool:
+        """Whether nothing is read from it; once in `SHUN_S` somebody tries."""
+        if peer not in since:
+            return False
+        if self._clock() - since[peer] < SHUN_S:
+            return True
+        since[peer] = self._clock()
+        return False
 
     def _outcome(self, request_id: str, receive: _Receive) -> Outcome:
         if receive.verdict == GRANTED and (receive.confirmed or receive.read_at <= receive.covered_until):
@@ -255,6 +292,7 @@ class ReceiveBook:
             if question is None:
                 continue
             request_id, peer, asked_at = question
+            self._silent_at.pop(peer, None)
             if reply.answer.verdict != UNKNOWN:
                 self._learn_lead(peer, reply.clock_s - asked_at, now)
             receive = self._receives.get(request_id)

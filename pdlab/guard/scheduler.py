@@ -82,6 +82,7 @@ class Guarded:
         """Whether vLLM is to hear of it."""
         blocks = self._held_blocks.pop(request_id, None)
         if blocks is not None:
+            self._receives.late_read_ended(request_id)
             self._receives.failed.discard(request_id)
             self.kv_cache_manager.block_pool.free_blocks(reversed(blocks))  # type: ignore[attr-defined]
             return False
@@ -118,12 +119,16 @@ class Guarded:
         self._look_for_stuck()
 
     def _look_for_stuck(self) -> None:
-        """Requests that wait while nothing runs and reads past their deadline keep their blocks: until when, nobody
-        knows."""
+        """Requests that wait for room while nothing runs and reads past their deadline keep their blocks: until when,
+        nobody knows. One that waits for prefill's word is refused at its own deadline, and then needs room."""
         stuck: list[str] = []
         if self._held_blocks and not self.running:  # type: ignore[attr-defined]
             queues = (*self.waiting, *self.skipped_waiting)  # type: ignore[attr-defined]
-            stuck = [request.request_id for request in queues if request.status == RequestStatus.WAITING]
+            stuck = [
+                request.request_id
+                for request in queues
+                if request.status == RequestStatus.WAITING and not self._receives.awaits_word(request.request_id)
+            ]
         if not stuck:
             self._stuck_since = None
         elif self._stuck_since is None:

@@ -1,5 +1,6 @@
 """The guard in vLLM's workers: failed reads are told by request and not by block, and only when all of a request's
-reads have ended; prefill's workers tell which leases they let expire, and free those that are given back."""
+reads have ended; a connection over which a read failed is made anew; prefill's workers tell which leases they let
+expire, and free those that are given back."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from pdlab.guard.metrics import GuardStats
+from pdlab.guard.peers import PeerBook
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
 # The field of vLLM's connector metadata that carries requests whose blocks decode does not want.
 GIVEN_BACK = "pdlab_given_back"
+# vLLM's word for a notification that could not be sent: that of a prompt which decode has already, so nothing is read.
+NOTIFICATION_FAILED = "notification_failed"
 
 
 @dataclass
@@ -40,6 +44,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_report = WorkerReport()
         self._guard_notified: set[str] = set()
         self._guard_freed: set[str] = set()
+        self._guard_peers = PeerBook()
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
 
@@ -54,6 +59,10 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # Decode: reads.
 
     def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
+        with self._handshake_lock:
+            if meta.remote.engine_id not in self._remote_agents:  # forgotten after this request's handshake
+                self._background_nixl_handshake(req_id, meta.remote.engine_id, meta)
+                return
         try:
             super()._read_blocks_for_req(req_id, meta)
         except Exception as error:  # block ids that do not fit would end the engine core
@@ -73,6 +82,8 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             except Exception:
                 logger.exception("a failed transfer of request %s could not be released", req_id)
         meta = self._recving_metadata.get(req_id)
+        if meta is not None:
+            self._note_failure(meta.remote.engine_id)
         if meta is None or not _reads(meta):
             self._recving_metadata.pop(req_id, None)  # there was only prefill to be told, whose lease will end
             return
@@ -81,15 +92,60 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._failed_recv_reqs.put(req_id)
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> set[str]:
+        peers = self._guard_peers
+        engines = {name: self._recving_metadata[name].remote.engine_id for name in transfers} if peers.active else {}
         done: set[str] = super()._pop_done_transfers(transfers)
+        for req_id in (done - self._guard_failed) & engines.keys():
+            peers.read_ended_well(engines[req_id])
         if self._guard_failed:
             for req_id in done & self._guard_failed:
                 self._failed_recv_reqs.put(req_id)  # so that vLLM does not post-process what did not arrive
         return done
 
+    # Decode: connections.
+
+    def _log_failure(
+        self,
+        failure_type: str,
+        req_id: str | None,
+        msg: str = "",
+        error: BaseException | None = None,
+        meta: Any = None,
+        **extra_context: Any,
+    ) -> None:
+        super()._log_failure(failure_type, req_id, msg, error, meta, **extra_context)
+        if failure_type == NOTIFICATION_FAILED and "dst_engine_id" in extra_context:
+            self._note_failure(extra_context["dst_engine_id"])
+
+    def _note_failure(self, peer: str) -> None:
+        with self._handshake_lock:
+            if peer in self._remote_agents:
+                self._guard_peers.read_failed(peer)
+            else:
+                self._guard_peers.handshake_failed(peer)
+
+    def _forget_peers(self) -> None:
+        """Drop what NIXL and vLLM keep of prefill engines whose connection is to be made anew."""
+        peers = self._guard_peers
+        readers = [name for name in self._recving_transfers if name in self._recving_metadata]
+        busy = {self._recving_metadata[name].remote.engine_id for name in readers}
+        with self._handshake_lock:
+            for peer in peers.to_forget(busy, self._remote_agents):
+                logger.warning("prefill engine %s: a read failed, its connection is given up", peer)
+                try:
+                    self._cleanup_remote_engine(peer, log_eviction=False)
+                except Exception:
+                    logger.exception("not all of prefill engine %s could be forgotten", peer)
+                    self._remote_agents.pop(peer, None)
+        if peers.counts:
+            self.xfer_stats.record(peers.counts)
+            peers.counts.clear()
+
     # Prefill: leases.
 
     def start_load_kv(self, metadata: Any) -> None:
+        if self._guard_peers.active:
+            self._forget_peers()
         super().start_load_kv(metadata)
         for req_id in getattr(metadata, GIVEN_BACK, ()):
             if req_id in self._reqs_to_send:

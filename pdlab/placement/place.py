@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pdlab.core.catalog import gpu_link
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import (
+    NODE_ID_LABEL,
+    NODE_NAME_LABEL,
     WIRE_OF_NIC,
     ClusterNode,
     ClusterView,
+    GpuLink,
     Placement,
     ReplicaPlacement,
     Role,
@@ -29,6 +33,7 @@ from pdlab.core.nodes import (
     rate_text,
 )
 from pdlab.core.schema import Frozen
+from pdlab.core.text import listed
 from pdlab.placement.explain import explain
 from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill
 
@@ -153,11 +158,20 @@ def link_wire(prefill: ClusterNode, decode: ClusterNode) -> WireKind:
     return WIRE_OF_NIC.get(prefill.nic.kind, "tcp") if prefill.nic.kind == decode.nic.kind else "tcp"
 
 
+# Between GPUs of one node. GPUs that have PCIe only may refuse cuda_ipc, and then go through host memory.
+GPU_LINKS: dict[GpuLink | None, str] = {
+    "nvlink": "NVLink (cuda_ipc)",
+    "pcie": "PCIe",
+    "xgmi": "Infinity Fabric (rocm_ipc)",
+    None: "not known: give gpu_link of the node",
+}
+
+
 def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     """The link that UCX takes between two nodes when it finds everything it needs."""
     on_gpus = bool(prefill.gpus and decode.gpus)
     if prefill.id == decode.id:
-        return "NVLink (cuda_ipc)" if on_gpus else "shared memory (cma)"
+        return GPU_LINKS[gpu_link(prefill)] if on_gpus else "shared memory (cma)"
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory (cma), same machine"
     rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]
@@ -180,6 +194,42 @@ def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str
     return [placement.nodes_of(role)] * (pool.tp * pool.pp)
 
 
+def node_selector(placement: Placement, role: Role, view: ClusterView) -> tuple[str, dict[str, str]]:
+    """The label by which Ray finds the nodes of a pool, and node id (of ``view``) -> its value.
+
+    The name where all of them have one, else Ray's own ids. A cluster file knows no ids: its nodes are selected by
+    their names even if it does not say that they carry them (`cautions` then does).
+    """
+    nodes = [view.node(node_id) for node_id in placement.nodes_of(role)]
+    for label in (NODE_NAME_LABEL, NODE_ID_LABEL):
+        if all(label in node.labels for node in nodes):
+            return label, {node.id: node.labels[label] for node in nodes}
+    return NODE_NAME_LABEL, {node.id: node.labels.get(NODE_NAME_LABEL, node.id) for node in nodes}
+
+
+def pinned_to_ids(placement: Placement, view: ClusterView) -> dict[Role, tuple[str, ...]]:
+    """Role -> its nodes, where they are selected by Ray's node ids: a node that replaces one of them has another id."""
+    roles = dict.fromkeys(replica.role for replica in placement.replicas)
+    selectors = {role: node_selector(placement, role, view) for role in roles}
+    return {role: tuple(values) for role, (label, values) in selectors.items() if label == NODE_ID_LABEL}
+
+
+def _unnamed(placement: Placement, view: ClusterView) -> list[str]:
+    """A warning about nodes that are selected by a name which nothing says they carry."""
+    unnamed = [
+        node_id
+        for role in dict.fromkeys(replica.role for replica in placement.replicas)
+        for node_id in placement.nodes_of(role)
+        if node_selector(placement, role, view)[0] not in view.node(node_id).labels
+    ]
+    if not unnamed:
+        return []
+    return [
+        f"{view.name} gives {listed(list(dict.fromkeys(unnamed)))} no label {NODE_NAME_LABEL}: start Ray there with "
+        f"--labels {NODE_NAME_LABEL}={unnamed[0]} (each node its own id of the file), or the replicas wait for nodes"
+    ]
+
+
 def cautions(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
     """Warnings: where Ray may deviate from the plan in a way that matters, and unlike nodes; usually none.
 
@@ -197,7 +247,7 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
                 f"{role}: replicas span nodes whose free GPUs are not a multiple of TP {pool.tp} "
                 f"({', '.join(ragged)}); Ray may split a TP group there: free those nodes first"
             )
-    return warnings + _unlike(placement, view)
+    return warnings + _unlike(placement, view) + _unnamed(placement, view)
 
 
 def _unlike(placement: Placement, view: ClusterView) -> list[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.text import listed
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu
@@ -63,10 +65,12 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
             f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
             "measure it with run_bm.sh, which records it"
         )
-    runs = [run for run in experiment.runs if _mean_ttft_s(run) is not None and run.validity.valid]
-    runs = [run for run in runs if not _saturated(run)]
+    left_out = [_left_out(run) for run in experiment.runs]
+    runs = [run for run, reason in zip(experiment.runs, left_out, strict=True) if reason is None]
     if not runs:
-        raise StoreError(f"{experiment.name}: no valid level with a mean TTFT")
+        reasons = Counter(reason for reason in left_out if reason is not None)
+        words = listed([f"{count} {reason}" for reason, count in reasons.items()])
+        raise StoreError(f"{experiment.name}: none of its levels can be predicted ({words}); measure other levels")
     levels = tuple(
         Level(
             load=run.load,
@@ -91,8 +95,15 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
     )
 
 
-def _saturated(run: Run) -> bool:
-    return isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.workload.mean_rps(run.load)
+def _left_out(run: Run) -> str | None:
+    """Why a level is not fitted or predicted; None where it is."""
+    if not run.validity.valid:
+        return "not valid"
+    if _mean_ttft_s(run) is None:
+        return "without a mean TTFT"
+    if isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.workload.mean_rps(run.load):
+        return f"saturated: below {SATURATED:.0%} of the requests/s that were offered"
+    return None
 
 
 def _mean_ttft_s(run: Run) -> float | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdlab.core.deployment import Collocated, Deployment, PlacementKind
+from pdlab.core.gpu_count import Count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Slo
 from pdlab.placement.copies import copies_of
@@ -107,6 +108,18 @@ class Plan:
     than `Scene.scattered`; best first."""
     screened: tuple[Candidate, ...] = ()
     """Looked at in a closed loop alone, most first: not ranked."""
+    gpus: int = 0
+    """GPUs that were planned for."""
+
+    def first(self, scene: Scene, count: Count) -> Candidate:
+        """The candidate that serves most per GPU counted in that way."""
+        counting = replace(scene, count=count)
+
+        def served_per_gpu(candidate: Candidate) -> float:
+            counted = counting.counted_gpus(candidate.deployment, candidate.copies, self.gpus)
+            return candidate.served_per_gpu * candidate.total_gpus / counted
+
+        return max(self.candidates, key=served_per_gpu)
 
     @property
     def loop(self) -> Literal["open", "closed"]:
@@ -228,7 +241,7 @@ def plan(
             [candidates[number] for number in assumed if number not in confirmed],
         )
     )
-    return Plan(ranked, possible, scene.slo, rate_rps, other, screened)
+    return Plan(ranked, possible, scene.slo, rate_rps, other, screened, gpus)
 
 
 def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:

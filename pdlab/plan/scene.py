@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdlab.analysis.curves import Count
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
+from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
 from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
@@ -77,7 +77,7 @@ class Simulates(Protocol):
 class Scene:
     """What every simulation of a plan has in common. A ``trace`` is the load of an open loop, at its own rate;
     ``workload`` then has its mean lengths. ``scattered``: scattered blocks of a wrapped KV pool are copied one by one;
-    False: they merge all the same. ``count``: the GPUs of whole nodes, or those used, as the plots of measurements
+    False: they merge all the same. ``count``: the GPUs used, or those of whole nodes, as the plots of measurements
     count them."""
 
     hardware: Hardware
@@ -91,7 +91,7 @@ class Scene:
     scattered: bool = True
     blocks: ScatteredBlocks | None = None
     """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
-    count: Count = "nodes"
+    count: Count = DEFAULT_COUNT
     nic: str | None = None
     """Kind of the nodes' NICs; None: no nodes are planned for."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Disaggregated, launch_flags
+from pdlab.core.gpu_count import other_count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.text import table
 from pdlab.core.workload import Slo
@@ -156,6 +157,20 @@ def percent(advantage: Gain) -> str:
 MANIFOLD = 10.0  # the upper end of an interval, beyond which its value says nothing
 
 
+def counting(plan: Plan, scene: Scene) -> list[str]:
+    """How GPUs are counted where that matters, and whether the other way has another candidate first."""
+    lines = []
+    if scene.count == "used":
+        lines.append("Per GPU and per node count the GPUs used; nodes are rented whole (--count-gpus nodes).")
+    elif any(c.total_gpus > c.copies * c.deployment.gpus for c in plan.candidates[:ROWS]):
+        lines.append("Per GPU and per node count whole nodes, of which some candidates leave GPUs idle.")
+    other = other_count(scene.count)
+    by_other = plan.first(scene, other)
+    if by_other.served_per_gpu and by_other.deployment != plan.first(scene, scene.count).deployment:
+        lines.append(f"With --count-gpus {other} another one is first: {by_other.deployment.label}.")
+    return lines
+
+
 def _remarks(plan: Plan, scene: Scene) -> list[str]:
     """Notes below the table."""
     listed_candidates, slo = plan.candidates[:ROWS], scene.slo
@@ -167,12 +182,7 @@ def _remarks(plan: Plan, scene: Scene) -> list[str]:
         )
     if plan.screened:
         lines.append(_left_out(plan))
-    if scene.count == "used":
-        lines.append("Per GPU and per node count the GPUs used; nodes are rented whole.")
-    elif any(c.total_gpus > c.copies * c.deployment.gpus for c in listed_candidates):
-        lines.append(
-            "Per GPU and per node count whole nodes, of which some use less; --count-gpus used counts those used alone."
-        )
+    lines += counting(plan, scene)
     if any(c.copies > 1 for c in listed_candidates):
         lines.append(
             "copies: the number of such deployments, each an application of its own, behind one load balancer."

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pdlab
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit
-from pdlab.analysis.curves import Curve, Point, View, short_labels
-from pdlab.analysis.headline import Headline, headlines
+from pdlab.analysis.comparable import groups, models_text
+from pdlab.analysis.curves import Curve, Point, View, own, short_labels
+from pdlab.analysis.headline import Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, readings
@@ -26,7 +27,7 @@ from pdlab.core import text as core_text
 from pdlab.core.bounds import Bounds
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
-from pdlab.core.text import counted
+from pdlab.core.text import counted, listed
 from pdlab.report import chaos as chaos_report
 from pdlab.report import soaks, tables, verdicts
 from pdlab.report.html_data import RATES, figures
@@ -199,7 +200,7 @@ def _per_node(view: View) -> View:
 
 
 def _models(curves: Sequence[Curve]) -> str:
-    return " and ".join(dict.fromkeys(c.deployment.model for c in curves if c.deployment)) or "unknown model"
+    return models_text(own(curves))
 
 
 def _question(curves: Sequence[Curve], view: View) -> str:
@@ -215,7 +216,7 @@ def _question(curves: Sequence[Curve], view: View) -> str:
 def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
     points = [point for curve in curves for point in curve.points]
     repeats = sorted({point.repeats for point in points})
-    facts = [f"{' and '.join(dict.fromkeys(curve.workload for curve in curves))} input:output tokens"]
+    facts = [f"{listed(list(dict.fromkeys(curve.workload for curve in curves)))} input:output tokens"]
     published_count = sum(curve.published is not None for curve in curves)
     facts += [counted(len(curves) - published_count, "experiment"), counted(len(points), "level")]
     facts += [f"{counted(published_count, 'published curve')}, not ranked"] if published_count else []
@@ -247,47 +248,41 @@ def _interval_note(curves: Sequence[Curve], view: View) -> str:
 
 def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iterator[dict[str, Any]]:
     """One for each set of comparable experiments."""
-    groups: dict[tuple[str, str, bool], list[Curve]] = {}
-    for curve in curves:
-        if curve.published is None:
-            groups.setdefault((curve.workload, curve.gpus.device, curve.rehearsed), []).append(curve)
-    for (workload, device, rehearsed), members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        where = "GPUs" if device == "gpu" else "CPU engine ranks"
-        where = "simulated engines (rehearsed)" if rehearsed else where
+    found = groups(curves, view)
+    for group in sorted(found, key=lambda each: -len(each.curves)):
+        members = group.curves
+        whole = compared(members, view)
         per = " per" if view.normalized else ","
         yield {
-            "heading": f"{workload} input:output tokens, on {where}" if len(groups) > 1 else None,
-            "headlines": list(_headlines(members, view)),
-            "sentence": None if _compared(members, view) else verdicts.headline(members, view),
-            "baselines": [text for compared in _compared(members, view) if (text := baseline_text(compared, members))],
-            "apart": [text for compared in _compared(members, view) for text in verdicts.apart_text(compared)],
+            "heading": group.name,
+            "headlines": list(_headlines(whole, members, view)),
+            "sentence": None if whole.headlines else verdicts.headline(members, view),
+            "baselines": [text for block in whole.headlines if (text := baseline_text(block, members))],
+            "apart": [
+                *filter(None, map(verdicts.reference_text, whole.headlines)),
+                *(verdicts.apart_text(whole, members, view) if whole.headlines else []),
+            ],
             "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
             "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,
             "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
         }
 
 
-def _compared(curves: Sequence[Curve], view: View) -> list[Headline]:
-    return [] if verdicts.incomparable(curves, view) else headlines(curves, view)
-
-
-def _headlines(curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
-    """A block of three lines for each deployment that is compared with the reference."""
-    for compared in _compared(curves, view):
-        for each in compared.against:
+def _headlines(whole: Compared, curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
+    """A block of three lines for each deployment that is compared with a reference, and for the widest other pairs."""
+    every: tuple[Headline | OtherPairs, ...] = (*whole.headlines, *whole.pairs)
+    for among in every:
+        most = verdicts.MOST_PAIRS if isinstance(among, OtherPairs) else None
+        for each in among.against[:most]:
             yield {
-                "name": f"{each.label} over {compared.reference}",
-                "entered": verdicts.entered(each, compared),
+                "name": f"{each.label} over {each.reference}",
+                "entered": verdicts.entered(each, among),
                 "lines": verdicts.figure_lines(each, curves, view),
             }
 
 
 def _readings(curves: Sequence[Curve], bounds: Bounds, view: View) -> Iterator[dict[str, Any]]:
-    answers = [] if verdicts.incomparable(curves, view) else readings(curves, bounds, view)
-    if not answers:
-        yield from (
-            {"sentence": text, "ranking": [], "caption": ""} for text in verdicts.at_sentences(curves, bounds, view)
-        )
+    answers = readings(curves, bounds, view)
     for each in answers:
         yield {
             "sentence": verdicts.reading_sentence(each, curves, view, several=len(answers) > 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pdlab.analysis.comparable import groups, workloads_text
 from pdlab.analysis.curves import METRICS, Curve, Point, Rate, View
 from pdlab.report import tables
 from pdlab.report.style import styles, text_color
@@ -16,6 +17,7 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[str, Any]:
     """All that the script draws, as plain values; its first view is ``view``."""
     known_statistics = {s for c in curves for p in c.points for values in p.latency_ms.values() for s in values}
+    group_of = _groups(curves, view)
     return {
         "view": {
             "latency": "interactivity" if view.use_interactivity else view.latency_mode,
@@ -42,13 +44,24 @@ def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[s
                 "gpus": curve.counted(view) if view.normalized else curve.gpus.counted(view.count),
                 "published": curve.published is not None,
                 "device": curve.gpus.device,
-                "workload": curve.workload,
+                "group": group_of[curve.label],
                 "facts": _size(curve),
                 "points": [_point(point, view.confidence) for point in curve.points],
             }
             for curve, style in zip(curves, styles(curves), strict=True)
         ],
     }
+
+
+def _groups(curves: Sequence[Curve], view: View) -> dict[str, str]:
+    """Label -> name of the curves that it may be compared with; those of published tables have their workload's."""
+    named = {
+        curve.label: group.name or workloads_text(group.curves)
+        for group in groups(curves, view.model_copy(update={"normalized": True}))
+        for curve in group.curves
+    }
+    of_workload = {curve.workload: named[curve.label] for curve in curves if curve.label in named}
+    return {curve.label: named.get(curve.label) or of_workload.get(curve.workload, curve.workload) for curve in curves}
 
 
 def _size(curve: Curve) -> str:

@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Curve, Point, View, configuration
+from pdlab.analysis.comparable import groups, models_text, workloads_text
+from pdlab.analysis.curves import Curve, Point, View, configuration, own
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import Spot, frontiers, own, spots
+from pdlab.analysis.ranking import Spot, frontiers, spots
 from pdlab.core import text as core_text
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Pool
 from pdlab.core.workload import LoadKind
 from pdlab.report import tables
 from pdlab.report.label_layout import Box, along, around, fit
-from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, logarithmic
+from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, loads_are_logarithmic, logarithmic
 from pdlab.report.style import STYLE_FILE, Style, save, styles, text_color
 
 # All sizes in inches.
@@ -30,6 +31,7 @@ AXIS_LABELS = 0.62
 LEGEND_ROW, FOOTNOTE_ROW, CHAR = 0.21, 0.19, 0.082
 LEGEND_ROWS = 6
 MAX_FOOTNOTES = 12
+TITLE_SIZE, LEAST_TITLE_SIZE = 14.0, 9.0  # points
 TAIL: Statistic = "p99"
 
 LOAD_NAMES: dict[LoadKind, str] = {
@@ -55,14 +57,14 @@ class Band(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Inputs of every panel: curves, their styles, the view, the scales (``log_latency`` None: each panel's own),
+    """Inputs of every panel: curves, their styles, the view, the scales (None: each panel's own),
     bands by curve name."""
 
     curves: Sequence[Curve]
     styles: Sequence[Style]
     view: View
     log_latency: bool | None
-    log_load: bool
+    log_load: bool | None
     bands: Mapping[str, Band]
 
 
@@ -72,7 +74,7 @@ def draw(
     path: Path,
     *,
     log_latency: bool | None = None,
-    log_load: bool = False,
+    log_load: bool | None = None,
     bands: Mapping[str, Band] | None = None,
     notes: Sequence[str] | None = None,
     remarks: Sequence[str] = (),
@@ -80,8 +82,8 @@ def draw(
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
 
     ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
-    usual ones; ``remarks``: lines above the footnotes, darker. ``log_latency`` None: an
-    axis is logarithmic where one curve would press the others flat.
+    usual ones; ``remarks``: lines above the footnotes, darker. ``log_latency`` and
+    ``log_load`` None: an axis is logarithmic where one curve or load would press the others together.
     """
     import matplotlib
 
@@ -120,7 +122,8 @@ def draw(
                 _load_panel(panel(x, bottom_in, *LOAD_PANEL), shown, kind, "ttft")
             _main_panel(panel(left_in, bottom_in, *MAIN_PANEL), drawn)
             _legend(panel(MARGIN_LEFT, footnotes_in, size[0] - MARGIN_LEFT - MARGIN_RIGHT, legend_in), legend)
-            figure.text(MARGIN_LEFT / size[0], 1 - 0.28 / size[1], _title(drawn), size=14, weight="bold", va="top")
+            look = {"size": TITLE_SIZE, "weight": "bold", "va": "top"}
+            _narrowed(figure.text(MARGIN_LEFT / size[0], 1 - 0.28 / size[1], _title(drawn), **look))
             figure.text(MARGIN_LEFT / size[0], 1 - 0.56 / size[1], _subtitle(drawn), size=9.5, color=SOFT, va="top")
             for i, line in enumerate(footnotes):
                 y = footnotes_in - FOOTNOTE_ROW * (i + 0.6)
@@ -141,6 +144,7 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
     )
     values: list[float] = []
     drawn_values: list[list[float]] = []
+    every: list[tuple[list[tuple[float, float, Point]], Style]] = []
     loads: set[float] = set()
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         if curve.published is not None:  # Loads of other systems would stretch the axis.
@@ -152,14 +156,17 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
             load_intervals = [(load, e.interval(view.confidence)) for load, e in _estimates(curve, kind, view)]
             around_it = [(load, side.low, side.high) for load, side in load_intervals if side]
         _band(axes, style.color, [(x, high) for x, _, high in around_it], [(x, low) for x, low, _ in around_it])
-        _plot(axes, positions, style, size=4.5)
+        every.append((positions, style))
         values += [ms for _, ms, _ in positions]
         drawn_values.append([ms for _, ms, point in positions if point.valid])
         loads |= {load for load, _, _ in positions}
     name = metric.upper()
     statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
     axes.set_title(f"{name} {statistic}against {'concurrency' if kind == 'concurrency' else 'request rate'}")
-    log = logarithmic(drawn_values) if drawn.log_latency is None else drawn.log_latency
+    positive = [value for value in values if value > 0]  # a logarithmic axis has no place for 0
+    log = bool(positive) and (logarithmic(drawn_values) if drawn.log_latency is None else drawn.log_latency)
+    for positions, style in every:
+        _plot(axes, [each for each in positions if each[1] > 0 or not log], style, size=4.5)
     axes.set_ylabel(f"{name} {view.statistic}, ms" + (f" ({LOGARITHMIC})" if log else ""))
     axes.yaxis.set_label_coords(-0.16, 0.5)
     axes.set_xlabel(LOAD_NAMES[kind])
@@ -167,17 +174,19 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         axes.text(0.5, 0.5, f"no {name} in these runs", transform=axes.transAxes, ha="center", color=SOFT)
         axes.set(xticks=[], yticks=[])
         return
-    _scale(axes.yaxis, log, max(values) < 6 * min(values))
+    _scale(axes.yaxis, log, bool(positive) and max(positive) < 6 * min(positive))
     if log:
-        axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
+        axes.set_ylim(min(positive) / 1.25, max(positive) * 1.25)
     else:
-        axes.set_ylim(0, max(values) * 1.08)
-    if drawn.log_load:
+        axes.set_ylim(0, max(values) * 1.08 or 1)
+    log_load = loads_are_logarithmic(sorted(loads), drawn.log_load)
+    if log_load:
         axes.set_xscale("log", base=2)
+        axes.set_xlabel(f"{LOAD_NAMES[kind].removesuffix(')')}; {LOGARITHMIC})")
         axes.xaxis.set_major_formatter(_plain())
     else:
         axes.set_xlim(0, max(loads) * 1.05)
-    _load_ticks(axes, sorted(loads), drawn.log_load)
+    _load_ticks(axes, sorted(loads), log_load)
 
 
 def _estimates(curve: Curve, kind: LoadKind, view: View) -> list[tuple[float, Estimate]]:
@@ -203,6 +212,9 @@ def _load_ticks(axes: Any, loads: list[float], log: bool) -> None:
 def _main_panel(axes: Any, drawn: _Drawn) -> None:
     view = drawn.view
     every = spots(drawn.curves, view)
+    positive = [s for s in every if s.x > 0]  # a logarithmic axis has no place for 0
+    log_x = bool(positive) and latency_is_logarithmic(drawn.curves, view, drawn.log_latency)
+    every = positive if log_x else every
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         lines = curve.lines()
         for kind, line in lines.items():
@@ -217,13 +229,13 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
                 _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, positions, style, size=4 if thin else 6)
     best = frontiers(drawn.curves, view)
-    for ringed in best.values():
+    for _, on_it in best:
+        ringed = [s for s in on_it if s.x > 0 or not log_x]
         x, y = [s.x for s in ringed], [s.y for s in ringed]
         axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
         axes.scatter(x, y, s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
     per = tables.node_name(drawn.curves, view)
     axes.set_title(f"{view.throughput_metric.capitalize()} throughput against {view.latency_name}")
-    log_x = latency_is_logarithmic(drawn.curves, view, drawn.log_latency)
     scale = f", {LOGARITHMIC}" if log_x else ""
     axes.set_xlabel(f"{view.latency_name} {view.statistic}, {view.latency_unit}  ({_better(view)}{scale})")
     axes.set_ylabel(f"{view.throughput_metric} tokens/s, {'per ' if view.normalized else ''}{per}")
@@ -234,12 +246,12 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
     if log_x:
         axes.set_xlim(min(xs) / 1.12, max(xs) * 1.18)
     else:
-        pad = 0.06 * (max(xs) - min(xs) or max(xs))
+        pad = 0.06 * (max(xs) - min(xs) or max(xs) or 1)
         # Room for the names at the line ends, which are at high latency, so at low interactivity.
         before, after = (1, 2) if view.lower_is_better else (3, 1)
         axes.set_xlim(max(0, min(xs) - before * pad), max(xs) + after * pad)
     axes.yaxis.set_major_formatter(_plain())
-    _write_labels(axes, drawn, every, {id(s.point) for ringed in best.values() for s in ringed})
+    _write_labels(axes, drawn, every, {id(s.point) for _, ringed in best for s in ringed})
 
 
 def _main_band(axes: Any, curve: Curve, points: Sequence[Point], view: View, color: str) -> None:
@@ -409,11 +421,25 @@ def _wrapped(notes: Sequence[str]) -> list[str]:
     return [line for note in notes for line in textwrap.wrap(note, 190, subsequent_indent="   ")]
 
 
+def _narrowed(title: Any) -> None:
+    """A title that fits the width of the figure: smaller, and cut where it would be too small to read."""
+    figure = title.figure
+    frame = figure.bbox.width - MARGIN_RIGHT * figure.dpi
+
+    def excess() -> float:
+        return float(title.get_window_extent(figure.canvas.get_renderer()).x1 / frame)
+
+    if excess() > 1:
+        title.set_size(max(LEAST_TITLE_SIZE, TITLE_SIZE / excess() ** 1.1))
+    while excess() > 1:
+        title.set_text(f"{title.get_text().removesuffix('...')[:-4]}...")
+
+
 def _title(drawn: _Drawn) -> str:
-    workloads = dict.fromkeys(curve.workload for curve in own(drawn.curves))
-    models = dict.fromkeys(curve.deployment.model for curve in own(drawn.curves) if curve.deployment)
-    lengths = f"{' and '.join(workloads)} tokens (input:output)"
-    return f"{' and '.join(models)}, {lengths}" if models else lengths
+    curves = own(drawn.curves)
+    workloads = dict.fromkeys(workloads_text(group.curves) for group in groups(curves, drawn.view))
+    lengths = f"{core_text.listed(list(workloads))} tokens (input:output)"
+    return f"{models_text(curves)}, {lengths}" if any(curve.model for curve in curves) else lengths
 
 
 def _subtitle(drawn: _Drawn) -> str:
@@ -423,7 +449,9 @@ def _subtitle(drawn: _Drawn) -> str:
     kinds = {point.kind for curve in own(drawn.curves) for point in curve.points}
     apart = ", for each kind of load by itself" if len(kinds) > 1 else ""
     text = f"Numbers at the points: requests/s, {rate}. "
-    text += f"Rings and yellow band: Pareto frontier over all experiments{apart}."
+    several = len(groups(drawn.curves, view)) > 1
+    over = "over experiments that may be compared" if several else "over all experiments"
+    text += f"Rings and yellow band: Pareto frontier {over}{apart}."
     invalid = any(not point.valid for curve in drawn.curves for point in curve.points)
     text += " Thin lines: by request rate." if any(len(curve.lines()) > 1 for curve in drawn.curves) else ""
     return f"{text} Hollow and crossed: not valid, reasons below." if invalid else text

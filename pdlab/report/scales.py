@@ -1,4 +1,4 @@
-"""When a latency axis is logarithmic by default: one slow curve must not flatten the others."""
+"""When an axis is logarithmic by default: one slow curve or one high load must not press the others together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pdlab.analysis.curves import Curve, View
 
 SPAN = 20.0  # times between the lowest and the highest value of an axis
 BEYOND = 3.0  # times that one curve reaches beyond the highest of all others
+CROWDED = 0.1  # of a load axis
 LOGARITHMIC = "log scale"
 
 
@@ -20,6 +21,14 @@ def logarithmic(values: Sequence[Sequence[float]]) -> bool:
     lowest, *_ = sorted(curve_values[0] for curve_values in positive_by_curve)
     highest, *others = sorted((curve_values[-1] for curve_values in positive_by_curve), reverse=True)
     return highest > SPAN * lowest or bool(others and highest > BEYOND * others[0])
+
+
+def loads_are_logarithmic(loads: Sequence[float], forced: bool | None) -> bool:
+    """Whether a load axis is logarithmic; ``forced`` overrides it (None: where more than half of the loads would lie in
+    the first tenth of a linear axis)."""
+    if forced is not None:
+        return forced
+    return sum(load <= CROWDED * max(loads) for load in loads) > len(loads) / 2
 
 
 def latency_is_logarithmic(curves: Sequence[Curve], view: View, forced: bool | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdlab.analysis.comparable import Group, groups
 from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
 from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
@@ -14,7 +15,7 @@ from pdlab.core.bounds import Bounds
 from pdlab.core.text import listed, plain
 from pdlab.core.workload import LoadKind
 from pdlab.report import tables
-from pdlab.report.verdicts import LOOPS, SERVED, bracket, incomparable, lead_factor
+from pdlab.report.verdicts import LOOPS, SERVED, bracket, lead_factor
 from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
@@ -22,7 +23,10 @@ HOW = {"requests": "requests counted", "percentiles": "each bound at its percent
 
 def slo_text(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """Table of capacities, and of levels where requests are known."""
-    paragraphs = [f"Within {bounds_text(pick.slo)}: {SERVED[pick.loop][0]}"]
+    of = "" if pick.group is None else f", {pick.group}"
+    paragraphs = [f"Within {bounds_text(pick.slo)}: {SERVED[pick.loop][0]}{of}"]
+    members = {*(each.label for each in pick.capacities), *pick.missed, *pick.unknown, *pick.elsewhere}
+    curves = [curve for curve in curves if curve.label in members or curve.published is not None]
     if pick.capacities:
         paragraphs[0] += "\n" + _capacities(pick, curves, view)
     if levels := _levels(pick, curves, view):
@@ -92,16 +96,19 @@ def _range(interval: Interval | None, factor: float, top: float) -> str:
 def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
     """The best configuration by throughput, with the interval of each change, for each kind of load by itself; None
     without two comparable curves of one kind."""
-    if incomparable(curves, view):
-        return None
+    return "\n\n".join(text for group in groups(curves, view) for text in _group_crossovers(group, view)) or None
+
+
+def _group_crossovers(group: Group, view: View) -> list[str]:
+    curves = group.curves
     kinds = dict.fromkeys(point.kind for curve in curves for point in curve.points)
     by_kind = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
-    texts = [
-        _crossovers(comparison, curves, view, f", {LOOPS[kind]}" if len(kinds) > 1 else "")
+    of = "" if group.name is None else f", {group.name}"
+    return [
+        _crossovers(comparison, curves, view, (f", {LOOPS[kind]}" if len(kinds) > 1 else "") + of)
         for kind, comparison in by_kind.items()
         if comparison is not None
     ]
-    return "\n\n".join(texts) or None
 
 
 def _of_kind(curve: Curve, kind: LoadKind) -> Curve:
@@ -178,8 +185,9 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at
     """Cost per million tokens by level; the cheapest valid level within each of ``at`` is marked: without a bound it is
     always one of those at which users wait longest."""
     kinds: tuple[ThroughputMetric, ...] = ("output", "input", "total")
-    rows, values = [], []
+    rows, values, group_numbers = [], [], []
     within: list[list[bool]] = []
+    number = {curve.label: i for i, group in enumerate(groups(curves, view)) for curve in group.curves}
     for curve in curves:
         for point in curve.points:
             costs = [of_point(curve, point, kind, price_per_gpu_hour, view.count) for kind in kinds]
@@ -192,13 +200,17 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at
                 ]
             )
             ranked = point.valid and curve.published is None
+            group_numbers.append(number.get(curve.label))
             values.append(costs[kinds.index(view.throughput_metric)].value)
             within.append([ranked and bounds.hold(point) for bounds in at])
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
     for column, bounds in enumerate(at):
-        cheapest = min((value for value, held in zip(values, within, strict=True) if held[column]), default=None)
-        for row, value, held in zip(rows, values, within, strict=True):
-            row.append("*" if held[column] and value == cheapest else "")
+        cheapest: dict[int | None, float] = {}
+        for its, value, held in zip(group_numbers, values, within, strict=True):
+            if held[column]:
+                cheapest[its] = min(value, cheapest.get(its, value))
+        for row, its, value, held in zip(rows, group_numbers, values, within, strict=True):
+            row.append("*" if held[column] and value == cheapest[its] else "")
         head.append(f"lowest at {bounds.label}")
     on_gpus = any(curve.gpus.device == "gpu" for curve in curves)
     of = "the whole deployment" if not on_gpus else "whole nodes" if view.count == "nodes" else "the GPUs used"

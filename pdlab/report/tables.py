@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.curves import Curve, Point, Rate, View
+from pdlab.analysis.comparable import incomparable, length_notes
+from pdlab.analysis.curves import Curve, Point, Rate, View, own
 from pdlab.analysis.intervals import Estimate, requests_for
-from pdlab.analysis.ranking import FrontierPoint, frontier_points, own
+from pdlab.analysis.ranking import FrontierPoint, frontier_points, order_changes
 from pdlab.core.bounds import Metric
+from pdlab.core.gpu_count import other_count
 from pdlab.core.text import Row, listed, number, table
 
 
@@ -35,8 +37,9 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
     lines = [window]
     lines += _repeat_notes(points, 100 * view.confidence)
     lines += _size_notes(curves, view)
-    if reason := incomparable(curves):
-        lines.append(f"{reason[0].upper()}{reason[1:]}: not comparable.")
+    if reason := incomparable(curves, view):
+        lines.append(f"{reason[0].upper()}{reason[1:]}: those are not compared.")
+    lines += length_notes(curves, view)
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
     return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
@@ -104,24 +107,14 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
         return []
     names = listed([f"{c.label} ({c.gpus.total} of {c.gpus.whole:.3g})" for c in partial])
     if view.count == "used":
-        return [f"Per node counts the GPUs used; nodes are rented whole, of which these leave some idle: {names}."]
-    return [f"Per node counts whole nodes, of which these use less: {names}; --count-gpus used counts those alone."]
-
-
-def incomparable(curves: Sequence[Curve]) -> str | None:
-    """Why these experiments are not comparable; None if they are. Published tables do not count."""
-    curves = own(curves)
-    workloads = {curve.workload for curve in curves}
-    if len(workloads) > 1:
-        return f"the experiments have different workloads ({', '.join(sorted(workloads))}; input:output tokens)"
-    models = {curve.deployment.model for curve in curves if curve.deployment}
-    if len(models) > 1:
-        return f"the experiments have different models ({', '.join(sorted(models))})"
-    if len({curve.rehearsed for curve in curves}) > 1:
-        return "some experiments were rehearsed with simulated engines and some were not"
-    if len({curve.gpus.device for curve in curves}) > 1:
-        return "some experiments ran on GPUs and some on CPU engine ranks"
-    return None
+        lines = [f"Per node counts the GPUs used. Nodes are rented whole, and these leave GPUs idle: {names}."]
+    else:
+        lines = [f"Per node counts whole nodes, of which these leave GPUs idle: {names}."]
+    other = other_count(view.count)
+    swapped = [f"{lower.label} is above {higher.label}" for higher, lower in order_changes(curves, view)]
+    if swapped:
+        lines.append(f"With --count-gpus {other} the order by highest throughput differs: {listed(swapped)}.")
+    return lines
 
 
 def invalid_notes(curves: Sequence[Curve]) -> list[str]:
@@ -167,7 +160,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
     kind = kind if view.role == "all" else f"{view.role} {kind}"
     if all(curve.gpus.device == "cpu" for curve in curves):
         return f"{size} {kind}"
-    kind += " used" if view.count == "used" and view.role == "all" else ""
+    kind += " of whole nodes" if view.count == "nodes" and view.role == "all" else ""
     return f"node ({size} {kind})"
 
 

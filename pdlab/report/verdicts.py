@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.analysis.curves import Curve, View
+from pdlab.analysis.comparable import groups, incomparable
+from pdlab.analysis.curves import Curve, View, own
 from pdlab.analysis.goodput import Capacity, Pick
-from pdlab.analysis.headline import Against, Headline, headlines
+from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
-from pdlab.analysis.ranking import Ranked, Reading, own, readings
+from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.core.bounds import Bounds
 from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables
@@ -23,6 +24,7 @@ SERVED = {
 }
 # An interval whose ends are further apart than this factor carries no information.
 WIDE = 10.0
+MOST_PAIRS = 12
 
 
 NO_BOUND = (
@@ -36,40 +38,71 @@ def headline(curves: Sequence[Curve], view: View) -> str:
     """The whole curves compared, three lines for each deployment; or why they cannot be."""
     if not any(point.valid for curve in own(curves) for point in curve.points):
         return "No valid level to compare."
-    if reason := incomparable(curves, view):
-        return f"No comparison: {reason}."
     if len(own(curves)) < 2:
         return f"{own(curves)[0].label} alone: nothing to compare."
-    compared = headlines(curves, view)
-    if not compared:
-        return "No comparison: no two deployments have valid levels of one kind of load."
-    return "\n\n".join(headline_text(each, curves, view) for each in compared)
+    whole = compared(curves, view)
+    texts = [headline_text(each, curves, view) for each in whole.headlines]
+    texts += [pairs_text(each, curves, view) for each in whole.pairs]
+    return "\n\n".join(filter(None, [*texts, "\n".join(apart_text(whole, curves, view))]))
 
 
-def headline_text(compared: Headline, curves: Sequence[Curve], view: View) -> str:
+def headline_text(block: Headline, curves: Sequence[Curve], view: View) -> str:
     """``A over B``, a line for each figure, and what they rest on."""
     blocks = []
-    bases = [entered(each, compared) for each in compared.against]
-    for each, basis in zip(compared.against, bases, strict=True):
+    bases = [entered(each, block) for each in block.against]
+    for each, basis in zip(block.against, bases, strict=True):
         rows = [[f"  {name}", f"{ratio}: {words}"] for name, ratio, words in figure_lines(each, curves, view)]
         lines = aligned(rows, left=(0, 1))
         own_basis = [f"  ({basis})"] if len(set(bases)) > 1 else []
-        blocks.append("\n".join([f"{each.label} over {compared.reference}", *lines, *own_basis]))
+        blocks.append("\n".join([f"{each.label} over {block.reference}", *lines, *own_basis]))
     if len(set(bases)) == 1:
         blocks.append(f"  ({bases[0]})")
-    baseline = baseline_text(compared, curves)
-    return "\n".join([*blocks, *([baseline] if baseline else []), *apart_text(compared)])
+    baseline = baseline_text(block, curves)
+    return "\n".join([*blocks, *filter(None, [reference_text(block), baseline])])
 
 
-def apart_text(compared: Headline) -> list[str]:
-    if not compared.apart:
-        return []
-    return [f"Not compared with {compared.reference}, with which no load is shared: {listed(compared.apart)}."]
+def reference_text(block: Headline) -> str | None:
+    """Which curve the others are compared with, and why; None where there is one other alone."""
+    if len(block.against) < 2:
+        return None
+    return f"Reference {block.reference}: it shares loads with {len(block.against)} others, no other with more."
 
 
-def entered(each: Against, compared: Headline) -> str:
+def pairs_text(pairs: OtherPairs, curves: Sequence[Curve], view: View) -> str:
+    """One line for each pair beside those with the reference, at most `MOST_PAIRS`."""
+    shown = pairs.against[:MOST_PAIRS]
+    figures = [figure_lines(each, curves, view) for each in shown]
+    head = ["", *(line.figure for line in figures[0])]
+    rows = [
+        [f"{each.label} over {each.reference}", *(f"{line.ratio}: {line.words}" for line in lines)]
+        for each, lines in zip(shown, figures, strict=True)
+    ]
+    lines = [f"  {line}" for line in aligned([head, *rows], left=range(len(head)))]
+    bases = list(dict.fromkeys(entered(each, pairs) for each in shown))
+    basis = bases[0] if len(bases) == 1 else f"{100 * pairs.confidence:g} % intervals, {TOGETHER}"
+    left_out = len(pairs.against) - len(shown)
+    more = [f"  {left_out} more pairs: give two folders alone to compare them."] if left_out else []
+    return "\n".join([f"Other pairs of one size, {LOOPS[pairs.kind]}", *lines, *more, f"  ({basis})"])
+
+
+def apart_text(whole: Compared, curves: Sequence[Curve], view: View) -> list[str]:
+    """What is not compared, and why."""
+    reason = incomparable(curves, view)
+    if not whole.headlines:
+        return [f"No comparison: {reason or 'no two deployments share a load of one kind that is valid in both'}."]
+    lines = [f"Not all are compared with each other: {reason}."] if reason else []
+    admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
+    if without := [label for label in whole.apart if label in admitted]:
+        lines.append(f"Compared with no other, because no load is shared with one: {listed(without)}.")
+    return lines
+
+
+TOGETHER = "all comparisons of a figure together"
+
+
+def entered(each: Against, among: Headline | OtherPairs) -> str:
     """Which loads and repeats a comparison rests on, and at what level."""
-    unit = "requests/s" if compared.kind == "rate" else "in flight"
+    unit = "requests/s" if among.kind == "rate" else "in flight"
     loads = listed_all([f"{load:.3g}" for load in each.loads])
     per = " per GPU" if each.per_gpu else ""
     out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
@@ -81,8 +114,8 @@ def entered(each: Against, compared: Headline) -> str:
     many = f"{repeats} repeat{'' if each.repeats == (1, 1) else 's'} each"
     if 1 in each.repeats:
         many += ", whose scatter from start to start is assumed"
-    together = ", all comparisons of a figure together" if len(compared.against) + len(compared.apart) > 1 else ""
-    level = f"{100 * compared.confidence:g} % intervals{together}"
+    together = f", {TOGETHER}" if len(among.against) > 1 else ""
+    level = f"{100 * among.confidence:g} % intervals{together}"
     return f"mean ratio over {loads} {unit}{per}{out}, {many}, {level}"
 
 
@@ -130,32 +163,18 @@ def ratio_text(comparison: Comparison) -> str:
 
 def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
     """For each kind of load the best configuration within latency bounds, or why none can be named."""
-    where = f"At {bounds.label}"
-    if not any(point.valid for curve in own(curves) for point in curve.points):
-        return []
-    if reason := incomparable(curves, view):
-        return [f"{where} no winner can be named: {reason}."]
     answers = readings(curves, bounds, view)
-    return [reading_sentence(each, curves, view, several=len(answers) > 1) for each in answers]
+    return [reading_sentence(each, curves, view, several=len({each.kind for each in answers}) > 1) for each in answers]
 
 
-def incomparable(curves: Sequence[Curve], view: View) -> str | None:
-    """Why the curves cannot be ranked in this view; None if they can."""
-    if reason := tables.incomparable(curves):
-        return reason
-    sizes = sorted({curve.gpus.total for curve in own(curves)})
-    if view.normalized or len(sizes) < 2:
-        return None
-    counts = ", ".join(map(str, sizes))
-    return f"the deployments have different sizes ({counts} {tables.units(curves)}); normalise them"
+def _of_group(name: str | None) -> str:
+    return "" if name is None else f", {name}:"
 
 
 def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
     figure, how = SERVED[pick.loop]
-    where = f"Within {bounds_text(pick.slo)}, by {figure},"
-    if reason := incomparable(curves, view):
-        return f"{where} no winner can be named: {reason}."
+    where = f"Within {bounds_text(pick.slo)}, by {figure}{_of_group(pick.group) or ','}"
     if not pick.capacities:
         text = f"{where} no configuration can be named"
     elif len(pick.ranking) > 1 and pick.slo.ttft_s is None and pick.slo.e2el_s is None:
@@ -202,7 +221,7 @@ def bracket(capacity: Capacity) -> str:
 
 def reading_sentence(reading: Reading, curves: Sequence[Curve], view: View, *, several: bool = False) -> str:
     """One sentence on the highest throughput within the bounds; ``several``: name the kind of load."""
-    where = f"At {reading.bounds.label}" + (f" ({LOOPS[reading.kind]})" if several else "")
+    where = f"At {reading.bounds.label}" + (f" ({LOOPS[reading.kind]})" if several else "") + _of_group(reading.group)
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
     if not view.normalized:
         rate = f"{view.throughput_metric} tokens/s, whole deployment"

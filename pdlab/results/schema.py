@@ -132,8 +132,9 @@ class NixlCounters(Frozen):
     """vLLM's NIXL counters summed over the decode engines (None: not exported yet).
 
     ``bytes_transferred`` counts KV bytes pulled, ``transfers`` finished pulls. ``guard_*`` are the KV guard's: receives
-    that it watched, prompts that decode computed instead, reads that it gave up at the deadline, and requests that it
-    failed (None: no guard).
+    that it watched, prompts that decode computed instead, reads that it gave up at the deadline, requests that it
+    failed, prompts that decode computed because a read had failed, and connections to prefill that were made anew
+    after a failed read (None: no guard).
     """
 
     bytes_transferred: float | None = None
@@ -145,6 +146,8 @@ class NixlCounters(Frozen):
     guard_recomputed: float | None = None
     guard_deadlines: float | None = None
     guard_errors: float | None = None
+    guard_failed_reads: float | None = None
+    guard_handshakes_renewed: float | None = None
 
 
 class EngineCounters(Frozen):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from support.curves import most, read, within
 
 from pdlab.analysis import ranking
+from pdlab.analysis.comparable import incomparable
 from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
@@ -167,7 +168,7 @@ def test_units_are_said() -> None:
     assert tables.node_name([cpu], View()) == "8 engine ranks"
     assert tables.node_name([cpu], View(gpus_per_node=1)) == "1 engine rank"
     assert tables.node_name([gpu], View(normalized=False)) == "whole deployment"
-    assert any("not comparable" in note for note in tables.notes([gpu, cpu], View()))
+    assert any("are not compared" in note for note in tables.notes([gpu, cpu], View()))
 
 
 def test_labels_are_short_and_unique() -> None:
@@ -190,7 +191,7 @@ def test_other_distributions_of_lengths_are_other_workloads() -> None:
     label = "collocated-4xtp1"
     drawn = curves([experiment(label, closed(4, 1, 10), name="a"), experiment(label, other, name="b")])
     assert [curve.workload for curve in drawn] == ["100:10", "100:10 uniform 0.8-1.0"]
-    assert "different workloads (100:10, 100:10 uniform 0.8-1.0" in (tables.incomparable(drawn) or "")
+    assert "different workloads (100:10 and 100:10 uniform 0.8-1.0" in (incomparable(drawn, View()) or "")
 
 
 def test_rehearsed_curves_say_so_and_are_compared_with_no_others() -> None:
@@ -200,10 +201,10 @@ def test_rehearsed_curves_say_so_and_are_compared_with_no_others() -> None:
     rehearsed = other.model_copy(update={"manifest": manifest})
     drawn = curves([measured, rehearsed])
     assert [curve.label for curve in drawn] == ["4xTP1 collocated", "4xTP1 collocated rehearsed"]
-    assert "rehearsed with simulated engines and some were not" in (tables.incomparable(drawn) or "")
+    assert "rehearsed with simulated engines and some were not" in (incomparable(drawn, View()) or "")
     assert any("Rehearsed, not measured" in line for line in tables.notes(drawn, View()))
     alone = curves([rehearsed])
-    assert tables.incomparable(alone) is None
+    assert incomparable(alone, View()) is None
     assert [style.hollow for style in styles(drawn)] == [False, True]
     assert len({style.family for style in styles(drawn)}) == 2
 
@@ -228,9 +229,9 @@ def test_of_several_looks_in_one_start_the_longest_stands_for_it() -> None:
 def test_frontier_is_over_all_valid_points() -> None:
     fast = experiment("collocated-8xtp1", closed(4, 1, 5), closed(8, 2, 9))
     slow = experiment("collocated-4xtp2", closed(4, 1.5, 6), closed(8, 2.5, 20), closed(16, 9, 7, reasons=("bad",)))
-    spots = ranking.frontiers(curves([fast, slow]), View())["concurrency"]
+    ((_, spots),) = ranking.frontiers(curves([fast, slow]), View())
     assert [(spot.x, spot.y) for spot in spots] == [(5, 10), (6, 15), (9, 20), (20, 25)]
-    by_interactivity = ranking.frontiers(curves([fast, slow]), View(use_interactivity=True))["concurrency"]
+    ((_, by_interactivity),) = ranking.frontiers(curves([fast, slow]), View(use_interactivity=True))
     assert {id(s.point) for s in by_interactivity} and [s.y for s in by_interactivity] == [25, 20, 15, 10]
 
 
@@ -390,9 +391,14 @@ def test_a_tail_is_given_where_every_repeat_has_five_requests_beyond_it(requests
 
 def test_different_things_have_no_winner() -> None:
     other = closed(4, 9, 10).model_copy(update={"workload": Workload(input_tokens=7, output_tokens=3)})
-    assert "no winner can be named: the experiments have different workloads" in verdict([closed(4, 1, 10)], [other])
+    things = curves([experiment("collocated-8xtp1", closed(4, 1, 10)), experiment("collocated-4xtp2", other)])
+    sentences = verdicts.at_sentences(things, within(14, 1000), View())
+    assert [each.partition(" gives ")[0].rpartition(", ")[2] for each in sentences] == [
+        "100:10 input:output tokens: 8xTP1 collocated",
+        "7:3 input:output tokens: 4xTP2 collocated",
+    ]
     pair = curves([experiment("collocated-8xtp1", closed(4, 1, 10)), experiment("collocated-1xtp1", closed(4, 1, 10))])
-    assert "different sizes (1, 8 GPUs)" in verdicts.headline(pair, View(normalized=False))
+    assert "different sizes (8 GPUs and 1 GPU)" in verdicts.headline(pair, View(normalized=False))
 
 
 def test_a_latency_that_nobody_has_is_refused() -> None:

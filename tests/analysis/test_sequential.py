@@ -18,7 +18,13 @@ def headline(first: Array, second: Array) -> Headline:
     one, two = of_repeats(first.tolist()), of_repeats(second.tolist())
     ratio = Ratio(figure="throughput", comparison=compare(one, two, 0.95), first=one, second=two)
     each = Against(
-        label="pd", loads=(1,), per_gpu=False, left_out=0, repeats=(len(first), len(second)), ratios=(ratio,)
+        label="pd",
+        reference="base",
+        loads=(1,),
+        per_gpu=False,
+        left_out=0,
+        repeats=(len(first), len(second)),
+        ratios=(ratio,),
     )
     return Headline(kind="concurrency", reference="base", confidence=0.95, against=(each,))
 

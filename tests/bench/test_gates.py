@@ -147,6 +147,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         guarded(guard_recomputed=5),
         "the KV guard had decode compute 3 prompts whose KV cache did not arrive or was not confirmed (24 receives)",
     ),
+    (
+        "kv_connections",
+        guarded(guard_handshakes_renewed=2),
+        "a connection between prefill and decode failed: 0 KV reads failed, 0 prompts were computed on decode because",
+    ),
+    ("kv_connections", guarded(guard_failed_reads=1), "a connection between prefill and decode failed: 0 KV reads fa"),
     ("guard_deadline", guarded(guard_deadlines=2), "the KV guard gave up 2 KV receives at their deadline"),
     ("guard_deadline", guarded(guard_errors=1), "the KV guard failed 1 requests for which late KV receives left no"),
     ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters went back"),
@@ -399,6 +405,17 @@ def test_requests_that_the_client_gave_up_on_may_or_may_not_finish() -> None:
         assert judged.failed_gates == ("failed_requests",)
 
 
+def test_late_counters_pass_nothing_and_accuse_nobody() -> None:
+    few = {"engines_after": engines(requests=20), "workload": WORKLOAD.model_copy(update={"mode": "decode-only"})}
+    counted = {"kv_transfers", "prefill_calls", "other_requests", "preemptions", "decode_context"}
+    late = validate_level(evidence(**few, settling="late"))
+    assert late.valid and set(late.unchecked) == counted, late
+    assert validate_level(evidence(**few, settling="short")).failed_gates == ("other_requests",)
+    found = validate_level(evidence(**nixl(failed_transfers=5), settling="late"))
+    assert found.failed_gates == ("kv_transfers",), "what was counted was counted"
+    assert "prefix_cache" in found.unchecked
+
+
 def test_prefill_engines_may_have_nothing_to_do() -> None:
     """Where decode has the prompt in its cache, or computes it."""
     both = {**engines(), "prefill": EngineCounters(requests=0)}
@@ -573,7 +590,7 @@ class TestAfterCanary:
 
 
 def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:
-    names = {"guard_recomputed", "guard_deadline"}
+    names = {"guard_recomputed", "guard_deadline", "kv_connections"}
     assert validate_level(evidence(**guarded())).valid
     restarted = {**guarded(), "engines_before": engines(requests=30)}
     assert names <= set(validate_level(evidence(**restarted)).unchecked)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdlab.bench import levels, target
+from pdlab.bench import levels, measure, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, build, same_experiment
@@ -30,30 +30,53 @@ from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRe
 from pdlab.results.store import Store
 
 
-def counts(*transfers: float | None) -> Iterator[NixlCounters]:
-    for value in transfers:
-        yield NixlCounters(transfers=value, bytes_transferred=value)
-    while True:
-        yield NixlCounters(transfers=transfers[-1], bytes_transferred=transfers[-1])
-
-
 def at_least(transfers: float) -> Callable[[NixlCounters], bool]:
     return lambda counters: (counters.transfers or 0.0) >= transfers
 
 
-def test_settled_waits_for_late_counters() -> None:
-    source = counts(None, None, 3, 8, 10, 10)
-    assert settled(lambda: next(source), at_least(10), poll_s=0.001).transfers == 10
+class Exporter:
+    """Counters that show other values at given seconds, and the clock that they are read by."""
+
+    def __init__(self, shown: dict[float, float]) -> None:
+        self.now_s = 0.0
+        self._shown = shown
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def scrape(self) -> NixlCounters:
+        return NixlCounters(transfers=[value for since_s, value in self._shown.items() if since_s <= self.now_s][-1])
+
+    def settled(self, still_s: float = 0.0) -> tuple[float | None, str]:
+        got = settled(self.scrape, at_least(160), lambda counters: still_s, lambda: self.now_s, self.sleep)
+        return got.counters.transfers, got.settling
 
 
-def test_settled_waits_until_two_agree() -> None:
-    source = counts(10, 11, 12, 12)
-    assert settled(lambda: next(source), at_least(10), poll_s=0.001).transfers == 12
+@pytest.mark.parametrize(
+    ("shown", "ends"),
+    [
+        ({0.0: 160}, (160, "whole")),
+        ({0.0: 100, 3.0: 161, 3.5: 162}, (162, "whole")),
+        # Slow by more than two exports, and still coming: waited for.
+        ({0.0: 80, 20.0: 151, 40.0: 160}, (160, "whole")),
+        # The same exporter where even that is too short.
+        ({second: 100.0 + second / 2 for second in (0.0, 20.0, 40.0, 59.0, 80.0)}, (129.5, "late")),
+        # One that is done, and has not counted what was answered.
+        ({0.0: 80, 10.0: 151, 59.0: 160}, (151, "short")),
+        ({0.0: 151}, (151, "short")),
+    ],
+)
+def test_counters_are_whole_late_or_short(shown: dict[float, float], ends: tuple[float, str]) -> None:
+    exporter = Exporter(shown)
+    assert exporter.settled() == ends
+    assert exporter.now_s <= measure.SETTLE_TIMEOUT_S
+    if ends[1] == "short":
+        assert exporter.now_s >= measure.SHORT_STILL_S
 
 
-def test_settled_gives_up() -> None:
-    source = counts(5)
-    assert settled(lambda: next(source), at_least(10), timeout_s=0.02, poll_s=0.001).transfers == 5
+def test_whole_counters_must_stand_still_as_long_as_is_asked() -> None:
+    exporter = Exporter({0.0: 160, 5.0: 170})
+    assert exporter.settled(still_s=11.0) == (170, "whole")
 
 
 def manifest(**changes: Any) -> Manifest:

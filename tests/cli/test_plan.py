@@ -58,7 +58,9 @@ def hardware() -> Hardware:
 
 def nodes(count: int) -> ClusterView:
     base = load_cluster("p5.48xlarge-x2").engine_nodes[0]
-    return ClusterView(nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0}) for n in range(count)))
+    return ClusterView(
+        nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0, "labels": {}}) for n in range(count))
+    )
 
 
 def scene(seed: int = 0, **bounds: float) -> Scene:
@@ -695,7 +697,7 @@ def test_the_printed_comparison_counts_gpus_as_the_plan_did(capsys: pytest.Captu
         assert plan.main([*words, *flags]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "viz.py" in line]
         arguments = viz.parser().parse_args(shlex.split(line)[2:])
-        assert arguments.count_gpus == (flags[1] if flags else "nodes")
+        assert arguments.count_gpus == (flags[1] if flags else "used")
 
 
 def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 from support.curves import made_up
 
-from pdlab.analysis.curves import Gpus, View
-from pdlab.cli import viz
+from pdlab.analysis.curves import Curve, Gpus, Point, View
+from pdlab.analysis.ranking import order_changes
+from pdlab.cli import plan, viz
 from pdlab.cli.whole_nodes import counted, counted_gpus
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.gpu_count import Count
 from pdlab.core.workload import Slo, Workload
+from pdlab.plan.planner import Candidate, Plan
 from pdlab.plan.scene import Scene
+from pdlab.plan.text import counting
+from pdlab.report import tables
 from pdlab.sim.hardware import load_hardware
 
 GPUS = {
@@ -47,7 +52,7 @@ def test_no_plan_counts_more_than_its_nodes() -> None:
     """Five GPUs of every node, eight of them on one alone: 6 copies on 8 nodes are 64 GPUs, not 6 x 16."""
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo())
+    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(), count="nodes")
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp8-d1xtp2"))
     assert scene.counted_gpus(deployment, 6, 64) == 64
 
@@ -58,6 +63,56 @@ def test_where_only_a_number_is_known_it_fills_nodes_too() -> None:
     assert counted_gpus(ranks, None).counted("nodes") == 2, "nobody rents CPU ranks by the node"
 
 
-def test_used_gpus_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture[str]) -> None:
-    assert viz.main(["--exps", "x", "--count-gpus", "used", "--no-use-normalized"]) == 2
+def test_whole_nodes_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture[str]) -> None:
+    assert viz.main(["--exps", "x", "--count-gpus", "nodes", "--no-use-normalized"]) == 2
     assert "--count-gpus is for throughput per node" in capsys.readouterr().err
+
+
+def test_the_default_is_one_declaration() -> None:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    counts = {viz.parser().get_default("count_gpus"), plan.PlanSettings().count_gpus, View().count}
+    counts.add(Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo()).count)
+    assert counts == {"used"}
+
+
+def of_throughput(label: str, output_tokens_per_s: float) -> Curve:
+    point = Point(
+        kind="concurrency",
+        value=8,
+        window="whole",
+        samples=(),
+        requests_per_s=1,
+        input_tokens_per_s=1,
+        output_tokens_per_s=output_tokens_per_s,
+    )
+    return counted(made_up(Deployment(topology=parse_label(label))).model_copy(update={"points": (point,)}))
+
+
+@pytest.mark.parametrize(("rate", "differs"), [(70.0, True), (90.0, False), (60.0, False)])
+def test_one_line_says_where_the_order_depends_on_the_counting(rate: float, differs: bool) -> None:
+    """Six GPUs of a node of eight: 70 are more than 85 of eight per GPU used, and fewer per node; 90 and 60 are not."""
+    curves = [of_throughput("collocated-3xtp2", rate), of_throughput("collocated-4xtp2", 85)]
+    for count in get_args(Count):
+        found = [line for line in tables.notes(curves, View(count=count)) if "the order by highest" in line]
+        assert len(found) == differs
+        above = order_changes(curves, View(count=count))
+        expected = ["collocated-3xtp2", "collocated-4xtp2"][:: 1 if count == "used" else -1]
+        assert [[each.label for each in pair] for pair in above] == ([expected] if differs else [])
+
+
+@pytest.mark.parametrize(("goodput_rps", "differs"), [(7.0, True), (9.0, False)])
+def test_a_plan_says_which_candidate_the_other_counting_has_first(goodput_rps: float, differs: bool) -> None:
+    shape = load_model("gpt-oss-120b")
+    assert shape is not None
+    scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(tpot_s=0.012))
+    made = [
+        Candidate(Deployment(topology=parse_label(label)), 1, (), None, gpus, goodput_rps=rps)
+        for label, gpus, rps in (("collocated-3xtp2", 6, goodput_rps), ("collocated-4xtp2", 8, 8.5))
+    ]
+    planned = Plan(tuple(made), 2, scene.slo, None, gpus=8)
+    assert planned.first(scene, "used") is made[0]
+    assert planned.first(scene, "nodes") is made[differs]
+    lines = counting(planned, scene)
+    assert [line for line in lines if "collocated-4xtp2" in line] == (lines[1:] if differs else [])
+    assert len(lines) == 1 + differs

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import UsageError
 from pdlab.deploy import engine_arguments
 
@@ -128,11 +129,31 @@ def frontend(vllm: Path) -> dict[str, dict[str, Any]]:
     return {name: {"types": None} for name in sorted(names)}
 
 
+def parsers(vllm: Path) -> dict[str, dict[str, Any]]:
+    """Arguments whose values are names of parsers that vLLM registers. Ray Serve LLM loads none of another module."""
+    return {
+        "tool_call_parser": {"types": ["None"], "choices": registered(vllm / "tool_parsers", "_TOOL_PARSERS")},
+        # An empty name takes out that of the model's file.
+        "reasoning_parser": {"types": ["str"], "choices": ["", *registered(vllm / "reasoning", "_REASONING_PARSERS")]},
+    }
+
+
+def registered(package: Path, name: str) -> list[str]:
+    """Keys of the package's mapping of that name."""
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Dict):
+            continue
+        if any(isinstance(each, ast.Name) and each.id.startswith(name) for each in node.targets):
+            return sorted(str(ast.literal_eval(key)) for key in node.value.keys if key is not None)
+    raise AssertionError(f"{package}: no {name}")
+
+
 def test_the_table_is_that_of_the_installed_vllm() -> None:
     vllm = vllm_folder()
     fields = {
         "vllm": version(packages_distributions()["vllm"][0]).partition("+")[0],
-        "arguments": frontend(vllm) | Reader(vllm).table(),
+        "arguments": frontend(vllm) | Reader(vllm).table() | parsers(vllm),
     }
     text = json.dumps(fields, indent=None, separators=(",", ":")).replace('"},', '"},\n').replace("},", "},\n") + "\n"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
@@ -151,6 +172,8 @@ REFUSED = {
     "enforce_eager": ["maybe", 2],
     "watermark": [1.0],
     "scheduling_policy": ["lifo"],
+    "tool_call_parser": ["opneai", True, 5],
+    "reasoning_parser": ["openai", None],
 }
 TAKEN = {
     "gpu_memory_utilization": [0.9, 1, "0.85"],
@@ -162,6 +185,8 @@ TAKEN = {
     "enable_prefix_caching": [None, False],
     "attention_backend": ["FLASHINFER"],
     "quantization": ["fp8", "of-a-plugin"],
+    "tool_call_parser": ["openai", "hermes", None],
+    "reasoning_parser": ["openai_gptoss", ""],
 }
 
 
@@ -179,6 +204,16 @@ def test_what_vllm_takes_is_taken(name: str, value: object) -> None:
 def test_a_misspelt_name_is_told_its_right_one() -> None:
     with pytest.raises(UsageError, match=r"gpu_memory_utilisation: .*did you mean gpu_memory_utilization"):
         engine_arguments.check({"gpu_memory_utilisation": 0.9}, "--engine-arg")
+
+
+@pytest.mark.parametrize("model", known_models())
+def test_parsers_of_the_models_are_vllms(model: str) -> None:
+    shape = load_model(model)
+    assert shape is not None
+    engine_arguments.check(shape.engine_kwargs, "engine_kwargs")
+    assert engine_arguments.reads_tool_calls(shape.engine_kwargs)
+    # Of the catalogue's models, those of gpt-oss write their reasoning apart.
+    assert ("reasoning_parser" in shape.engine_kwargs) is (shape.architecture == "GptOssForCausalLM")
 
 
 def test_checking_loads_neither_vllm_nor_torch() -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_a
 ROUTERS = "ray.serve._private.request_router"
 MIXINS = {"PlaysRoles", "OneByOne", "CallsPrefill", "Drains", "HoldsPort"} | {
     "WatchesSteps",
+    "ExplainsErrors",
     "EndsWithEngine",
     "CountsPoolTokens",
 }

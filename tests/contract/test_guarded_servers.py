@@ -296,8 +296,31 @@ def test_a_vocabulary_that_is_not_there_is_known_by_what_harmony_says(
 
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
     harmony = quietly("openai_harmony")
-    with pytest.raises(harmony.HarmonyError, match=guard._NO_VOCABULARY):
+    with pytest.raises(harmony.HarmonyError, match=guard.NO_VOCABULARY):
         harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
     (tmp_path / "o200k_base.tiktoken").write_text("damaged")
     with pytest.raises(harmony.HarmonyError):
         harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+def test_vllms_statuses_and_parser_are_those_that_errors_are_explained_with() -> None:
+    from pdlab.deploy.serving import engine_errors
+
+    serving = quietly("vllm.entrypoints.openai.chat_completion.serving").OpenAIServingChat
+    completion = quietly("vllm.entrypoints.openai.completion.serving").OpenAIServingCompletion
+    harmony_error = quietly("openai_harmony").HarmonyError("Unexpected token 5")
+    template_error = quietly("jinja2").TemplateError("roles must alternate")
+    for made in (serving, completion):
+        codes = [made.create_error_response(error).error.code for error in (TypeError(), template_error, harmony_error)]
+        assert codes == [400, 400, 500], "else the mixin is of no use"
+    assert engine_errors.harmonys(harmony_error) and engine_errors.harmonys(template_error) is None
+    engine = inspect.getsource(quietly(f"{SERVE}.engines.vllm.vllm_engine"))
+    for name, method in engine_errors._SERVINGS.items():
+        assert f"self.{name}.{method}(" in engine
+    parser = quietly(engine_errors._HARMONY_PARSER).HarmonyParser
+    assert "count_reasoning_tokens" not in vars(parser), "it counts itself: take ours out"
+    engine_errors.count_reasoning_of(SimpleNamespace(parser_cls=parser))
+    try:
+        assert parser.count_reasoning_tokens is engine_errors.reasoning_tokens
+    finally:
+        del parser.count_reasoning_tokens

@@ -7,9 +7,11 @@ import json
 import queue
 import re
 import threading
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from pdlab.cluster.local_nodes import hold_port
 from pdlab.core.catalog import load_model
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
+from pdlab.deploy.serving import steps
 from pdlab.guard import questions
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer, LeaseBook
 from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
@@ -310,6 +313,42 @@ class TestDecode:
         engine.step()
         assert not engine.scheduler.has_requests()
 
+    def test_a_late_read_is_the_only_one_until_it_has_ended(self, engine: Engine) -> None:
+        engine.reading()
+        engine.prefill.now += DEADLINE_S + 0.1
+        engine.step()
+        free = engine.free
+        engine.add("s", **engine.params("remote-s"))
+        assert engine.step()["s"] == PROMPT, "at once"
+        for _ in range(8):
+            engine.step()
+        assert engine.free >= free, "it keeps no blocks"
+        engine.step(done=("r",))
+        engine.reading("t")
+
+    def test_who_waits_for_prefills_word_beside_a_late_read_is_not_out_of_room(
+        self, engine: Engine, guard_scheduler: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Prefill cannot be reached: a read hangs, and the next request waits as long for an answer as is allowed."""
+        monkeypatch.setattr(guard_scheduler, "time", SimpleNamespace(perf_counter=engine.prefill))
+        engine.reading()
+        engine.prefill.verdict = None
+        engine.add("s", **engine.params("remote-s", age_s=20.0))
+        engine.prefill.now += DEADLINE_S + 0.1
+        engine.step()
+        for _ in range(8):
+            engine.step()
+        assert "r" not in engine.scheduler.requests
+        engine.side.receives._hung_at.clear()
+        engine.add("t", **engine.params("remote-t", age_s=20.0))
+        engine.side.receives._receives["t"].shunned = False
+        assert engine.step() == {}
+        engine.prefill.now += DEADLINE_S - 0.1
+        engine.step()
+        engine.prefill.now += 0.2
+        assert engine.step().get("t") == PROMPT
+        assert engine.scheduler.requests["t"].status.name == "RUNNING", "it was not ended with an error"
+
     def test_a_late_read_that_fails_in_the_end(self, engine: Engine, report: Any) -> None:
         before = engine.free
         engine.reading()
@@ -471,6 +510,13 @@ class Wrapper:
         self.states: dict[int, str] = {}
         self.released: list[int] = []
         self.notifs: dict[str, list[bytes]] = {}
+        self.removed: list[str] = []
+
+    def remove_remote_agent(self, name: str) -> None:
+        self.removed.append(name)
+
+    def release_dlist_handle(self, handle: int) -> None:
+        assert handle not in self.released
 
     def check_xfer_state(self, handle: int) -> str:
         return self.states[handle]
@@ -489,11 +535,16 @@ class Wrapper:
 
 
 @pytest.fixture
-def worker(guard_worker: Any) -> Any:
+def worker(guard_worker: Any) -> Iterator[Any]:
     """A worker as vLLM's constructor leaves it, without NIXL and without memory."""
     worker = guard_worker.GuardWorker.__new__(guard_worker.GuardWorker)
     worker._guard_failed, worker._guard_notified, worker._guard_freed = set(), set(), set()
-    worker._guard_report = guard_worker.WorkerReport()
+    worker._guard_report, worker._guard_peers = guard_worker.WorkerReport(), guard_worker.PeerBook()
+    worker._handshake_lock, worker._handshake_futures = threading.RLock(), {}
+    worker._handshake_initiation_executor = futures.ThreadPoolExecutor(max_workers=1)
+    worker._remote_agents, worker._engine_last_active, worker._engine_ttl = {}, {}, 0.0
+    worker._engine_clock_offset, worker.tp_mappings, worker.dst_num_blocks = {}, {}, {}
+    worker.dst_xfer_side_handles, worker.kv_caches_base_addr = {}, {}
     worker.xfer_stats = quietly("pdlab.guard.metrics").GuardStats()
     worker.nixl_wrapper = Wrapper()
     worker._recving_transfers = defaultdict(list)
@@ -509,8 +560,11 @@ def worker(guard_worker: Any) -> Any:
     worker.pcp_rank = worker.tp_rank = 0
     worker._has_mamba, worker.engine_id = False, "d1"
     info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
-    worker.transfer_topo = SimpleNamespace(get_engine_info=lambda _: info, block_size_ratio=lambda _: 1)
-    return worker
+    worker.transfer_topo = SimpleNamespace(
+        get_engine_info=lambda _: info, block_size_ratio=lambda _: 1, unregister_remote_engine=lambda _: None
+    )
+    yield worker
+    worker._handshake_initiation_executor.shutdown()
 
 
 def read(worker: Any, name: str, *states: str, blocks: int = 3) -> None:
@@ -525,6 +579,134 @@ def read(worker: Any, name: str, *states: str, blocks: int = 3) -> None:
         handle = hash((name, number))
         worker.nixl_wrapper.states[handle] = state
         worker._recving_transfers[name].append(handle)
+
+
+def know(worker: Any, peer: str = "p1") -> None:
+    """As a handshake leaves it."""
+    worker._remote_agents[peer] = {(0, 0): f"agent of {peer}"}
+    worker.dst_xfer_side_handles[peer] = {0: 77}
+    worker.tp_mappings[peer], worker.dst_num_blocks[peer] = object(), 8
+    worker.kv_caches_base_addr[peer], worker._engine_clock_offset[peer] = {0: [1]}, 0.1
+
+
+def counted(worker: Any) -> dict[str, int]:
+    """What the guard's worker has counted, and counts no more."""
+    data = worker.xfer_stats.clone_and_reset().data
+    return {key.removeprefix("pdlab_guard_"): sum(value) for key, value in data.items() if "guard" in key and value}
+
+
+class TestConnections:
+    """vLLM's own bookkeeping of a peer (`_cleanup_remote_engine`, `_ensure_handshake`), and a handshake of the test."""
+
+    @pytest.fixture
+    def handshakes(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Engine ids that a handshake was made with; it fails for those called ``dead``."""
+        made: list[str] = []
+
+        def handshake(host: str, port: int, tp_size: int, engine_id: str, *_: Any) -> Any:
+            made.append(engine_id)
+            if engine_id == "dead":
+                raise TimeoutError("no answer")
+            know(worker, engine_id)
+            return worker._remote_agents.pop(engine_id), 0.1
+
+        monkeypatch.setattr(worker, "_nixl_handshake", handshake, raising=False)
+        reads: list[str] = []
+
+        def start(_: Any, req_id: str, meta: Any) -> None:
+            assert meta.remote.engine_id in worker.tp_mappings, "read without a handshake"
+            reads.append(req_id)
+            handle = hash((req_id, 0))
+            worker.nixl_wrapper.states.setdefault(handle, "ERR")
+            worker._recving_transfers[req_id].append(handle)
+
+        base = quietly(f"{NIXL}.pull_worker").NixlPullConnectorWorker
+        monkeypatch.setattr(base, "_read_blocks_for_req", start)
+        return made
+
+    def ask(self, worker: Any, name: str, state: str, peer: str = "p1") -> None:
+        """One request through the worker's steps, until it is done."""
+        metadata = quietly(f"{NIXL}.metadata").NixlConnectorMetadata()
+        read(worker, name)
+        meta = worker._recving_metadata.pop(name)
+        meta.remote.engine_id, meta.tp_size, meta.dcp_size, meta.pp_size = peer, 1, 1, 1
+        worker._recving_transfers.pop(name, None)
+        metadata.reqs_to_recv[name] = meta
+        worker.nixl_wrapper.states[hash((name, 0))] = state
+        for _ in range(200):
+            worker.start_load_kv(metadata)
+            if name in worker.get_finished()[1]:
+                return
+            metadata = quietly(f"{NIXL}.metadata").NixlConnectorMetadata()
+            time.sleep(0.01)
+        raise AssertionError(f"{name} does not end")
+
+    @pytest.fixture(autouse=True)
+    def mapped(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        worker._logical_to_kernel_block_ids = lambda ids, ratio: ids
+
+    def test_a_connection_that_failed_is_made_anew_at_the_next_request(
+        self, worker: Any, handshakes: list[str]
+    ) -> None:
+        know(worker)
+        self.ask(worker, "first", "ERR")
+        assert handshakes == [] and worker.take_report().failed == {"first"}
+        self.ask(worker, "second", "DONE")
+        assert handshakes == ["p1"] and worker.nixl_wrapper.removed == ["agent of p1"]
+        assert worker.take_report() is None
+        self.ask(worker, "third", "DONE")
+        assert handshakes == ["p1"] and counted(worker) == {"handshakes_renewed": 1}
+        assert not worker._guard_peers.active
+
+    def test_it_is_not_forgotten_while_a_read_goes_on(self, worker: Any, handshakes: list[str]) -> None:
+        know(worker)
+        read(worker, "long", "PROC")
+        self.ask(worker, "first", "ERR")
+        self.ask(worker, "second", "ERR")
+        assert worker.nixl_wrapper.removed == [] and handshakes == []
+        worker.nixl_wrapper.states[hash(("long", 0))] = "ERR"
+        worker.get_finished()
+        self.ask(worker, "third", "DONE")
+        assert worker.nixl_wrapper.removed == ["agent of p1"] and handshakes == ["p1"]
+
+    def test_reads_that_fail_over_every_new_connection_are_told(self, worker: Any, handshakes: list[str]) -> None:
+        know(worker)
+        for number in range(quietly("pdlab.guard.peers").UNHEALED_AFTER + 1):
+            self.ask(worker, f"r{number}", "ERR")
+        self.ask(worker, "good", "DONE")
+        self.ask(worker, "more", "DONE")
+        counts = counted(worker)
+        assert (counts["unhealed"], counts["healed"]) == (1, 1)
+
+    def test_an_engine_that_has_died_is_no_fault_of_the_connection(self, worker: Any, handshakes: list[str]) -> None:
+        know(worker, "dead")
+        for number in range(8):
+            self.ask(worker, f"r{number}", "ERR", peer="dead")
+        self.ask(worker, "alive", "DONE", peer="p2")
+        assert handshakes == ["dead"] * 7 + ["p2"]
+        assert counted(worker) == {}
+
+    def test_a_notification_that_could_not_be_sent_is_a_failed_connection(self, worker: Any) -> None:
+        know(worker)
+        read(worker, "r", blocks=0)
+        worker.nixl_wrapper.send_notif = None  # not callable
+        base = quietly(f"{NIXL}.pull_worker").NixlPullConnectorWorker
+        spec = quietly(f"{NIXL}.tp_mapping").ReadSpec(remote_rank=0, local_block_ids=[[]], remote_block_ids=[[]])
+        base._read_blocks(worker, spec, "p1", "r", "x", 1, 1, 1)
+        assert worker._guard_peers.to_forget((), worker._remote_agents) == ["p1"]
+
+    def test_a_peer_that_cannot_be_forgotten_whole_is_shaken_hands_with_all_the_same(
+        self, worker: Any, handshakes: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        know(worker)
+        self.ask(worker, "first", "ERR")
+
+        def fails(_: str) -> None:
+            raise RuntimeError("NIXL_ERR_INVALID_PARAM")
+
+        monkeypatch.setattr(worker.nixl_wrapper, "remove_remote_agent", fails)
+        self.ask(worker, "second", "DONE")
+        assert handshakes == ["p1"] and "p1" in worker._remote_agents
 
 
 class TestWorker:
@@ -572,6 +754,7 @@ class TestWorker:
 
         monkeypatch.setattr(base, "_read_blocks_for_req", malformed)
         read(worker, "r")
+        know(worker)
         worker._recving_transfers.pop("r", None)
         worker._read_blocks_for_req("r", worker._recving_metadata["r"])
         assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
@@ -720,7 +903,7 @@ def own_methods() -> list[tuple[str, str]]:
 
 
 ADDED = {
-    "GuardWorker": {"take_report"},
+    "GuardWorker": {"take_report", "_note_failure", "_forget_peers"},
     "NixlConnector": {"receives"},
     "GuardStats": {"record"},
     "Guarded": {
@@ -773,6 +956,18 @@ def test_what_the_guard_relies_on_inside_vllm() -> None:
     worker = quietly(f"{NIXL}.base_worker").NixlBaseConnectorWorker
     done = inspect.getsource(worker.get_finished)
     assert "self._failed_recv_reqs.get_nowait()" in done and "next(iter(self._reqs_to_send.items()))" in done
+    ensure = inspect.getsource(worker._ensure_handshake)
+    assert "self._remote_agents[eid] = remote_agents" in ensure and "del self._handshake_futures[eid]" in ensure
+    ready = inspect.getsource(worker._background_nixl_handshake)
+    assert "self._handle_failed_transfer(req_id, None)" in ready
+    cleanup = inspect.getsource(worker._cleanup_remote_engine)
+    for forgotten in ("self._remote_agents.pop(engine_id)", "remove_remote_agent(", "release_dlist_handle("):
+        assert forgotten in cleanup
+    pull = quietly(f"{NIXL}.pull_worker").NixlPullConnectorWorker
+    assert "if remote_engine_id not in self._remote_agents:" in inspect.getsource(pull.start_load_kv)
+    notified = inspect.getsource(pull._read_blocks)
+    assert f'failure_type="{quietly("pdlab.guard.worker").NOTIFICATION_FAILED}"' in notified
+    assert "dst_engine_id=dst_engine_id" in notified
     mixin = inspect.getsource(quietly("vllm.v1.worker.kv_connector_model_runner_mixin"))
     runner = inspect.getsource(quietly("vllm.v1.worker.gpu.kv_connector"))
     for source in (mixin, runner):
@@ -791,6 +986,10 @@ def test_steps_are_seen_in_vllms_client() -> None:
     assert "engine_core_outputs[0] = eco = EngineCoreOutputs()" in stats, "statistics come with every step"
     server = quietly("ray.llm._internal.serve.core.server.llm_server").LLMServer
     assert inspect.iscoroutinefunction(server.check_health) and inspect.iscoroutinefunction(server.start)
+    made = inspect.getsource(quietly("vllm.v1.core.sched.scheduler").Scheduler.make_stats)
+    assert "kv_connector_stats" in made
+    prefix = quietly("pdlab.guard.metrics").PREFIX
+    assert {steps.UNHEALED, steps.HEALED} == {f"{prefix}unhealed", f"{prefix}healed"}
 
 
 def test_the_death_of_an_engine_core_is_told_by_vllms_client() -> None:

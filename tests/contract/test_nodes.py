@@ -20,10 +20,13 @@ from contract.conftest import SERVE, parameters, quietly
 from pdlab.bench import measure
 from pdlab.cluster import local_nodes
 from pdlab.cluster.connection import Cluster
+from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_NAME_LABEL
 from pdlab.deploy import launch, serve_config, serving_path
 from pdlab.deploy.application import APP
+from pdlab.placement.place import place
+from pdlab.remote.gpus import machine_facts
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
 from pdlab.remote.node import node_facts, quick
 from pdlab.remote.weights import look
@@ -46,6 +49,67 @@ class TestView:
         )
         (only_node,) = Cluster().view().nodes
         assert (only_node.host, only_node.nic.kind, only_node.nic.count) == ("h", "efa", 32)
+
+    def test_a_cluster_of_an_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A head without GPUs and name, as every KubeRay cluster has; labels as Ray reports them."""
+        alive = [
+            {"NodeID": "0a" * 14, "NodeManagerAddress": "10.0.0.1", "Resources": {"node:__internal_head__": 1.0}},
+            *(
+                {
+                    "NodeID": f"0{number}" * 14,
+                    "NodeManagerAddress": f"10.0.0.{number}",
+                    "Resources": {"CPU": 192.0, "GPU": 8.0, "accelerator_type:H100": 1.0},
+                    "Labels": {"ray.io/node-id": f"0{number}" * 14} | labels,
+                }
+                for number, labels in ((2, {NODE_NAME_LABEL: "node-1"}), (3, {}))
+            ),
+        ]
+        fact = {
+            "host": "h",
+            "nic": {"kind": "efa", "count": 32},
+            "gpus": {"memory_bytes": 42_949_672_960, "link": "pcie"},
+        }
+        free = {node["NodeID"]: node["Resources"] for node in alive}
+        monkeypatch.setattr(quietly("ray._private.state"), "available_resources_per_node", lambda: free)
+        monkeypatch.setattr(Cluster, "alive", lambda _: alive)
+        monkeypatch.setattr(Cluster, "call_nodes", lambda *_: {node["NodeID"]: fact for node in alive})
+        view = Cluster().view()
+        deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
+        args = serve_config.render(deployment, place(deployment, view), view, None, "m").args
+        pins = {
+            role: args[f"{role}_config"]["deployment_config"]["placement_group_bundle_label_selector"]
+            for role in ("prefill", "decode")
+        }
+        gpus = {(node.gpu_memory_gb, node.gpu_link) for node in view.engine_nodes}
+        assert gpus == {(42.9, "pcie")} and view.nodes[0].gpu_memory_gb is None
+        # The pool on the named node by its name, the other one by the id that Ray compares.
+        by_name, by_id = {NODE_NAME_LABEL: "node-1"}, {"ray.io/node-id": "03" * 14}
+        assert sorted(pins.values(), key=str) == sorted(([by_name] * 4, [by_id] * 4), key=str)
+
+        alive[2]["Labels"][NODE_NAME_LABEL] = "node-1"
+        with pytest.raises(
+            ClusterError, match=r"^2 of Ray's nodes have the label .*node-1 \(10\.0\.0\.2, 10\.0\.0\.3\)"
+        ):
+            Cluster().view()
+        with pytest.raises(ClusterError):
+            Cluster().call_every_node(node_facts)
+
+    def test_what_nodes_are_asked_travels_by_value(self) -> None:
+        """Nodes may have no pdlab: what is sent names no module of it."""
+        cloudpickle = quietly("ray").cloudpickle
+        modules = [quietly(name) for name in ("pdlab.remote", machine_facts.__module__)]
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            sent = cloudpickle.dumps(machine_facts)
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+        code = (
+            "import pickle, sys; facts = pickle.load(sys.stdin.buffer)(); print(sorted(facts), 'pdlab' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, timeout=120, cwd="/")
+        assert done.stdout.decode().strip() == "['gpus', 'host', 'nic'] False", done.stderr.decode()
 
     def test_what_is_free_on_a_node(self) -> None:
         assert parameters(quietly("ray._private.state").available_resources_per_node) == []

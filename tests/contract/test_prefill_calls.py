@@ -123,6 +123,27 @@ def test_a_call_learns_where_it_went_and_sends_no_route(router: Any) -> None:
     asyncio.run(run())
 
 
+def test_a_call_whose_replica_died_is_at_none_until_there_is_another(router: Any) -> None:
+    """Ray sends it again by itself, and waits for a replica without a limit: decode must see that nobody has it."""
+
+    async def run() -> None:
+        route = prefill_call.Route()
+        asked = pending(route)
+        ours = router(Replica("r0", 1))
+        await ours._choose_replica_for_request(asked)
+        assert route.replica == "r0"
+        ours.update_replicas([])
+        asked.reset_future()
+        again = asyncio.ensure_future(ours._choose_replica_for_request(asked, is_retry=True))
+        await asyncio.sleep(0.05)
+        assert not again.done() and route.replica is None
+        ours.update_replicas([Replica("r1", 0)])
+        await asyncio.wait_for(again, 20)
+        assert route.replica == "r1"
+
+    asyncio.run(run())
+
+
 def test_a_replica_to_be_avoided_is_not_taken_for_another_ones_sake(router: Any) -> None:
     """Ray hands a replica to the first request in line, whichever asked for it."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.nodes import ClusterNode, ClusterView, Nic, Placement, Role
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView, Nic, Placement, Role
 from pdlab.deploy.serve_config import ServeApp, render
 from pdlab.placement.place import place
 
@@ -76,7 +76,9 @@ def live_view() -> ClusterView:
     return ClusterView(
         name="made-up",
         nodes=tuple(
-            ClusterNode(id=node["NodeID"], gpu_type="H100", gpus=8, cpus=192, nic=efa)
+            ClusterNode(
+                id=node["NodeID"], gpu_type="H100", gpus=8, cpus=192, nic=efa, labels={NODE_ID_LABEL: node["NodeID"]}
+            )
             for node in ray.nodes()
             if node["Alive"]
         ),

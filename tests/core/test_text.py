@@ -1,10 +1,14 @@
-"""What to give in place of a name that is not known."""
+"""What to give in place of a name that is not known; words that a shell reads back."""
 
 from __future__ import annotations
 
-import pytest
+import subprocess
 
-from pdlab.core.text import choices
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdlab.core.text import choices, shell_assignments
 
 MANY = [f"name-{number}" for number in range(20)]
 
@@ -21,3 +25,17 @@ MANY = [f"name-{number}" for number in range(20)]
 )
 def test_choices(word: str, known: list[str], text: str) -> None:
     assert choices(word, known) == text
+
+
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.from_regex(r"PDLAB_[A-Z]{1,6}", fullmatch=True), VALUES, min_size=1, max_size=4))
+def test_bash_reads_assignments_back(variables: dict[str, str]) -> None:
+    words = shell_assignments(variables)
+    for line in (f"{words} env -0", f"export {words}; env -0"):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        seen = dict(each.split("=", 1) for each in done.stdout.decode().split("\0") if "=" in each)
+        assert {name: seen.get(name) for name in variables} == variables

@@ -35,6 +35,7 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     ("ucx-env-tls", ["--pd-pack", "--ucx-env", "UCX_TLS=tcp", *ON_X2], ["--ucx-tls"]),
     ("ucx-env-collocated", ["--collocated", "--ucx-env", "UCX_A=1", *ON_X2], ["--ucx-env", "collocated"]),
     ("prefill-timeout-zero", ["--pd-pack", "--prefill-timeout-s", "0", *ON_X2], ["--prefill-timeout-s", "above 0"]),
+    ("prefill-absent-zero", ["--pd-pack", "--prefill-absent-s", "0", *ON_X2], ["--prefill-absent-s", "above 0"]),
     ("prefill-timeout-week", ["--pd-pack", "--prefill-timeout-s", "604800", *ON_X2], ["--prefill-timeout-s", "86400"]),
     ("prefill-failure-word", ["--pd-pack", "--on-prefill-failure", "again", *ON_X2], ["'again'", "retry, local, fail"]),
     ("prefill-failure-none", ["--pd-pack", "--on-prefill-failure", "", *ON_X2], ["--on-prefill-failure"]),

@@ -30,9 +30,9 @@ def shape_of(model: str) -> ModelShape:
 GPT_OSS = shape_of("gpt-oss-120b")
 
 
-def of(label: str, role: Any = "collocated", gpu: str | None = "H100", **kwargs: Any) -> EngineMemory:
+def of(label: str, role: Any = "collocated", memory_gb: float | None = 85.5, **kwargs: Any) -> EngineMemory:
     deployment = Deployment(topology=parse_label(label), engine_kwargs=kwargs)
-    memory = engine_memory(deployment, role, GPT_OSS, gpu, cpu=False, workload=Workload())
+    memory = engine_memory(deployment, role, GPT_OSS, memory_gb, cpu=False, workload=Workload())
     assert memory is not None
     return memory
 
@@ -69,10 +69,58 @@ def test_prefill_holds_prompts_and_decode_whole_requests() -> None:
 
 
 def test_told_bytes_are_taken_and_unknown_gpus_are_unknown() -> None:
-    memory = of("collocated-1xtp4", gpu=None, kv_cache_memory_bytes=10**9)
+    memory = of("collocated-1xtp4", memory_gb=None, kv_cache_memory_bytes=10**9)
     assert memory.kv_bytes == 10**9 and not memory.estimated
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-    assert engine_memory(deployment, "collocated", GPT_OSS, "A10G", cpu=False, workload=Workload()) is None
+    assert engine_memory(deployment, "collocated", GPT_OSS, None, cpu=False, workload=Workload()) is None
+
+
+def cluster_of(tmp_path: Path, *nodes: str) -> str:
+    """A file of nodes of 8 GPUs, each with these keys."""
+    file = tmp_path / "mine.yaml"
+    names = [f"n{number}" for number in range(len(nodes))]
+    file.write_text(
+        "name: mine\nnodes:\n"
+        + "".join(
+            f"- {{id: {name}, gpus: 8, cpus: 99, labels: {{pdlab/node: {name}}}, {keys}}}\n"
+            for name, keys in zip(names, nodes, strict=True)
+        )
+    )
+    return str(file)
+
+
+def dry_run(file: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert launch.main([*words, "--cluster", file, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_one_name_for_two_sizes_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--collocated", "--tp", "2", "--max-model-len", "8192")
+    text = dry_run(cluster_of(tmp_path, "gpu_type: A100"), capsys, *words)
+    assert "not known" in text and "42.9 or 85.9 GB" in text and "gpu_memory_gb of n0" in text
+    larger = dry_run(cluster_of(tmp_path, "gpu_type: A100, gpu_memory_gb: 85.9"), capsys, *words)
+    assert "not known" not in larger and "requests of 5,000:250 that fit" in larger
+    smaller = cluster_of(tmp_path, "gpu_type: A100, gpu_memory_gb: 42.9")
+    assert launch.main([*words, "--cluster", smaller, "--dry-run"]) == 2
+    assert "cannot hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keys", ["gpu_type: GPU-OF-TOMORROW", "nic: {kind: efa}"])
+def test_memory_that_nothing_says_is_not_known(keys: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(cluster_of(tmp_path, keys), capsys, "--collocated", "--tp", "8")
+    assert "memory of collocated engines: not known" in text and "gpu_memory_gb of n0" in text
+
+
+def test_one_node_of_unknown_memory_makes_the_pool_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = cluster_of(tmp_path, "gpu_type: X, gpu_memory_gb: 85.5", "gpu_type: X")
+    text = dry_run(file, capsys, "--collocated", "--tp", "8", "--num", "2")
+    assert "not known" in text and "gpu_memory_gb of n1 in" in text
+
+
+def test_a_model_without_a_shape_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = cluster_of(tmp_path, "gpu_type: A100")
+    text = dry_run(file, capsys, "--collocated", "--tp", "8", "--model", "org/name")
+    assert "configs/models/ has no shape of org/name" in text and "gpu_memory_gb" not in text
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pdlab.cli import launch as launch_gptoss
 from pdlab.core.catalog import local_cluster, resolve_model
@@ -17,7 +19,7 @@ from pdlab.core.named_values import engine_args
 from pdlab.core.schema import load_yaml, to_yaml
 from pdlab.core.settings import parse
 from pdlab.core.vllm_limits import check_divisibility
-from pdlab.deploy import launch
+from pdlab.deploy import launch, serving_path
 from pdlab.deploy.options import (
     LOCAL_WORKLOAD,
     LaunchRequest,
@@ -154,7 +156,28 @@ def test_an_export_says_what_it_cannot_carry(capsys: pytest.CaptureFixture[str])
     words = ["--collocated", "--direct-streaming", "--host", "0.0.0.0", "--cluster", "p5.48xlarge-x2", "--export", "-"]
     assert launch_gptoss.main(words) == 0
     captured = capsys.readouterr()
-    assert "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1" in captured.err and "proxy_location" in captured.out
+    assert "proxy_location" in captured.out
+    line = next(line for line in captured.err.splitlines() if "start Ray on every node with " in line)
+    ray_start = f"{line.partition('start Ray on every node with ')[2]} env -0"
+    done = subprocess.run(["bash", "-c", ray_start], capture_output=True, text=True, timeout=60, check=True)
+    seen = dict(each.split("=", 1) for each in done.stdout.split("\0") if "=" in each)
+    needed = serving_path.HAPROXY | serving_path.DIRECT
+    assert {name: seen.get(name) for name in needed} == needed
+
+
+def test_an_export_says_what_is_pinned_to_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are found again on a node that replaces another; Ray's ids are not."""
+    pinned = {}
+    for label in ("ray.io/node-id", "pdlab/node"):
+        file = tmp_path / "cluster.yaml"
+        file.write_text(f"nodes:\n- {{id: w, gpus: 8, cpus: 99, labels: {{{label}: abc}}}}\n")
+        assert launch_gptoss.main(["--collocated", "--cluster", str(file), "--export", "-"]) == 0
+        captured = capsys.readouterr()
+        text = "pinned to Ray's node ids: collocated to w"
+        pinned[label] = (text in captured.err, captured.out.startswith(f"# {text}"))
+        args = yaml.safe_load(captured.out)["applications"][0]["args"]["llm_configs"][0]
+        assert args["deployment_config"]["placement_group_bundle_label_selector"] == [{label: "abc"}] * 4
+    assert pinned == {"ray.io/node-id": (True, True), "pdlab/node": (False, False)}
 
 
 def test_an_export_has_no_key_and_says_so(
@@ -353,8 +376,11 @@ def test_lengths_of_a_file_pass_to_another_machine_without_it(tmp_path: Path) ->
 
 def test_what_follows_a_failed_prefill() -> None:
     assert made("--pd-spread").serving.on_prefill_failure == ("retry", "local")
-    serving = made("--pd-spread", "--prefill-timeout-s", "7.5", "--on-prefill-failure", "retry, fail").serving
-    assert (serving.prefill_timeout_s, serving.on_prefill_failure) == (7.5, ("retry", "fail"))
+    serving = made(
+        "--pd-spread", "--prefill-timeout-s", "7.5", "--prefill-absent-s", "2", "--on-prefill-failure", "retry, fail"
+    ).serving
+    assert (serving.prefill_timeout_s, serving.prefill_absent_s) == (7.5, 2)
+    assert serving.on_prefill_failure == ("retry", "fail")
     request = request_from(parse(LaunchSettings, ["--pd-spread", "--on-prefill-failure", "local"]), [])
     assert request_from_json(request_to_json(request)).deployment.serving.on_prefill_failure == ("local",)
 

@@ -72,6 +72,29 @@ def test_engine_argument_precedence() -> None:
     assert kwargs["tensor_parallel_size"] == 1 and "data_parallel_size" not in kwargs
 
 
+@pytest.mark.parametrize(
+    ("label", "changes", "reads"),
+    [
+        ("collocated-4xtp2", {}, True),
+        ("pd-spread-p1xtp4-d1xtp4", {}, True),
+        ("pd-fluid-2xtp1", {}, True),
+        ("collocated-1xtp8", {"engine_kwargs": {"enable_auto_tool_choice": False}}, False),
+        ("collocated-1xtp8", {"engine_kwargs": {"tool_call_parser": None}}, False),
+        ("pd-spread-p1xtp4-d1xtp4", {"engine_kwargs": {"enable_auto_tool_choice": False}}, False),
+        ("collocated-1xtp8", {"model": "somebody/model"}, False),
+        ("collocated-1xtp8", {"model": "somebody/model", "engine_kwargs": {"tool_call_parser": "hermes"}}, False),
+        ("collocated-1xtp8", {"model": "somebody/model",
+                              "engine_kwargs": {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}}, True),
+    ],
+)  # fmt: skip
+def test_the_guard_knows_whether_the_engines_read_tool_calls(label: str, changes: dict[str, Any], reads: bool) -> None:
+    app = app_of(labelled(label, **changes))
+    assert app.args["guard"]["tools"] is reads
+    configs = app.args.get("llm_configs") or [app.args[key] for key in app.args if key.endswith("_config")]
+    parsers = [config["engine_kwargs"].get("tool_call_parser") for config in configs if "engine_kwargs" in config]
+    assert parsers and ("model" in changes or "engine_kwargs" in changes or set(parsers) == {"openai"})
+
+
 def test_roles_and_transport() -> None:
     transport = Transport(backends=("LIBFABRIC", "UCX"), ucx_tls="tcp", verbose=True)
     topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=4), placement="spread", transport=transport)
@@ -188,9 +211,9 @@ def test_stored_fingerprints_stay_valid() -> None:
 
 
 def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
-    serving = Serving(prefill_timeout_s=30, on_prefill_failure=("fail",))
+    serving = Serving(prefill_timeout_s=30, prefill_absent_s=5, on_prefill_failure=("fail",))
     args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
-    assert args["prefill_call"] == {"timeout_s": 30, "on_failure": ["fail"]}
+    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"]}
     windows = [
         args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
     ]
@@ -222,7 +245,9 @@ def test_pools_share_no_nested_value() -> None:
 def test_pins(label: str, strategy: str, selectors: list[dict[str, str]]) -> None:
     nodes = load_cluster("p5.48xlarge-x2").nodes
     live = ClusterView(
-        nodes=tuple(n.model_copy(update={"id": i, "labels": {}}) for n, i in zip(nodes, "ab", strict=True))
+        nodes=tuple(
+            n.model_copy(update={"id": i, "labels": {"ray.io/node-id": i}}) for n, i in zip(nodes, "ab", strict=True)
+        )
     )
     args = app_of(labelled(label), live).args
     config = args.get("llm_config") or args["llm_configs"][0]

@@ -18,7 +18,8 @@ from pdlab.deploy import canary, verify
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.verify import _reference_key
 from pdlab.placement.place import place
-from pdlab.results.schema import Manifest
+from pdlab.remote.logs import LogTail
+from pdlab.results.schema import Manifest, NixlCounters
 
 X2 = load_cluster("p5.48xlarge-x2")
 
@@ -90,6 +91,25 @@ def test_unlike_pools_have_none() -> None:
 def test_what_changes_numerics_changes_the_reference(changed: dict[str, Any]) -> None:
     keys = {key("collocated-1xtp2"), key("collocated-1xtp2dp2"), key(**{"label": "collocated-1xtp2", **changed})}
     assert len(keys) == (2 if changed.get("label") == "collocated-1xtp2dp2" else 3)
+
+
+def test_an_engines_own_line_says_why_nothing_was_transferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's counters only say that no bytes moved; its handshake wrote why."""
+    why = "RuntimeError: NIXL compatibility hash mismatch. Local: 0a, Remote: 0b."
+    app = SimpleNamespace(replica_logs=lambda: [LogTail("n", "/out", None), LogTail("n", "/err", why)])
+    equal = canary.CanaryResult(equal=True, detail="the same")
+    monkeypatch.setattr(canary, "ask", lambda *_: [])
+    monkeypatch.setattr(canary, "compare", lambda *_, **__: equal)
+    monkeypatch.setattr(canary, "load_reference", lambda *_: ())
+    for name in ("await_route", "_check_shapes"):
+        monkeypatch.setattr(verify, name, lambda *_: None)
+    monkeypatch.setattr(verify, "_await_transfers", lambda _: NixlCounters(transfers=0, bytes_transferred=0.0))
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
+    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment)
+    running = Running(base_url="http://h:1", model_id="m", tokenizer="t", manifest=manifest)
+    with pytest.raises(CanaryError) as caught:
+        verify.check(app, deployment, running, lambda _: None)  # type: ignore[arg-type]
+    assert why in str(caught.value)
 
 
 def routes(pages: list[tuple[int, bytes]]) -> Callable[[BaseHTTPRequestHandler], None]:

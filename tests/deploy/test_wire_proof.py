@@ -319,6 +319,13 @@ def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
             wire_proof._ask(wire_proof._over_http(gone), "m", 3000, None)
 
 
+@pytest.mark.parametrize("gpu_type", ["H100", "L40S", "MI300X", None])
+def test_a_pack_moves_kv_cache_between_its_gpus_whatever_joins_them(gpu_type: str | None) -> None:
+    view = ClusterView(nodes=tuple(node.model_copy(update={"gpu_type": gpu_type}) for node in X2.nodes))
+    deployment = Deployment(topology=parse_label("pd-pack-p1xtp4-d1xtp4"))
+    assert wire_proof.planned_wire(deployment, place(deployment, view), view) == "gpu peer"
+
+
 def test_one_pair_of_fluid_engines_for_each_wire() -> None:
     nodes = [node.model_copy(update={"labels": {NODE_ID_LABEL: f"ray-{node.id}"}}) for node in X2.nodes]
     view = X2.model_copy(update={"nodes": tuple(nodes)})

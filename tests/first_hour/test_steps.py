@@ -45,7 +45,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "check-transfer": lambda words: plan_from(parse(CheckTransferSettings, words)),
     "bench": bench.options,
     "viz": lambda words: viz.parser().parse_args(words),
-    "plan": lambda words: plan_cli.parser().parse_args(words),
+    "plan": lambda words: parse(plan_cli.PlanSettings, words),
 }
 
 

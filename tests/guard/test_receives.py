@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer
 from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
-from pdlab.guard.receives import ACTIONS, FORGET_S, Admission, Outcome, ReceiveBook
+from pdlab.guard.receives import ACTIONS, FORGET_S, SHUN_S, Admission, Outcome, ReceiveBook
 
 DEADLINE_S = 10.0
 LEASE_S = 30.0
@@ -236,6 +236,53 @@ def test_reads_past_the_deadline_are_named_once_in_order(book: ReceiveBook, pref
     prefill.now += 5
     assert list(book.overdue()) == ["c"] and list(book.overdue()) == []
     assert book.counts["deadlines"] == 2 and not book.active
+
+
+def test_an_engine_from_which_a_read_hangs_is_not_read_from_until_it_has_ended(
+    book: ReceiveBook, prefill: Prefill
+) -> None:
+    """Each further read would keep its blocks too, and its request wait for the deadline."""
+    for name in ("a", "b"):
+        reading(book, prefill, name)
+    prefill.now += DEADLINE_S + 0.1
+    assert list(book.overdue()) == ["a", "b"]
+    for number in range(3):
+        book.arrived(f"r{number}", params(prefill, f"remote-r{number}"))
+        prefill.answer()
+        assert book.admission(f"r{number}") is Admission.REFUSE
+        assert prefill.given_back()[-1] == f"remote-r{number}"
+    assert book.counts["refused"] == 3 and book.counts["recomputed"] == 5
+    book.late_read_ended("a")
+    book.arrived("still", params(prefill))
+    assert book.admission("still") is Admission.REFUSE
+    book.late_read_ended("b")
+    reading(book, prefill, "again")
+
+
+def test_one_request_tries_again_where_a_read_hangs_for_long(book: ReceiveBook, prefill: Prefill) -> None:
+    reading(book, prefill, "a")
+    prefill.now += DEADLINE_S + 0.1
+    assert list(book.overdue()) == ["a"]
+    prefill.now += SHUN_S
+    for name, admission in (("tries", Admission.READ), ("waits not", Admission.REFUSE)):
+        book.arrived(name, params(prefill, name))
+        prefill.answer()
+        assert book.admission(name) is admission
+
+
+def test_an_engine_that_does_not_answer_is_waited_for_once(book: ReceiveBook, prefill: Prefill) -> None:
+    book.arrived("first", params(prefill))
+    assert book.admission("first") is Admission.WAIT
+    prefill.now += DEADLINE_S + 0.1
+    assert book.admission("first") is Admission.REFUSE
+    book.arrived("second", params(prefill))
+    assert book.admission("second") is Admission.REFUSE, "at once"
+    book.arrived("third", params(prefill))
+    prefill.answer()
+    assert book.admission("third") is Admission.REFUSE, "it came before the answer"
+    book.arrived("fourth", params(prefill))
+    prefill.answer()
+    assert book.admission("fourth") is Admission.READ
 
 
 def test_prefill_is_told_of_a_cancel(book: ReceiveBook, prefill: Prefill) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pdlab.core.deployment import Serving, Transport
 from pdlab.results import chaos
 from pdlab.results.chaos import Chaos
 from tests.live.conftest import Done, Stack
@@ -65,6 +66,21 @@ def test_every_request_has_a_fate_and_the_deployment_recovers(made: tuple[Done, 
     assert (done.code == 3) == bool(
         fates["wrong"] or fates["hang"] or kept.run.leftovers is None or not kept.run.leftovers.nothing
     )
+
+
+def test_no_answer_waits_for_a_replacement(made: tuple[Done, Chaos]) -> None:
+    """Of the only prefill engine, which takes 20 s at least: its replacement is what a request could wait for."""
+    _, kept = made
+    (fault,) = [fault for fault in kept.faults if fault.kind == "kill_prefill_before_read"]
+    met = [
+        request
+        for request in kept.requests
+        if request.fate == "right" and request.end_s > fault.began_s and request.sent_s < fault.ended_s + 10
+    ]
+    assert met
+    # A call that nobody takes, a read that does not end, and the prompt on decode, on a machine with other work.
+    allowed_s = Serving().prefill_absent_s + Transport().kv_deadline_s + 15
+    assert max(request.end_s - request.sent_s for request in met) < allowed_s
 
 
 def test_nothing_is_left(made: tuple[Done, Chaos]) -> None:

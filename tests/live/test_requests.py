@@ -23,7 +23,12 @@ assert spec is not None and spec.loader is not None
 request_shapes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(request_shapes)
 
+chat_model = request_shapes.chat_model
+
 SHAPES: list[Any] = []
+CHATS: dict[str, Any] = {}
+DETAILS = ("--engine-arg", "enable_prompt_tokens_details=true")
+KV_BLOCK_TOKENS = 32  # of CPU engines
 ALONE: dict[str, Any] = {}
 GENERATE = {"model": "tiny-gptoss", "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 2}}
 
@@ -100,9 +105,35 @@ def check_guard(url: str, peer: socket.socket) -> None:
     assert json.loads(after[1])["choices"] == json.loads(before[1])["choices"]
 
 
+def check_cached(url: str) -> None:
+    """What no engine computed for a request is what its usage calls cached."""
+    rng = random.Random(23)
+
+    def cached(prompt: Any, **more: Any) -> Any:
+        body = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": 3, "ignore_eos": True, **more}
+        status, text = post(url, "/v1/completions", body)
+        assert status == 200, text
+        events = [event.removeprefix("data: ") for event in text.split("\n\n") if event] if "stream" in more else [text]
+        answers = [json.loads(event) for event in events if event != "[DONE]"]
+        (usage,) = [answer["usage"] for answer in answers if answer.get("usage")]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    def fresh(tokens: int = 300) -> list[int]:
+        return [rng.randrange(10, 1000) for _ in range(tokens)]
+
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    for more in ({}, streamed):
+        prompt = fresh()
+        assert cached(prompt, **more) == 0
+        again = cached(prompt, **more)
+        assert 0 < again < len(prompt) and again % KV_BLOCK_TOKENS == 0
+        assert cached(fresh(), n=2, temperature=1.0, **more) == 0
+
+
 def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None:
-    done = stack.launch("--collocated", "--no-direct-streaming", "--expose", "/detokenize")
+    done = stack.launch("--collocated", "--no-direct-streaming", "--expose", "/detokenize", *DETAILS)
     assert done.code == 0
+    check_cached(stack.url)
     assert "canary: a list of prompts" in done.text and "n=2" in done.text
     check_guard(stack.url, peer)
     # The guard lets it through; whether the ingress can serve it is its own affair.
@@ -118,8 +149,9 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
 
 
 def test_pd_refuses_what_steers_transfers(stack: Stack, peer: socket.socket) -> None:
-    done = stack.launch("--pd-spread")
+    done = stack.launch("--pd-spread", *DETAILS)
     assert done.code == 0
+    check_cached(stack.url)
     assert "canary: a list of prompts" in done.text and "n=2" in done.text
     engines = engine_pids(stack)
     check_guard(stack.url, peer)
@@ -189,6 +221,93 @@ def test_nothing_is_held_after_them(stack: Stack) -> None:
         for _ in range(10):
             time.sleep(0.2)
             held |= gauges(stack)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model with OpenAI's vocabulary, with the engine arguments of the catalogue's gpt-oss-20b."""
+    vocabulary = chat_model.vocabulary()
+    if vocabulary is None:
+        pytest.skip(f"{chat_model.VOCABULARY} does not name OpenAI's file o200k_base.tiktoken")
+    folder = tmp_path_factory.mktemp("chat")
+    return chat_model.build(vocabulary, folder, ROOT / "configs" / "models" / "gpt-oss-20b.yaml")
+
+
+HELLO, THOUGHT, PARIS = "Hello world", "Think first", '{"city":"Paris"}'
+THOUGHT_TOKENS = 2
+CALL = ["get_weather", {"city": "Paris"}]
+
+
+def check_chat(url: str, model: Any) -> None:
+    """Every shape of chat has the parts that its name says, and no others."""
+    wrong = {}
+    for shape in request_shapes.chat_shapes(model):
+        CHATS.setdefault(shape.name, []).append(answer := request_shapes.ask(url, shape))
+        if how := fault_of_chat(shape, answer):
+            wrong[shape.name] = how
+    assert not wrong, json.dumps(wrong, indent=1)
+
+
+REFUSED = ("ignore_eos", "functions", "a role that is none", "broken schema")
+
+
+def parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def fault_of_chat(shape: Any, answer: Any) -> str | None:
+    name, body = shape.name, shape.body
+    if any(word in name for word in REFUSED):
+        if answer.status == 200 and body.get("stream"):  # it had begun
+            return None if answer.content[-1]["error"]["code"] == 400 else f"{answer}"
+        return None if answer.status == 400 else f"{answer}"
+    if answer.status != 200 or not isinstance(answer.content, dict):
+        return f"{answer}"
+    choices, usage = answer.content["choices"], answer.content["usage"]
+    called, thought = (
+        ("call" in name and "null" not in name) or "required" in name or "named" in name,
+        "reasoning" in name,
+    )
+    text = "" if called else PARIS if "json_schema" in name else HELLO
+    end = "tool_calls" if called and "named" not in name else "stop"
+    for choice in choices:
+        calls = [[function, parsed(arguments)] for function, arguments in choice["calls"]]
+        found = (choice["text"], choice["reasoning"], calls, choice["end"])
+        if found != (text, THOUGHT if thought else "", [CALL] if called else [], end):
+            return f"{found}"
+    if len(choices) != body.get("n", 1) or (usage is None and "usage" in name):
+        return f"{len(choices)} choices, usage {usage}"
+    reasoning = len(choices) * THOUGHT_TOKENS if thought else 0
+    if usage is not None and usage["completion_tokens_details"] != {"reasoning_tokens": reasoning}:
+        return f"{usage}"
+    return None
+
+
+def test_chat_collocated(stack: Stack, chat: Any) -> None:
+    assert stack.launch("--collocated", "--model", str(chat.shape), env=chat.env).code == 0
+    check_chat(stack.url, chat)
+
+
+def test_chat_on_pd(stack: Stack, chat: Any) -> None:
+    assert stack.launch("--pd-spread", "--model", str(chat.shape), env=chat.env).code == 0
+    engines = engine_pids(stack)
+    check_chat(stack.url, chat)
+    assert engine_pids(stack) == engines, "a replica was started anew"
+    # Against one engine alone, where that was launched before.
+    different = {name: request_shapes.differs(both[1], both[0]) for name, both in CHATS.items() if len(both) == 2}
+    assert not {name: how for name, how in different.items() if how}
+
+
+def test_tools_that_no_parser_reads_are_refused(stack: Stack, chat: Any) -> None:
+    flags = ("--engine-arg", "enable_auto_tool_choice=false")
+    assert stack.launch("--collocated", "--model", str(chat.shape), *flags, env=chat.env).code == 0
+    answers = {shape.name: request_shapes.ask(stack.url, shape) for shape in request_shapes.chat_shapes(chat)}
+    tools = {name: answer.status for name, answer in answers.items() if "tools," in name}
+    assert len(tools) > 10 and {name for name, status in tools.items() if status == 200} == {"chat, tools, none"}
+    assert answers["chat"].status == 200
 
 
 def gauges(stack: Stack) -> dict[str, float]:

@@ -6,6 +6,7 @@ Needs root. First with plain sockets, then with Ray, last with vLLM engines on b
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -28,7 +29,8 @@ from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.engine_metrics import scrape_counters
-from tests.live.conftest import ROOT, TIMEOUT_S, Stack
+from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
+from tests.support.long import LONG
 
 
 def _why_not() -> str | None:
@@ -458,6 +460,109 @@ class TestEngines:
         assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
         assert eventually(lambda: nothing_is_left(stack))
         assert stack.nodes() is None and stack.running() is None
+
+
+CUT_S = 180.0
+
+
+def engine_connections(pair: TwoHosts) -> list[tuple[str, str]]:
+    """TCP connections from decode's engine core, on the second host, to the first: its and the other end."""
+    lines = [line.split() for line in on(pair.hosts[1], "ss", "-tnpH").splitlines()]
+    far = f"{pair.hosts[0].address}:"
+    return [(words[3], words[4]) for words in lines if words[4].startswith(far) and "EngineCor" in words[-1]]
+
+
+@contextlib.contextmanager
+def cut(pair: TwoHosts, ports: set[str]) -> Iterator[None]:
+    """Whatever goes to or comes from those ports of the first host vanishes, without a word to either end."""
+    rules = [(pair.hosts[1], "dport", port) for port in ports] + [(pair.hosts[0], "sport", port) for port in ports]
+    for host, end, port in rules:
+        on(host, "ip", "rule", "add", "ipproto", "tcp", end, port, "blackhole")
+    try:
+        yield
+    finally:
+        for host, end, port in rules:
+            on(host, "ip", "rule", "del", "ipproto", "tcp", end, port, "blackhole")
+
+
+class TestDeadConnections:
+    """Prefill and decode live, and the connection between them does not."""
+
+    def prompt(self, number: int) -> list[int]:
+        return [(11 * i + 137 * number) % 990 + 10 for i in range(300)]
+
+    def counters(self, stack: Stack) -> Any:
+        running = stack.running()
+        with reach(stack.url):
+            _settled(running)
+            return scrape_counters(running.metrics_urls, running.replicas)
+
+    def ask(self, stack: Stack, first: int, count: int) -> None:
+        with reach(stack.url):
+            for number in range(first, first + count):
+                assert len(stack.complete(self.prompt(number), tokens=2)) == 2
+
+    def is_as_new(self, stack: Stack, name: str) -> None:
+        """A sweep is valid, and the KV cache of its prompts crosses the link, by the kernel's count."""
+        shape = load_model("tiny-gptoss")
+        assert shape is not None and shape.full_attention_layers is not None
+        requests, tokens = 40, 300
+        least = requests * tokens * 2 * 2 * shape.kv_heads * shape.head_dim * shape.full_attention_layers
+        before = link_bytes(stack.nodes().two_hosts)[0]
+        out = stack.folder / "dead"
+        lengths = ("--itl", str(tokens), "--otl", "8", "-c", "4", "--prompts-per-level", str(requests))
+        done = stack.run("-m", "pdlab", "bench", "-u", stack.url, *lengths, "--out", str(out), "-e", name)
+        assert done.code in (0, 3), "3 where this machine is too busy for the load"
+        assert re.search(r"canary after the sweep: [1-3] of 3", done.text)
+        assert link_bytes(stack.nodes().two_hosts)[0] - before > least
+        run = json.loads((out / name / "concurrency4.json").read_text())
+        assert set(run["validity"]["failed_gates"]) <= BUSY_MACHINE, run["validity"]
+        assert run["nixl_after"]["transfers"] - run["nixl_before"]["transfers"] >= requests
+
+    def test_a_killed_connection_is_made_anew(self, stack: Stack) -> None:
+        assert stack.launch("--pd-spread", "--two-hosts").code == 0
+        pair = stack.nodes().two_hosts
+        self.ask(stack, 0, 4)
+        before = self.counters(stack)
+        killed = engine_connections(pair)
+        assert len(killed) > 1
+        for near, far in killed:
+            on(pair.hosts[1], "ss", "-K", "-t", "src", near, "dst", far)
+        if not set(killed) - set(engine_connections(pair)):
+            pytest.skip("this kernel does not end a connection from outside (ss -K)")
+        self.ask(stack, 4, 8)
+        after = self.counters(stack)
+        assert after.guard_failed_reads >= 1 and after.guard_handshakes_renewed >= 1
+        assert after.transfers - before.transfers >= 4, "but those that met the dead connection"
+        assert after.bytes_transferred > before.bytes_transferred
+        self.is_as_new(stack, "killed")
+
+    @pytest.mark.skipif(not LONG, reason="set PDLAB_TEST_LONG=1 (make test-long): the cut takes three minutes")
+    def test_engines_that_were_cut_off_from_each_other_are_as_new(self, stack: Stack) -> None:
+        """Ray's own connections are left, for Ray gives a node up that it does not reach for so long."""
+        pair = stack.nodes().two_hosts
+        ports = {far.rpartition(":")[2] for _, far in engine_connections(pair)}
+        with cut(pair, ports):
+            ends = time.monotonic() + CUT_S
+            number = 100
+            while time.monotonic() < ends:
+                self.ask(stack, number, 1)
+                number += 1
+                time.sleep(1)
+        assert number > 105, "answered by decode alone"
+        replicas = stack.running().replicas
+        began = time.monotonic()
+        before = self.counters(stack)
+        while (self.counters(stack).transfers or 0) - (before.transfers or 0) < 4:
+            assert time.monotonic() < began + 60
+            self.ask(stack, number, 5)
+            number += 5
+        self.is_as_new(stack, "cut")
+        assert stack.running().replicas == replicas, "nothing was launched anew"
+
+    def test_shutdown(self, stack: Stack) -> None:
+        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+        assert eventually(lambda: nothing_is_left(stack))
 
 
 def _settled(running: Any, more_than: float = -1.0) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
-from pdlab.core.errors import PlacementError
-from pdlab.core.nodes import ClusterNode, ClusterView, Nic, Placement
+from pdlab.core.errors import PlacementError, UsageError
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic, Placement
 from pdlab.placement import explain
-from pdlab.placement.place import bundle_nodes, cautions, link_kind, links, place
+from pdlab.placement.place import bundle_nodes, cautions, link_kind, links, node_selector, pinned_to_ids, place
 
 
 def deployment_of(label: str) -> Deployment:
@@ -25,7 +28,14 @@ def gpu_nodes(*free: int, cpus: float = 192, kind: str | None = "H100") -> Clust
     return ClusterView(
         name="test",
         nodes=tuple(
-            ClusterNode(id=f"n{i}", gpu_type=kind, gpus=8, free_gpus=tuple(range(8 - count, 8)), cpus=cpus)
+            ClusterNode(
+                id=f"n{i}",
+                gpu_type=kind,
+                gpus=8,
+                free_gpus=tuple(range(8 - count, 8)),
+                cpus=cpus,
+                labels={NODE_NAME_LABEL: f"n{i}"},
+            )
             for i, count in enumerate(free)
         ),
     )
@@ -93,7 +103,8 @@ class TestWhere:
         assert "does not fit" in complaint("collocated-1xtp8", gpu_nodes(4, 4))
 
     def test_gpu_type_restricts(self) -> None:
-        h100, a100 = gpu_nodes(8).nodes[0], gpu_nodes(8, kind="A100").nodes[0].model_copy(update={"id": "a"})
+        h100 = gpu_nodes(8).nodes[0]
+        a100 = h100.model_copy(update={"id": "a", "gpu_type": "A100", "labels": {NODE_NAME_LABEL: "a"}})
         view = ClusterView(nodes=(h100, a100))
         deployment = Deployment(topology=Collocated(pool=Pool(tp=4, gpu_type="A100")))
         assert place(deployment, view).nodes_of("collocated") == ("a",)
@@ -180,7 +191,25 @@ class TestLinks:
     def test_between_gpu_nodes(self, nic: str, kind: str) -> None:
         one = ClusterNode(id="a", gpus=8, nic=Nic(kind=nic))  # type: ignore[arg-type]
         assert link_kind(one, one.model_copy(update={"id": "b"})) == kind
-        assert link_kind(one, one) == "NVLink (cuda_ipc)"
+
+    @pytest.mark.parametrize(
+        ("facts", "kind"),
+        [
+            ({"gpu_type": "H100"}, "NVLink"),
+            ({"gpu_type": "A100"}, "NVLink"),
+            ({"gpu_type": "L40S"}, "PCIe"),
+            ({"gpu_type": "L4"}, "PCIe"),
+            ({"gpu_type": "RTX4090"}, "PCIe"),
+            ({"gpu_type": "MI300X"}, "Infinity Fabric"),
+            ({"gpu_type": "H100", "gpu_link": "pcie"}, "PCIe"),
+            ({"gpu_type": "of-tomorrow", "gpu_link": "nvlink"}, "NVLink"),
+            ({"gpu_type": "of-tomorrow"}, "not known: give gpu_link"),
+            ({}, "not known: give gpu_link"),
+        ],
+    )
+    def test_within_a_gpu_node(self, facts: dict[str, Any], kind: str) -> None:
+        node = ClusterNode(id="a", gpus=8, **facts)
+        assert link_kind(node, node).startswith(kind)
 
     def test_different_networks_meet_on_tcp(self) -> None:
         efa, ib = (ClusterNode(id=kind, gpus=8, nic=Nic(kind=kind)) for kind in ("efa", "infiniband"))
@@ -207,6 +236,48 @@ class TestPins:
         risky, pinned = deployment_of("collocated-1xtp4dp2"), deployment_of("collocated-1xtp4pp2")
         assert "TP 4" in cautions(risky, place(risky, view), view)[0]
         assert cautions(pinned, place(pinned, view), view) == []
+
+
+class TestSelectors:
+    """Ray finds a pool's nodes by a label that they carry: never by a name where it compares ids."""
+
+    HEAD = ClusterNode(id="head", cpus=4, head=True)
+
+    def selector(self, *nodes: ClusterNode) -> tuple[tuple[str, dict[str, str]], ClusterView, Placement]:
+        view = ClusterView(nodes=nodes)
+        placed = on("collocated-2xtp8", view)
+        return node_selector(placed, "collocated", view), view, placed
+
+    def test_a_head_without_gpus_needs_no_name(self) -> None:
+        found, view, placed = self.selector(self.HEAD, *gpu_nodes(8, 8).nodes)
+        assert found == (NODE_NAME_LABEL, {"n0": "n0", "n1": "n1"})
+        assert pinned_to_ids(placed, view) == {} and cautions(deployment_of("collocated-2xtp8"), placed, view) == []
+
+    def test_one_engine_node_without_a_name_makes_all_be_found_by_their_ids(self) -> None:
+        named, other = gpu_nodes(8, 8).nodes
+        named = named.model_copy(update={"labels": {NODE_NAME_LABEL: "n0", NODE_ID_LABEL: "e0"}})
+        other = other.model_copy(update={"id": "e1", "labels": {NODE_ID_LABEL: "e1"}})
+        found, view, placed = self.selector(self.HEAD, named, other)
+        assert found == (NODE_ID_LABEL, {"n0": "e0", "e1": "e1"})
+        assert pinned_to_ids(placed, view) == {"collocated": ("n0", "e1")}
+
+    def test_a_name_of_a_file_is_no_id(self) -> None:
+        bare = [node.model_copy(update={"labels": {}}) for node in gpu_nodes(8, 8).nodes]
+        found, view, placed = self.selector(*bare)
+        assert found == (NODE_NAME_LABEL, {"n0": "n0", "n1": "n1"})
+        (caution,) = cautions(deployment_of("collocated-2xtp8"), placed, view)
+        assert f"{NODE_NAME_LABEL}=n0" in caution
+
+    def test_two_nodes_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "twins.yaml"
+        file.write_text(
+            "nodes:\n"
+            + "".join(f"- {{id: {id_}, gpus: 8, cpus: 9, labels: {{{NODE_NAME_LABEL}: w}}}}\n" for id_ in "ab")
+        )
+        with pytest.raises(UsageError) as caught:
+            load_cluster(str(file))
+        text = str(caught.value)
+        assert "\n" not in text and f"nodes a and b both have the label {NODE_NAME_LABEL}: w" in text
 
 
 class TestAdvice:

@@ -16,12 +16,12 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Level, RunKey, Workload
+from pdlab.core.workload import Closed, Level, Open, RunKey, Workload
 from pdlab.plan import calibration
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, median_errors, rankings, table
 from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict
 from pdlab.results.published_folders import load_experiment
-from pdlab.results.schema import Experiment
+from pdlab.results.schema import Experiment, Run, Validity
 from pdlab.sim.hardware import Hardware, load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -94,6 +94,27 @@ def test_cross_validation_predicts_what_it_did_not_see() -> None:
     }
     assert min(tpot["collocated-2xtp4"]) > 20 > max(tpot["collocated-1xtp8"])
     assert len(table(points).splitlines()) == 2 + 4 * len(LEVELS)
+
+
+def test_a_sweep_of_which_nothing_can_be_predicted_says_why_of_every_level() -> None:
+    """Levels that got less than was offered, and one that is not valid: both reasons, and not a missing TTFT."""
+    folder = Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4"
+    experiment = load_experiment(folder)
+    rates = [run for run in experiment.runs if isinstance(run.load, Open)]
+
+    def with_rate(run: Run, share: float) -> Run:
+        whole = run.whole.model_copy(update={"requests_per_s": share * run.load.value})
+        return run.model_copy(update={"whole": whole, "validity": Validity()})
+
+    saturated = with_rate(rates[0], 0.5)
+    bad = with_rate(rates[0], 1).model_copy(update={"validity": Validity(reasons=("x",))})
+    with pytest.raises(StoreError, match=r"\(1 saturated: below 80% of the requests/s that were offered\)"):
+        measured(experiment.model_copy(update={"runs": (saturated,)}), "fresh")
+    with pytest.raises(StoreError, match=r"\(1 saturated: .* and 1 not valid\)"):
+        measured(experiment.model_copy(update={"runs": (saturated, bad)}), "fresh")
+    assert (
+        len(measured(experiment.model_copy(update={"runs": (saturated, with_rate(rates[0], 1))}), "fresh").levels) == 1
+    )
 
 
 def test_the_order_of_configurations_is_scored_per_workload_and_node() -> None:

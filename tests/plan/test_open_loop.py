@@ -9,6 +9,7 @@ import pytest
 
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Pool, parse_label
+from pdlab.core.gpu_count import DEFAULT_COUNT
 from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.plan import open_loop, planner
@@ -69,9 +70,9 @@ def test_what_meets_at_no_rate_has_none() -> None:
 
 
 def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
-    """Six GPUs of a node of eight: the whole node is counted, unless those used are asked for; the map counts alike."""
+    """Six GPUs of a node of eight: those used are counted, unless the whole node is asked for; the map counts alike."""
     workload = Workload(lengths=Uniform(low=0.6, high=1.0))
-    bounded = replace(scene(Slo(ttft_s=2.0, tpot_s=0.012)), workload=workload)
+    bounded = replace(scene(Slo(ttft_s=2.0, tpot_s=0.012)), workload=workload, count="nodes")
     deployment = Deployment(topology=parse_label("collocated-3xtp2"))
     candidate = under_poisson(bounded, evaluate(bounded, sized_alone(bounded, deployment), 8))
     assert candidate.goodput_rps and candidate.capacity_rps and candidate.rates
@@ -81,7 +82,7 @@ def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
         level = outcome.level
         assert list(zip(level.input_tokens, level.output_tokens, strict=True)) == list(workload.draw(level.level))
         assert outcome.output_tokens_per_s == pytest.approx(outcome.requests_per_s * workload.mean_tokens[1])
-    used = replace(bounded, count="used")
+    used = replace(bounded, count=DEFAULT_COUNT)
     outcomes = candidate.outcomes[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "ladder", lambda *_: outcomes)

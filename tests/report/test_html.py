@@ -135,8 +135,23 @@ def test_different_workloads_are_not_compared(tmp_path: Path) -> None:
     published = ROOT / "tests" / "data" / "published"
     paths = [published / name for name in ("demo_itl1000_otl100_mixed_baseline_2xtp2", "demo_itl2000_otl50_1xtp4")]
     page = Elements(made(paths, tmp_path)).text
-    assert "1000:100 input:output tokens, on GPUs" in page and "2000:50 input:output tokens, on GPUs" in page
+    assert "1000:100 input:output tokens" in page and "2000:50 input:output tokens" in page
     assert "the best is" not in page
+
+
+def test_two_models_are_never_in_one_verdict_or_frontier(tmp_path: Path) -> None:
+    """Every set of comparable experiments has a heading, verdicts and a choice of its own."""
+    models = {"a": "org/small", "b": "org/small", "c": "org/large"}
+    named = [
+        folders.write(tmp_path / name, each.model_copy(update={"model": models[name]}))
+        for name, each in zip(models, folders.deployments(3), strict=True)
+    ]
+    text = made(named, tmp_path)
+    assert [curve["group"] for curve in payload(text)["curves"]] == list(models.values())
+    page = Elements(text).text
+    one, other, large = (curve["label"] for curve in payload(text)["curves"])
+    assert f"{one} over {other}" in page or f"{other} over {one}" in page
+    assert f"over {large}" not in page and f"{large} over" not in page
 
 
 def test_a_name_never_becomes_markup(tmp_path: Path) -> None:

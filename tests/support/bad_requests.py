@@ -158,6 +158,7 @@ _MESSAGES: list[tuple[str, dict[str, Any], bool]] = [
     ("a chosen tool that is not there", {
         "tools": [_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}
     }, False),
+    ("OpenAI's old functions", {"functions": [_TOOL["function"]]}, True),
     ("tool_choice without tools", {"tool_choice": "required"}, False),
     ("max_completion_tokens is a word", {"max_completion_tokens": "many"}, True),
     ("max_completion_tokens is negative", {"max_completion_tokens": -1}, True),

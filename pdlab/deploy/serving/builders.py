@@ -22,6 +22,7 @@ from typing import Any
 from pdlab.deploy.serving.bring import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.dead_engine import EndsWithEngine
 from pdlab.deploy.serving.drain import Drains
+from pdlab.deploy.serving.engine_errors import ExplainsErrors
 from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.guard import Guard, Rules
 from pdlab.deploy.serving.nixl_port import HoldsPort
@@ -40,7 +41,10 @@ _KV_GUARD = Path(__file__).resolve().parents[2] / "guard"
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
-_HERE = ("bring", "guard", "parts", "pool", "steps", "dead_engine", "prefill_call", "drain", "nixl_port", "builders")
+_HERE = (
+    "bring", "guard", "usage", "parts", "pool", "steps", "dead_engine", "engine_errors", "prefill_call", "drain",
+    "nixl_port", "builders",
+)  # fmt: skip
 _FLUID = ("flow", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
 BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pdlab.roles")
@@ -205,6 +209,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
         if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):
             _mix_in(application_, CountsPoolTokens, {})
             _mix_in(application_, EndsWithEngine, {})
+            _mix_in(application_, ExplainsErrors, {})
             if kv_guard:
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:

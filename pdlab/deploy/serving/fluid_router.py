@@ -64,6 +64,8 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         # Taken out of what is sent to the replica; Ray asks again with the same object where a replica refused.
         route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
         setattr(pending_request, ROUTE, route)
+        if route is not None:
+            route.replica = None  # of a choice before: that replica had died, or refused
         while not self._replicas:
             self._replicas_updated_event.clear()
             await self._replicas_updated_event.wait()

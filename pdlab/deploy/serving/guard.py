@@ -36,12 +36,12 @@ _MESSAGE_CHARS, _VALUE_CHARS = 600, 60
 # reads the answer instead of a broken pipe.
 _DRAIN = 16
 # How openai_harmony's errors end when gpt-oss's chat format has no vocabulary on the node and none can be downloaded.
-_NO_VOCABULARY = "vocab file"
+NO_VOCABULARY = "vocab file"
 # How the error begins of Ray's ingress for a message whose parts are of no kind that it knows, which it calls its own.
 _NO_CONTENT = "Validating message"
 # 500 or an exception, by what it says, that is a 400 -> what the client is told.
-_REASONS = {
-    _NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
+REASONS = {
+    NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
     "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions",
     _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
 }
@@ -53,13 +53,15 @@ class Rules:
 
     ``expose``: further routes, as paths. ``max_body_bytes``: of the request's body. ``max_prompts``:
     sequences of one request, its prompts times ``n``. ``max_tokens``: generated tokens per sequence
-    (None: what the model's context leaves, which the engine checks).
+    (None: what the model's context leaves, which the engine checks). ``tools``: whether the engines find tool calls in
+    what the model writes.
     """
 
     expose: tuple[str, ...] = ()
     max_body_bytes: int = 2 * 2**20
     max_prompts: int = 64
     max_tokens: int | None = None
+    tools: bool = True
 
     def allows(self, path: str) -> bool:
         """Whether the path may be asked for; a model's own page is part of the list of models."""
@@ -170,7 +172,7 @@ class _Explained:
 
     async def refuse(self, reason: str) -> bool:
         """Answer for that error; False: its reason is not known, or an answer has begun."""
-        why = next((answer for mark, answer in _REASONS.items() if mark in reason), None)
+        why = next((answer for mark, answer in REASONS.items() if mark in reason), None)
         if self._sent or why is None:
             return False
         self._held = []
@@ -216,6 +218,7 @@ def check_body(body: bytes, content_type: bytes, rules: Rules, path: str) -> Non
             raise Refused(400, f"model is {_shown(json.dumps(model))}: give a name of /v1/models")
         if path == _CHAT:
             _check_messages(request.get("messages"))
+            _check_tools(request, rules)
     elif whole:
         raise Refused(400, f"the body is {_shown(json.dumps(request))}: send a JSON object")
 
@@ -228,6 +231,20 @@ def _check_messages(messages: Any) -> None:
         calls = message.get("tool_calls")
         if calls is not None and not isinstance(calls, list):
             raise Refused(400, f"tool_calls of a message is {_shown(json.dumps(calls))}: give a list")
+
+
+def _check_tools(request: dict[str, Any], rules: Rules) -> None:
+    """Tools whose calls would be missing from an answer with HTTP 200."""
+    old = next((name for name in ("functions", "function_call") if request.get(name) not in (None, [], "none")), None)
+    if old:
+        raise Refused(400, f"{old} is OpenAI's old name, and vLLM ignores it: give tools and tool_choice")
+    if request.get("tools") and request.get("tool_choice") != "none" and not rules.tools:
+        raise Refused(
+            400,
+            "tools are given, and no parser reads the calls of this model: launch with --engine-arg "
+            "enable_auto_tool_choice=true --engine-arg tool_call_parser=NAME (vLLM's name for this kind of model), or "
+            'send "tool_choice": "none"',
+        )
 
 
 def _no_number(name: str) -> float:

@@ -4,7 +4,7 @@ With KV transfer one set of transfer parameters belongs to one prompt's blocks, 
 frees them after one pull. A request with several prompts or with n > 1 therefore becomes one request
 per sequence, and their answers become one answer, as an engine alone would give it. Works on
 requests and answers of Ray Serve LLM by their public fields; runs in its replicas, sent there by
-value: imports the standard library alone.
+value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+from pdlab.deploy.serving.usage import summed
+
 _DATA = "data: "
 
+
+# Fields of an answer that speak of one sequence: vLLM leaves them out where there are several.
+_OF_ONE = ("metrics",)
 
 # vLLM's own: a temperature below it is greedy.
 _GREEDY = 1e-5
@@ -151,7 +156,7 @@ class Answer:
         last = ""
         if self._last is not None:
             usages = [self._usage[number] for number in sorted(self._usage)]
-            last = f"{_DATA}{json.dumps({**self._last, 'usage': self._sum(usages)})}\n\n"
+            last = f"{_DATA}{json.dumps({**self._last, 'usage': summed(usages, self.n)})}\n\n"
         return last + f"{_DATA}[DONE]\n\n"
 
     def _event(self, number: int, data: str) -> str:
@@ -163,7 +168,7 @@ class Answer:
         chunk["id"] = self._id(number, chunk["id"])
         if not chunk["choices"] and chunk.get("usage"):
             self._usage[number] = chunk["usage"]
-            self._last = chunk
+            self._last = {name: value for name, value in chunk.items() if name not in _OF_ONE}
             return ""
         for choice in chunk["choices"]:
             choice["index"] = number
@@ -175,16 +180,9 @@ class Answer:
         for number in numbers:
             choices += [choice.model_copy(update={"index": number}) for choice in self._whole[number].choices]
         first = self._whole[numbers[0]]
-        usage = self._sum([self._whole[number].usage.model_dump() for number in numbers])
-        changed = {"choices": choices, "id": self._id(numbers[0], first.id)}
-        return first.model_copy(update={**changed, "usage": first.usage.model_copy(update=usage)})
-
-    def _sum(self, usages: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """A prompt counts once, however many sequences were asked of it."""
-        all_usages = list(usages)
-        prompt = sum(usage["prompt_tokens"] for usage in all_usages[:: self.n])
-        completion = sum(usage.get("completion_tokens") or 0 for usage in all_usages)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage = summed([self._whole[number].usage.model_dump() for number in numbers], self.n)
+        changed = {"choices": choices, "id": self._id(numbers[0], first.id), "usage": type(first.usage)(**usage)}
+        return first.model_copy(update=changed | {name: None for name in _OF_ONE if hasattr(first, name)})
 
     def _id(self, number: int, part_id: str) -> str:
         return part_id.replace(f"{self.request_id}-{number}", self.request_id)

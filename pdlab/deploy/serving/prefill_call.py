@@ -4,7 +4,7 @@ is computed on decode.
 Ray's own orchestration waits for prefill without a limit and hands on whatever it raises. Where a client goes away
 between prefill's answer and decode's admission, nobody would tell prefill to free the KV blocks that it keeps for
 decode: they would stay until their lease ends. Runs in Ray Serve's decode replicas, sent there by value: imports the
-standard library alone.
+standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+
+from pdlab.deploy.serving.usage import cached_in_prefill
 
 # The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
 ROUTE = "pdlab_route"
@@ -39,11 +41,13 @@ _SERVER_ERRORS = 500
 
 @dataclass(frozen=True)
 class PrefillRules:
-    """``timeout_s``: how long prefill may take to answer. ``on_failure``: what is tried after a failed or late call,
-    in this order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt), ``fail``.
-    Behind the last step the request fails with HTTP 503."""
+    """``timeout_s``: how long prefill may take to answer. ``absent_s``: how long a call may wait for a prefill replica
+    that takes it; Ray waits for one without a limit. ``on_failure``: what is tried after a failed or late call, in this
+    order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt), ``fail``. Behind the
+    last step the request fails with HTTP 503."""
 
     timeout_s: float = 120.0
+    absent_s: float = 5.0  # a replica that is slow to say how much it has to do is asked again after 1 s at most
     on_failure: tuple[str, ...] = ("retry", "local")
 
 
@@ -64,6 +68,10 @@ class Route:
 
 class PrefillFailed(Exception):
     """A call of prefill gave no answer; the message says why."""
+
+
+class NoReplica(PrefillFailed):
+    """No prefill replica took the call."""
 
 
 class CallsPrefill:
@@ -96,7 +104,7 @@ class CallsPrefill:
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
                 began = True  # from here on vLLM itself tells prefill of a request that ends early
                 async for item in stream:
-                    yield item
+                    yield item if answer is None else cached_in_prefill(item, answer)
         finally:
             if not began and kv_parameters:
                 _in_background(self._release(kv_parameters))
@@ -109,11 +117,14 @@ class CallsPrefill:
         count("calls")
         avoid: frozenset[str] = frozenset()
         reasons: list[str] = []
+        absent = False
         for step in ("call", *self.prefill_rules.on_failure, "fail"):
             if step == "local":
                 count("local")
                 _log("decode computes the prompt itself: %s", "; ".join(reasons))
                 return None
+            if step == "retry" and absent:
+                continue  # the call before found no replica, and this one would wait as long again
             if step == "fail":
                 count("failures")
                 return _unavailable(reasons)
@@ -124,6 +135,7 @@ class CallsPrefill:
                 if route.no_other:
                     reasons.append("there is no other prefill replica")
                     continue
+                absent = isinstance(error, NoReplica)
                 if step == "retry":
                     count("retries")
                 reasons.append(f"prefill replica {route.replica or '(none was reached)'}: {error}")
@@ -149,15 +161,22 @@ class CallsPrefill:
             lambda ended: ended.cancelled() or ended.exception()
         )  # nobody may be left to look at it
         try:
-            done, _ = await asyncio.wait({first}, timeout=self.prefill_rules.timeout_s)
+            rules = self.prefill_rules
+            waited_s, done = 0.0, set[Any]()
+            while not done and waited_s < rules.timeout_s and (waited_s == 0 or route.replica is not None):
+                turn_s = min(rules.absent_s, rules.timeout_s - waited_s)
+                done, _ = await asyncio.wait({first}, timeout=turn_s)
+                waited_s += turn_s
         except asyncio.CancelledError:
             # Ray cancels the call with the request; an answer that was on its way is still an answer to prefill.
             _in_background(self._release_late(first))
             raise
         if not done:
-            count("timeouts")
             call.cancel()
             first.cancel()
+            if route.replica is None:
+                raise NoReplica(f"none has the prompt after {waited_s:g} s")
+            count("timeouts")
             raise PrefillFailed(f"no answer within {self.prefill_rules.timeout_s:g} s")
         try:
             answer = first.result()

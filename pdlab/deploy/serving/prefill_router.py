@@ -24,6 +24,7 @@ class PrefillRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         if route is None:
             return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         setattr(pending_request, ROUTE, route)
+        route.replica = None  # of a choice before: that replica had died, or refused
         if route.avoid:
             replica = await self._another(route)
         else:

@@ -1,8 +1,9 @@
-"""An engine core that has work and takes no step is unhealthy, though its process lives.
+"""An engine core that has work and takes no step is unhealthy, though its process lives; so is one that cannot read KV
+cache from a prefill engine that lives.
 
 vLLM's own health check asks whether the engine core is dead; one that is stopped or hangs is not. The engine core
-sends statistics with every step, whatever the step did, so the replica sees the steps go by. Runs in Ray Serve's
-replicas, sent there by value: imports the standard library alone.
+sends statistics with every step, whatever the step did, so the replica sees the steps go by, and in the statistics what
+the KV guard's workers count. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from typing import Any
 STEP_LIMIT_S = 10.0
 
 
+# What the KV guard counts in the statistics of a step (`pdlab.guard.receives.ACTIONS`, `pdlab.guard.peers`).
+UNHEALED, HEALED = "pdlab_guard_unhealed", "pdlab_guard_healed"
+
+
 class StepWatch:
     """When the engine core last sent something, and since which check it has had work."""
 
@@ -24,13 +29,23 @@ class StepWatch:
         self._clock = clock
         self._last = clock()
         self._busy_since: float | None = None
+        self._unhealed = 0
 
-    def step(self) -> None:
-        """The engine core has sent something."""
+    def step(self, outputs: Any = None) -> None:
+        """The engine core has sent something: vLLM's ``EngineCoreOutputs``."""
         self._last = self._clock()
+        counted = getattr(getattr(outputs, "scheduler_stats", None), "kv_connector_stats", None)
+        if counted:
+            self._unhealed += sum(counted.get(UNHEALED) or ()) - sum(counted.get(HEALED) or ())
 
     def check(self) -> None:
-        """Raises RuntimeError if there was work at two checks, and between them no step for longer than the limit."""
+        """Raises RuntimeError if there was work at two checks, and between them no step for longer than the limit; and
+        if the KV guard has found connections to prefill engines that new handshakes do not heal."""
+        if self._unhealed > 0:
+            raise RuntimeError(
+                f"{self._unhealed} connections to prefill engines fail again after each new handshake: no KV cache is "
+                "read over them"
+            )
         now, unfinished = self._clock(), self._unfinished()
         if not unfinished:
             self._busy_since = None
@@ -69,7 +84,7 @@ def watch(client: Any) -> StepWatch | None:
 
     async def get_output() -> Any:
         outputs = await receive()
-        steps.step()
+        steps.step(outputs)
         return outputs
 
     client.engine_core.get_output_async = get_output

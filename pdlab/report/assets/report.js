@@ -213,7 +213,7 @@
       }
     }
   }
-  const comparable = () => new Set(shown.filter((curve) => !curve.published).map((curve) => `${curve.workload}/${curve.device}`)).size === 1;
+  const comparable = () => new Set(shown.filter((curve) => !curve.published).map((curve) => curve.group)).size === 1;
 
   function specs() {
     const [name, unit] = LATENCIES[view.latency];
@@ -238,7 +238,7 @@
     for (const spec of specs()) {
       const figure = html("figure", null, undefined, spec.main ? "main" : "");
       html("h3", figure, spec.title);
-      if (spec.main && shown.length && !comparable()) html("figcaption", figure, "Different workloads or devices are shown: no frontier is drawn over them.");
+      if (spec.main && shown.length && !comparable()) html("figcaption", figure, "Not all that is shown may be compared with each other: no frontier is drawn.");
       const found = panel(spec, spec.main || !columns ? whole : (whole - 26) / 2);
       if (!found && !spec.main) continue;
       if (found) { figure.append(found.svg); panels.push(found); }
@@ -329,8 +329,8 @@
   }
 
   function filter() {
-    const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean), workload = byId("workload").value;
-    const matches = curves.map((curve) => words.every((word) => curve.words.includes(word)) && (!workload || curve.workload === workload));
+    const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean), group = byId("group").value;
+    const matches = curves.map((curve) => words.every((word) => curve.words.includes(word)) && (!group || curve.group === group));
     shown = curves.filter((curve, i) => curve.on && matches[i]);
     const visible = new Set(shown.map((curve) => curve.i));
     for (const chip of document.querySelectorAll("#legend .chip")) {
@@ -376,11 +376,11 @@
     choices("stat", DATA.stats.map((stat) => [stat, stat === "p50" ? "p50 (median)" : stat]), view.stat, redraw("stat"));
     choices("rate", Object.entries(RATES), view.rate, redraw("rate"));
     choices("per", Object.entries(PER), view.per, redraw("per"));
-    // With several workloads the largest group is shown first: one frontier over all of them would mean nothing.
-    const count = (workload) => curves.filter((curve) => curve.workload === workload).length;
-    const workloads = [...new Set(curves.map((curve) => curve.workload))].sort((a, b) => count(b) - count(a));
-    choices("workload", [["", "all"], ...workloads.map((w) => [w, w])], workloads.length > 1 ? workloads[0] : "", filter);
-    byId("workload").parentElement.hidden = workloads.length < 2;
+    // With several groups the largest is shown first: one frontier over all of them would mean nothing.
+    const count = (group) => curves.filter((curve) => curve.group === group).length;
+    const groups = [...new Set(curves.map((curve) => curve.group))].sort((a, b) => count(b) - count(a));
+    choices("group", [["", "all"], ...groups.map((g) => [g, g])], groups.length > 1 ? groups[0] : "", filter);
+    byId("group").parentElement.hidden = groups.length < 2;
     byId("filter").addEventListener("input", filter);
     byId("log").checked = view.log;
     byId("log").addEventListener("change", (event) => { view.log = event.target.checked; draw(); });

@@ -201,6 +201,33 @@ def test_generated_tokens(body: dict[str, Any], status: int) -> None:
     assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "without", "read"),
+    [
+        ({"tools": [TOOL]}, 400, 200),
+        ({"tools": [TOOL], "tool_choice": "auto"}, 400, 200),
+        ({"tools": [TOOL], "tool_choice": None}, 400, 200),
+        ({"tools": [TOOL], "tool_choice": "required"}, 400, 200),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, 200),
+        ({"tools": [TOOL], "tool_choice": "none"}, 200, 200),
+        ({"tools": []}, 200, 200),
+        ({"tools": None}, 200, 200),
+        ({"functions": [TOOL["function"]]}, 400, 400),
+        ({"function_call": {"name": "f"}}, 400, 400),
+        ({"functions": None, "function_call": "none"}, 200, 200),
+    ],
+)
+def test_tools_whose_calls_nobody_would_read_are_refused(changes: dict[str, Any], without: int, read: int) -> None:
+    body = {"messages": [], **changes}
+    status, text, reached = ask("/v1/chat/completions", body, rules=Rules(tools=False))
+    assert (status, bool(reached)) == (without, without == 200)
+    assert status == 200 or any(name in json.loads(text)["error"]["message"] for name in ("tool_call_parser", "tools"))
+    assert ask("/v1/chat/completions", body, rules=Rules(tools=True))[0] == read
+
+
 def test_a_client_that_went_away_is_not_answered() -> None:
     app, sent = RequestedRow(), []
 

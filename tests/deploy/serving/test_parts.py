@@ -174,6 +174,16 @@ def test_streams() -> None:
     assert chunks[-1]["choices"] == []
 
 
+def test_a_stream_of_several_says_nothing_of_one() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    details = {"completion_tokens_details": {"reasoning_tokens": 1}}
+    metrics = {"metrics": {"time_to_first_token_ms": 1.0}}
+    streams = [texts(chunk(i, "a"), chunk(i, "", usage={**usage, **details}, **metrics)) for i in range(2)]
+    last = json.loads(events(joined(streams, n=2))[-2])
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert "metrics" not in last
+
+
 def test_a_stream_without_usage_ends_without_usage() -> None:
     sent = events(joined([texts(chunk(i, "a"), "data: [DONE]\n\n") for i in range(2)]))
     assert len(sent) == 3 and all("usage" not in event for event in sent)

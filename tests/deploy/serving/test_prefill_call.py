@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +37,15 @@ class Orchestrator:
 class Engine:
     """Stands for Ray's engine server below the mixin: answers at once with what it was asked."""
 
+    tokens: tuple[str, ...] = ("one", "two")
+
     async def completions(self, request: Any, raw: Any = None) -> AsyncIterator[Any]:
         if self.before is not None:  # type: ignore[attr-defined]
             await self.before()  # type: ignore[attr-defined]
 
         async def stream() -> AsyncIterator[Any]:
             self.decoded.append(request)  # type: ignore[attr-defined]
-            for token in ("one", "two"):
+            for token in self.tokens:
                 yield token
 
         return stream()
@@ -76,6 +79,9 @@ class Prefill:
     def remote(self, request: Any, raw: Any, **more: Any) -> Any:
         route = more.pop(ROUTE)
         assert not more
+        if not self.replicas:  # Ray's router waits until there is one
+            self.calls.append(("", Call("an answer", asyncio.Event())))
+            return self.calls[-1][1]
         others = [replica for replica in self.replicas if replica not in route.avoid]
         if not others:
             route.no_other = True
@@ -120,7 +126,7 @@ def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator
 
     def made(prefill: Prefill, on_failure: str = "retry,local", **flags: bool) -> Any:
         decode: Any = Decode()
-        decode.prefill_rules = PrefillRules(timeout_s=0.05, on_failure=tuple(on_failure.split(",")))
+        decode.prefill_rules = PrefillRules(timeout_s=0.05, absent_s=0.02, on_failure=tuple(on_failure.split(",")))
         decode._prefill_handle, decode.decoded, decode.before, decode.told = prefill, [], None, []
 
         async def notify(name: str, given: dict[str, Any]) -> None:
@@ -183,6 +189,19 @@ def test_when_all_fail_decode_computes_the_prompt(server: Made, counted: dict[st
     assert counted == {"calls": 1, "retries": 1, "local": 1}
 
 
+@pytest.mark.parametrize(("prefill_fails", "cached"), [(False, 64), (True, 300)])
+def test_what_was_cached_is_said_by_who_computed_the_prompt(
+    server: Made, counted: dict[str, int], prefill_fails: bool, cached: int
+) -> None:
+    given = prefilled()
+    given.usage = SimpleNamespace(prompt_tokens_details=SimpleNamespace(cached_tokens=64))
+    decode = server(Prefill([DEAD if prefill_fails else given], replicas=1))
+    usage = {"prompt_tokens": 300, "prompt_tokens_details": {"cached_tokens": 300}}
+    decode.tokens = (f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n",)
+    (last,) = answer(decode)
+    assert json.loads(last.removeprefix("data: "))["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+
+
 def test_where_there_is_one_prefill_replica_nothing_is_retried(server: Made, counted: dict[str, int]) -> None:
     prefill = Prefill([DEAD], replicas=1)
     decode = server(prefill)
@@ -201,6 +220,69 @@ def test_behind_the_last_step_is_a_503_that_says_why(
     assert ("prefill replica r1: HTTP 500, EngineDeadError" in error.error.message) is (calls == 2)
     assert "\n" not in error.error.message and "send the request again" in error.error.message
     assert counted["failures"] == 1
+
+
+class Clock:
+    """Stands for asyncio.wait where nothing ever ends: keeps how long it was waited for."""
+
+    def __init__(self) -> None:
+        self.waited: list[float | None] = []
+
+    async def wait(self, tasks: Any, *, timeout: float | None = None) -> tuple[set[Any], Any]:
+        await asyncio.sleep(0)
+        self.waited.append(timeout)
+        return set(), tasks
+
+
+@pytest.mark.parametrize(("steps", "ends"), [("retry,local", ["one", "two"]), ("local", ["one", "two"]), ("fail", 503)])
+def test_where_no_replica_takes_the_call_a_new_one_is_not_waited_for(
+    server: Made, counted: dict[str, int], steps: str, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have died, and Ray Serve starts others: that took a minute on a busy machine."""
+    prefill, clock = Prefill([], replicas=0), Clock()
+    decode = server(prefill, steps)
+    decode.prefill_rules = PrefillRules(on_failure=tuple(steps.split(",")))
+    monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": clock.wait}))
+    given = answer(decode)
+    assert (given[0].error.code if ends == 503 else given) == ends
+    assert clock.waited == [PrefillRules().absent_s], "once: a retry would find none either"
+    assert prefill.calls[0][1].cancelled and "timeouts" not in counted and "retries" not in counted
+
+
+def test_a_call_that_a_replica_has_taken_may_take_the_whole_time(
+    server: Made, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, clock = Prefill(["hangs", "hangs"]), Clock()
+    decode = server(prefill)
+    decode.prefill_rules = PrefillRules()
+    monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": clock.wait}))
+    assert answer(decode) == ["one", "two"]
+    assert clock.waited == [5] * 48 and counted["timeouts"] == 2
+
+
+def test_a_call_whose_replica_died_later_is_given_up_too(
+    server: Made, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray sends such a call again by itself, and its router waits until there is a replica."""
+    prefill, clock = Prefill(["hangs"]), Clock()
+    decode = server(prefill)
+    decode.prefill_rules = PrefillRules()
+    taken: list[Any] = []
+    given = decode._call
+
+    async def call(*args: Any) -> Any:
+        taken.append(args[-1])
+        return await given(*args)
+
+    async def wait(tasks: Any, *, timeout: float | None = None) -> tuple[set[Any], Any]:
+        if len(clock.waited) == 2:
+            taken[-1].replica = None
+        return await clock.wait(tasks, timeout=timeout)
+
+    decode._call = call
+    monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+    assert answer(decode) == ["one", "two"]
+    assert clock.waited == [5, 5, 5] and counted == {"calls": 1, "local": 1}
 
 
 def test_an_error_of_the_clients_is_the_answer(server: Made, counted: dict[str, int]) -> None:

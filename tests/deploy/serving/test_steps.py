@@ -65,6 +65,26 @@ def test_steps_keep_it_healthy_and_bring_it_back(engine: Engine, steps: StepWatc
     steps.check()
 
 
+def sent(**counted: list[int]) -> Any:
+    """What vLLM's engine core sends after a step in which the guard's workers counted that."""
+    return SimpleNamespace(scheduler_stats=SimpleNamespace(kv_connector_stats={"num_failed_transfers": [], **counted}))
+
+
+def test_connections_that_new_handshakes_do_not_heal_are_unhealthy_until_they_are_healed(steps: StepWatch) -> None:
+    steps.step(sent(pdlab_guard_handshakes_renewed=[1]))
+    steps.check()
+    steps.step(sent(pdlab_guard_unhealed=[1, 1]))
+    steps.step(SimpleNamespace(scheduler_stats=None))
+    steps.step(SimpleNamespace(scheduler_stats=SimpleNamespace(kv_connector_stats=None)))
+    with pytest.raises(RuntimeError, match="2 connections to prefill engines"):
+        steps.check()
+    steps.step(sent(pdlab_guard_healed=[1]))
+    with pytest.raises(RuntimeError, match="1 connections"):
+        steps.check()
+    steps.step(sent(pdlab_guard_healed=[1]))
+    steps.check()
+
+
 def client(*, log_stats: bool = True) -> Any:
     async def get_output_async() -> str:
         return "outputs"
@@ -77,13 +97,13 @@ def client(*, log_stats: bool = True) -> Any:
 
 
 def test_the_clients_messages_are_passed_on_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[StepWatch] = []
-    monkeypatch.setattr(StepWatch, "step", lambda self: seen.append(self))
+    seen: list[tuple[StepWatch, str]] = []
+    monkeypatch.setattr(StepWatch, "step", lambda self, outputs: seen.append((self, outputs)))
     vllm = client()
     steps = watch(vllm)
     assert steps is not None
     assert asyncio.run(vllm.engine_core.get_output_async()) == "outputs"
-    assert seen == [steps]
+    assert seen == [(steps, "outputs")]
 
 
 def test_an_engine_that_sends_no_statistics_cannot_be_watched() -> None:

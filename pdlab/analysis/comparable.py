@@ -1,0 +1,204 @@
+"""Which experiments may be compared: those of one model, one workload and one kind of device. Declared here alone.
+
+Headlines, frontiers, picks, crossovers and the P:D ratio all ask this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+from pdlab.analysis.curves import Curve, Point, View, own, workloads_name
+from pdlab.core.text import listed
+from pdlab.core.workload import Workload
+
+LENGTH_TOLERANCE = 0.1
+"""Mean lengths that differ by no more than this share are one workload.
+
+Means of some hundred requests drawn from one set of conversations, whose lengths scatter about as much as they are
+long, differ by 5 to 10 % by chance; so do answers that end at their end-of-sequence token. A workload that is meant to
+be another one differs by more. Rates and latencies may differ by about the same share, so the difference is printed.
+"""
+HAVE = "the experiments have "
+Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
+OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "size")
+
+
+class Group(NamedTuple):
+    """Curves of which every two may be compared. ``name``: what distinguishes them from other groups; None for one
+    group alone."""
+
+    curves: tuple[Curve, ...]
+    name: str | None
+
+
+def model_name(model: str) -> str:
+    """A model's name without folders of one machine: ``org/model`` of a hub's cache, the last part of another path."""
+    parts = [part for part in model.split("/") if part]
+    cached = next((part for part in parts if part.startswith("models--")), None)
+    if cached is not None:
+        return "/".join(cached.split("--")[1:])
+    is_path = model.startswith(("/", ".", "~")) or len(parts) > 2
+    return parts[-1] if is_path and parts else model
+
+
+def same_model(first: str, second: str) -> bool:
+    """Whether two names may be of one model: they are equal, or one has no organisation and the rest is equal."""
+    one, other = model_name(first).casefold(), model_name(second).casefold()
+    bare = "/" not in one or "/" not in other
+    return one == other or (bare and one.rpartition("/")[2] == other.rpartition("/")[2])
+
+
+def same_workload(first: Iterable[Workload], second: Iterable[Workload]) -> bool:
+    """Whether the requests of two sweeps are alike: mode, kind of lengths and shared prefix are equal, and their ranges
+    of mean lengths are no further apart than `LENGTH_TOLERANCE`."""
+    one, other = list(first), list(second)
+    if {_kind(each) for each in one} != {_kind(each) for each in other}:
+        return False
+    means = [[each.mean_tokens for each in workloads] for workloads in (one, other)]
+    return all(_ranges_near(*([mean[side] for mean in each] for each in means)) for side in (0, 1))
+
+
+def _kind(workload: Workload) -> tuple[str, str, int]:
+    return workload.mode, workload.lengths.label, workload.shared_prefix_tokens
+
+
+def near(first: float, second: float) -> bool:
+    """Whether two mean lengths are no further apart than `LENGTH_TOLERANCE`."""
+    return max(first, second) <= (1 + LENGTH_TOLERANCE) * min(first, second)
+
+
+def _ranges_near(first: Sequence[float], second: Sequence[float]) -> bool:
+    low, high = max(min(first), min(second)), min(max(first), max(second))
+    return low <= high or near(low, high)
+
+
+def alike_at(first: Point, second: Point) -> bool:
+    """Whether the requests of two levels are alike; True where a level does not say what was asked of it."""
+    return not first.workloads or not second.workloads or same_workload(first.workloads, second.workloads)
+
+
+def obstacles(first: Curve, second: Curve, view: View) -> list[Obstacle]:
+    """Why two curves may not be compared in this view; empty where they may.
+
+    A model that is not known is not the same as one that is known; two that are not known are taken as one.
+    """
+    ones, others = workloads_of(first), workloads_of(second)
+    known = ones and others
+    found: dict[Obstacle, bool] = {
+        "model": not one_model(first.model, second.model),
+        "workload": not same_workload(ones, others) if known else first.workload != second.workload,
+        "rehearsal": first.rehearsed != second.rehearsed,
+        "device": first.gpus.device != second.gpus.device,
+        "size": not view.normalized and first.gpus.total != second.gpus.total,
+    }
+    return [obstacle for obstacle in OBSTACLES if found[obstacle]]
+
+
+def one_model(first: str | None, second: str | None) -> bool:
+    """Whether two experiments are of one model: see `obstacles` for those that are not known."""
+    if first is None or second is None:
+        return first is second
+    return same_model(first, second)
+
+
+def workloads_of(curve: Curve) -> tuple[Workload, ...]:
+    return tuple(dict.fromkeys(workload for point in curve.points for workload in point.workloads))
+
+
+def groups(curves: Sequence[Curve], view: View) -> list[Group]:
+    """The curves that may be ranked, in groups of which every two members may be compared; in the order given."""
+    members: list[list[Curve]] = []
+    for curve in own(curves):
+        fitting = (each for each in members if not any(obstacles(curve, other, view) for other in each))
+        found = next(fitting, None)
+        if found is None:
+            members.append([curve])
+        else:
+            found.append(curve)
+    if len(members) == 1:
+        return [Group(tuple(members[0]), None)]
+    apart = _between(members, view)
+    return [Group(tuple(each), ", ".join(_name(each, obstacle) for obstacle in apart)) for each in members]
+
+
+def _name(curves: Sequence[Curve], obstacle: Obstacle) -> str:
+    return _words(curves, obstacle) + (" input:output tokens" if obstacle == "workload" else "")
+
+
+def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
+    found = {
+        obstacle
+        for group, another in combinations(members, 2)
+        for one in group
+        for other in another
+        for obstacle in obstacles(one, other, view)
+    }
+    return [obstacle for obstacle in OBSTACLES if obstacle in found]
+
+
+def incomparable(curves: Sequence[Curve], view: View) -> str | None:
+    """Why not all of these experiments may be compared with each other; None if they may."""
+    apart = _between([[curve] for curve in own(curves)], view)
+    reasons = [_reason(curves, obstacle) for obstacle in apart]
+    return " and ".join([*reasons[:1], *(each.removeprefix(HAVE) for each in reasons[1:])]) or None
+
+
+def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> str:
+    if obstacle == "rehearsal":
+        return "some experiments were rehearsed with simulated engines and some were not"
+    if obstacle == "device":
+        return "some experiments ran on GPUs and some on CPU engine ranks"
+    names = listed(list(dict.fromkeys(_words([curve], obstacle) for curve in own(curves))))
+    if obstacle == "size":
+        return f"the deployments have different sizes ({names}); normalise them"
+    if obstacle == "model":
+        return f"{HAVE}different models ({names})"
+    return f"{HAVE}different workloads ({names}; input:output tokens)"
+
+
+def _words(curves: Sequence[Curve], obstacle: Obstacle) -> str:
+    """What curves of one group have in common there."""
+    first = curves[0]
+    if obstacle == "model":
+        return models_text(curves)
+    if obstacle == "workload":
+        return workloads_text(curves)
+    if obstacle == "size":
+        return f"{first.gpus.total} {first.gpus.unit}{'' if first.gpus.total == 1 else 's'}"
+    if obstacle == "rehearsal":
+        return "simulated engines (rehearsed)" if first.rehearsed else "real engines"
+    return "on CPU engine ranks" if first.gpus.device == "cpu" else "on GPUs"
+
+
+def models_text(curves: Sequence[Curve]) -> str:
+    """The models of these curves, each once."""
+    names = dict.fromkeys("unknown model" if curve.model is None else model_name(curve.model) for curve in curves)
+    return listed(list(names))
+
+
+def workloads_text(curves: Sequence[Curve]) -> str:
+    """The workloads of these curves as one, where they say what was asked of them."""
+    known = [workload for curve in curves for workload in workloads_of(curve)]
+    return workloads_name(known) if known else listed(list(dict.fromkeys(curve.workload for curve in curves)))
+
+
+def length_notes(curves: Sequence[Curve], view: View) -> list[str]:
+    """One line on each group whose mean lengths differ within the tolerance."""
+    lines = []
+    for group in groups(curves, view):
+        means = [workload.mean_tokens for curve in group.curves for workload in workloads_of(curve)]
+        apart = max((max(side) / min(side) - 1 for side in zip(*means, strict=True)), default=0.0)
+        if apart > 0:
+            names = listed(
+                [
+                    curve.label if curve.workload in curve.label else f"{curve.label} {curve.workload}"
+                    for curve in group.curves
+                ]
+            )
+            lines.append(
+                f"Mean lengths differ by up to {100 * apart:.2g} % (input:output tokens: {names}); levels that "
+                f"differ by up to {100 * LENGTH_TOLERANCE:g} % are compared."
+            )
+    return lines

@@ -1,0 +1,85 @@
+"""What an answer says of its tokens, where two engines or several sequences made it.
+
+With KV transfer vLLM's decode engine counts what it was sent among the cached tokens of a prompt. Prefill's answer says
+how many tokens no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs in
+its replicas, sent there by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+PROMPT, COMPLETION = "prompt_tokens_details", "completion_tokens_details"
+# Fields of a prompt's details that speak of the prefix cache.
+_CACHE = ("cached_tokens", "created_cache_tokens")
+_DATA, _END = "data: ", "\n\n"
+
+
+def summed(usages: Sequence[dict[str, Any]], n: int) -> dict[str, Any]:
+    """Usage of one request from those of its sequences, in the order of its choices, ``n`` for every prompt.
+
+    A prompt counts once, however many sequences were asked of it. What was cached of it is the least that one of its
+    sequences found: the first to be computed can have found nothing of the others. A detail that a sequence does not
+    have is not known of the whole, and left out.
+    """
+    prompts = [usages[at : at + n] for at in range(0, len(usages), n)]
+    prompt = sum(sequences[0]["prompt_tokens"] for sequences in prompts)
+    completion = sum(usage.get("completion_tokens") or 0 for usage in usages)
+    whole = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    of_prompts = [_of_prompt([usage.get(PROMPT) or {} for usage in sequences]) for sequences in prompts]
+    details = {PROMPT: _added(of_prompts), COMPLETION: _added([usage.get(COMPLETION) or {} for usage in usages])}
+    return whole | {name: values for name, values in details.items() if values}
+
+
+def _of_prompt(details: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of one prompt's sequences."""
+    cached = [each.get("cached_tokens") for each in details]
+    if None in cached:
+        return {name: value for name, value in details[0].items() if name not in _CACHE}
+    return min(details, key=lambda each: int(each["cached_tokens"]))
+
+
+def _added(details: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sums of those fields that all of them have; of a mapping, key by key."""
+    sums: dict[str, Any] = {}
+    for name in details[0]:
+        values: list[Any] = [each.get(name) for each in details]
+        if None in values:
+            continue
+        if isinstance(values[0], dict):
+            keys = dict.fromkeys(key for value in values for key in value)
+            sums[name] = {key: sum(value.get(key, 0) for value in values) for key in keys}
+        else:
+            sums[name] = sum(values)
+    return sums
+
+
+def cached_in_prefill(item: Any, prefilled: Any) -> Any:
+    """An item of decode's answer, whose usage says of the prefix cache what prefill's answer says: nothing where that
+    says nothing. Items are whole answers, errors, texts of server-sent events, and lists of such texts."""
+    if isinstance(item, list):
+        return [cached_in_prefill(text, prefilled) for text in item]
+    known = getattr(getattr(prefilled, "usage", None), PROMPT, None)
+    cache = {name: getattr(known, name, None) for name in _CACHE}
+    if isinstance(item, str):
+        return _END.join(_event(event, cache) for event in item.split(_END)) if PROMPT in item else item
+    usage: Any = getattr(item, "usage", None)
+    details = getattr(usage, PROMPT, None)
+    if details is None:
+        return item
+    has = {name: value for name, value in cache.items() if hasattr(details, name)}
+    changed = usage.model_copy(update={PROMPT: details.model_copy(update=has)})
+    return item.model_copy(update={"usage": changed})
+
+
+def _event(event: str, cache: dict[str, int | None]) -> str:
+    if PROMPT not in event or not event.startswith(_DATA):
+        return event
+    chunk = json.loads(event[len(_DATA) :])
+    details = (chunk.get("usage") or {}).get(PROMPT)
+    if not isinstance(details, dict):  # the name is in a text that the model wrote
+        return event
+    details |= {name: value for name, value in cache.items() if name in details}
+    return f"{_DATA}{json.dumps(chunk)}"

@@ -1,0 +1,113 @@
+"""Pictures of curves: axes, titles, and no word from matplotlib."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, workloads_name
+from pdlab.core.workload import LoadKind, Workload
+from pdlab.report import plots
+
+
+def curve(
+    label: str,
+    loads: Sequence[float],
+    *,
+    ttft_ms: Sequence[float] | None = None,
+    workload: Workload | None = None,
+    model: str | None = None,
+    kind: LoadKind = "rate",
+) -> Curve:
+    workload = workload or Workload()
+    points = tuple(
+        Point(
+            kind=kind,
+            value=load,
+            window="whole",
+            samples=(Sample(repeat=0, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1),),
+            workloads=(workload,),
+            requests_per_s=load,
+            input_tokens_per_s=100 * load,
+            output_tokens_per_s=10 * load,
+            latency_ms={"ttft": {"p50": ttft}, "tpot": {"p50": 5 + i}},
+        )
+        for i, (load, ttft) in enumerate(zip(loads, ttft_ms or [100.0 + load for load in loads], strict=True))
+    )
+    name = workloads_name([workload])
+    return Curve(name=label, label=label, gpus=Gpus(total=8), model=model, workload=name, points=points)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures as they were when they were saved."""
+    kept: list[Any] = []
+    saved = plots.save
+
+    def keep(figure: Any, path: Path) -> None:
+        axes = [(each.get_xscale(), each.get_xlabel()) for each in figure.axes]
+        renderer = figure.canvas.get_renderer()
+        texts = [(text.get_text(), text.get_window_extent(renderer).x1 / figure.bbox.width) for text in figure.texts]
+        kept.append((axes, texts))
+        saved(figure, path)
+
+    monkeypatch.setattr(plots, "save", keep)
+    return kept
+
+
+@pytest.mark.parametrize("mode", ["token", "first_token", "chunk"])
+@pytest.mark.parametrize("log_latency", [None, True, False])
+@pytest.mark.parametrize("ttft_ms", [(0.0, 2.0, 90.0), (0.0, 0.0, 0.0), (3.0, 3.0, 3.0)])
+def test_matplotlib_has_nothing_to_warn_of(
+    mode: str, log_latency: bool | None, ttft_ms: Sequence[float], tmp_path: Path
+) -> None:
+    """A latency of 0 has no place on a logarithmic axis; one value has no span."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        view = View.model_validate({"latency_mode": mode})
+        plots.draw([curve("a", (1, 2, 4), ttft_ms=ttft_ms)], view, tmp_path / "p.png", log_latency=log_latency)
+
+
+@pytest.mark.parametrize(
+    ("loads", "forced", "scale"),
+    [
+        ((16, 32, 1000), None, "log"),
+        ((1, 2, 4, 8, 16, 32, 64, 128, 256), None, "log"),
+        ((1, 2, 4, 8, 16, 32), None, "linear"),
+        ((8, 16, 24, 32), None, "linear"),
+        ((8,), None, "linear"),
+        ((16, 32, 1000), False, "linear"),
+        ((8, 16, 24, 32), True, "log"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["rate", "concurrency"])
+def test_one_high_load_does_not_press_the_others_together(
+    loads: Sequence[float], forced: bool | None, scale: str, kind: LoadKind, figures: list[Any], tmp_path: Path
+) -> None:
+    plots.draw([curve("a", loads, kind=kind)], View(), tmp_path / "p.png", log_load=forced)
+    ((axes, _),) = figures
+    panels = [(x_scale, label) for x_scale, label in axes if "whole deployment" in label]
+    assert panels and {x_scale for x_scale, _ in panels} == {scale}
+    assert all(("log scale" in label) == (scale == "log") for _, label in panels)
+
+
+def test_a_title_fits_and_has_no_path_of_this_machine(figures: list[Any], tmp_path: Path) -> None:
+    """Twenty lengths and a model in a folder: the names of models, a few lengths and a number of others."""
+    curves = [
+        curve(
+            f"c{i}",
+            (1, 2),
+            workload=Workload(input_tokens=1000 * 2**i),
+            model=f"/home/someone/models/org/model-{i % 3}",
+        )
+        for i in range(20)
+    ]
+    plots.draw(curves, View(), tmp_path / "p.png")
+    ((_, texts),) = figures
+    title, right = texts[0]
+    assert right <= 1 and "/home" not in title
+    assert all(f"model-{i}" in title for i in range(3)) and "17 others" in title
