@@ -28,7 +28,7 @@ WORDS: dict[str, set[str]] = {
     "pdlab/core/vllm_limits.py": {"all_gatherv"},
     "pdlab/core/workload.py": {"concurrency8"},
     "pdlab/deploy/serving/elastic.py": {"external_scaler_enabled"},
-    "pdlab/deploy/serving/parts.py": {"j"},
+    "pdlab/deploy/serving/sequences.py": {"j"},
     "pdlab/guard/questions.py": {"perf_counter"},
     "pdlab/rehearsal/protocol.py": {"pd_tokenize_once"},
     "pdlab/rehearsal/spec.py": {"kv_lease_duration"},

@@ -96,7 +96,7 @@ def _start(request: LaunchRequest) -> None:
     if request.rehearsal is None:
         launch.launch(request)
         return
-    from pdlab.rehearsal.stage import RehearsalStage
+    from pdlab.rehearsal.fake_cluster import RehearsalStage
 
     launch.launch(request, RehearsalStage(request))
 
@@ -143,7 +143,7 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
     for caution in prepared.cautions:
         _warn(caution)
     if request.rehearsal is not None:
-        from pdlab.rehearsal.stage import RehearsalStage
+        from pdlab.rehearsal.fake_cluster import RehearsalStage
 
         print(RehearsalStage(request).describe(), file=sys.stderr)
     if settings.dry_run:

@@ -29,7 +29,7 @@ _RAY = 'otel_scope_name="ray._private.telemetry.'
 
 class MetricSample(NamedTuple):
     """One line of a page; ``name`` is vLLM's, without ``vllm:``, ``ray_`` and a counter's ``_total``, or that of what
-    pdlab's own servers tell (`pdlab.deploy.serving.pool`), without ``pdlab_``."""
+    pdlab's own servers tell (`pdlab.deploy.serving.kv_pool`), without ``pdlab_``."""
 
     name: str
     labels: str

@@ -32,8 +32,8 @@ from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
-from pdlab.deploy.keeper import Keeper, kept
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
+from pdlab.deploy.orphan_cleanup import Keeper, kept
 from pdlab.deploy.prepared import Prepared, prepare_deployment
 from pdlab.deploy.serve_config import ServeApp, transport_env
 from pdlab.deploy.verify import LaunchProgress, check
@@ -50,7 +50,7 @@ START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
 class Stage(Protocol):
-    """What a rehearsal has in place of nodes and engines (`pdlab.rehearsal.stage`)."""
+    """What a rehearsal has in place of nodes and engines (`pdlab.rehearsal.fake_cluster`)."""
 
     def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
         """``announce`` as `pdlab.cluster.local_nodes.start`. Raises UsageError, ClusterError."""

@@ -1,6 +1,7 @@
 """Take down what a killed launch has left.
 
-``python -m pdlab.deploy.takedown URL nodes ID FOLDER`` or ``... URL application ID``, run by `pdlab.deploy.keeper`.
+``python -m pdlab.deploy.takedown URL nodes ID FOLDER`` or ``... URL application ID``, run by
+`pdlab.deploy.orphan_cleanup`.
 """
 
 from __future__ import annotations

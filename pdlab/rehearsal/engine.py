@@ -27,7 +27,7 @@ from ray.llm._internal.serve.core.configs import openai_api_models as openai
 from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 
 from pdlab.core.deployment import Collocated
-from pdlab.deploy.serving.parts import join, split
+from pdlab.deploy.serving.sequences import join, split
 from pdlab.rehearsal.clock import SlowClock
 from pdlab.rehearsal.metrics import EngineMetrics
 from pdlab.rehearsal.protocol import (
@@ -37,7 +37,7 @@ from pdlab.rehearsal.protocol import (
     UsageInfo,
 )
 from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
-from pdlab.rehearsal.shared import RehearsalFolder, SharedLinks
+from pdlab.rehearsal.shared_state import RehearsalFolder, SharedLinks
 from pdlab.rehearsal.spec import read_spec
 from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likeliest
 from pdlab.sim.ingress import Ingress
@@ -76,7 +76,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._links: dict[str, SharedLinks] = {}
         self._leases: dict[int, asyncio.TimerHandle] = {}
         self._socket: socket.socket | None = None
-        # Where pdlab's servers read what the KV pool holds (pdlab/deploy/serving/pool.py).
+        # Where pdlab's servers read what the KV pool holds (pdlab/deploy/serving/kv_pool.py).
         blocks = int(sum(stage.capacity for stage in stages) // spec.hardware.block_tokens)
         cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=spec.hardware.block_tokens)
         self._engine_client = SimpleNamespace(

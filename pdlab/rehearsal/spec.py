@@ -20,7 +20,7 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 
 class EngineSpec(Frozen):
     """One pool's engines. ``role``: collocated, prefill, decode or fluid. ``folder``: shared by all engines of the
-    deployment (`pdlab.rehearsal.shared`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated
+    deployment (`pdlab.rehearsal.shared_state`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated
     seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` and
     ``assume_merged`` as in `pdlab.core.rehearsal.Rehearsal`."""
 

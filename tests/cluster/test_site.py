@@ -21,7 +21,7 @@ def test_it_imports_next_to_nothing() -> None:
         "import gc",
         "import importlib",
         "import os",
-        "from pdlab.cluster import lean, loopback",
+        "from pdlab.cluster import fast_start, loopback",
     }
     for package in (SITE.parent, SITE.parents[1]):
         assert not imported(package / "__init__.py"), "it would be loaded by every process"

@@ -22,8 +22,8 @@ from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_la
 from pdlab.core.files import CONFIGS
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
-from pdlab.deploy.serving.bring import digest, sources
 from pdlab.deploy.serving.builders import _KV_GUARD
+from pdlab.deploy.serving.guard_sources import digest, sources
 from pdlab.placement.place import place
 
 ALWAYS = ("ExplainsErrors", "EndsWithEngine", "CountsPoolTokens")

@@ -266,9 +266,9 @@ def test_requests_have_what_is_asked_of_them() -> None:
 
 
 def test_vllms_rule_for_greedy_is_ours() -> None:
-    from pdlab.deploy.serving import parts
+    from pdlab.deploy.serving import sequences
 
-    assert quietly("vllm.sampling_params")._SAMPLING_EPS == parts._GREEDY
+    assert quietly("vllm.sampling_params")._SAMPLING_EPS == sequences._GREEDY
 
 
 def test_a_message_that_rays_ingress_cannot_read_is_known_by_what_it_says() -> None:

@@ -25,7 +25,7 @@ from pdlab.cluster.local_nodes import hold_port
 from pdlab.core.catalog import load_model
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
-from pdlab.deploy.serving import steps
+from pdlab.deploy.serving import step_watch
 from pdlab.guard import questions
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer, LeaseBook
 from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
@@ -989,7 +989,7 @@ def test_steps_are_seen_in_vllms_client() -> None:
     made = inspect.getsource(quietly("vllm.v1.core.sched.scheduler").Scheduler.make_stats)
     assert "kv_connector_stats" in made
     prefix = quietly("pdlab.guard.metrics").PREFIX
-    assert {steps.UNHEALED, steps.HEALED} == {f"{prefix}unhealed", f"{prefix}healed"}
+    assert {step_watch.UNHEALED, step_watch.HEALED} == {f"{prefix}unhealed", f"{prefix}healed"}
 
 
 def test_the_death_of_an_engine_core_is_told_by_vllms_client() -> None:
@@ -1005,12 +1005,12 @@ def test_the_death_of_an_engine_core_is_told_by_vllms_client() -> None:
 
 
 def test_ray_puts_the_nodes_variables_into_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pdlab.deploy.serving import bring
+    from pdlab.deploy.serving import guard_sources
 
     utils = quietly("ray._private.utils")
     monkeypatch.setenv("HOME", "/home/node")
     monkeypatch.setenv("PYTHONPATH", "/before")
-    utils.update_envs({"PYTHONPATH": bring.pythonpath({"a": "b"})})
+    utils.update_envs({"PYTHONPATH": guard_sources.pythonpath({"a": "b"})})
     import os
 
     first, second = os.environ["PYTHONPATH"].split(":")
@@ -1018,8 +1018,8 @@ def test_ray_puts_the_nodes_variables_into_the_path(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_guards_folder_is_what_travels() -> None:
-    from pdlab.deploy.serving import bring, builders
+    from pdlab.deploy.serving import builders, guard_sources
 
-    files = bring.sources(builders._KV_GUARD)
+    files = guard_sources.sources(builders._KV_GUARD)
     assert (Path(builders._KV_GUARD) / "connector.py").read_text() == files["pdlab/guard/connector.py"]
     assert isinstance(ReceiveBook, type)

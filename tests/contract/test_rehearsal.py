@@ -17,7 +17,7 @@ import pytest
 from contract.conftest import quietly
 
 from pdlab.rehearsal import protocol, stand_ins
-from pdlab.rehearsal.stage import ENGINE_CLASS_ENV, OF_MANY_NODES, node_env, serve_env
+from pdlab.rehearsal.fake_cluster import ENGINE_CLASS_ENV, OF_MANY_NODES, node_env, serve_env
 from pdlab.rehearsal.stand_ins import MADE, PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[2]

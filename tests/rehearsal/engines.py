@@ -27,9 +27,9 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (  # noqa: E4
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.rehearsal import engine as module  # noqa: E402
+from pdlab.rehearsal.fake_cluster import ensure_tokenizer  # noqa: E402
 from pdlab.rehearsal.metrics import EngineMetrics  # noqa: E402
 from pdlab.rehearsal.spec import SPEC, EngineSpec, write_spec  # noqa: E402
-from pdlab.rehearsal.stage import ensure_tokenizer  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 
 SLOW_DOWN = 4.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.rehearsal.stage import ensure_tokenizer
+from pdlab.rehearsal.fake_cluster import ensure_tokenizer
 from pdlab.rehearsal.tokens import FIRST_WORD, Vocabulary, answer, block_keys, digest, likeliest
 
 

@@ -7,17 +7,17 @@ Those of an engine run what PDLAB_AT_START of their environment names, before an
 (pdlab/deploy/cpu_engine/prefork.py).
 
 And nothing in these processes listens for the whole world (pdlab/cluster/loopback.py), or is imported for nothing
-(pdlab/cluster/lean.py).
+(pdlab/cluster/fast_start.py).
 """
 
 import gc
 import importlib
 import os
 
-from pdlab.cluster import lean, loopback
+from pdlab.cluster import fast_start, loopback
 
 gc.set_threshold(200_000, 50, 50)
 loopback.install()
-lean.install()
+fast_start.install()
 if "PDLAB_AT_START" in os.environ:
     importlib.import_module(os.environ["PDLAB_AT_START"]).at_start()

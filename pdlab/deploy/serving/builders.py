@@ -19,18 +19,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from pdlab.deploy.serving.bring import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.dead_engine import EndsWithEngine
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
 from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.guard import Guard, Rules
+from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
+from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.nixl_port import HoldsPort
-from pdlab.deploy.serving.parts import for_one_engine, join, split
-from pdlab.deploy.serving.pool import CountsPoolTokens
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 from pdlab.deploy.serving.role_board import AUTO, BOARD_PREFIX
-from pdlab.deploy.serving.steps import WatchesSteps
+from pdlab.deploy.serving.sequences import for_one_engine, join, split
+from pdlab.deploy.serving.step_watch import WatchesSteps
 from pdlab.roles.assign import first_split
 
 _BUILDER = "ray.llm._internal.serve.core.server.builder"
@@ -42,10 +42,10 @@ _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
-    "bring", "guard", "usage", "parts", "pool", "steps", "dead_engine", "engine_errors", "prefill_call", "drain",
-    "nixl_port", "builders",
-)  # fmt: skip
-_FLUID = ("flow", "fluid", "elastic", "role_board")
+    *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
+    *("prefill_call", "drain", "nixl_port", "builders"),
+)
+_FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
 BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pdlab.roles")
 
@@ -66,7 +66,7 @@ class Front:
 class OneByOne:
     """Mixed into Ray's decode server: every sequence has a prefill and a KV transfer of its own.
 
-    What one engine has to answer whole (`pdlab.deploy.serving.parts.for_one_engine`) is answered by decode's alone.
+    What one engine has to answer whole (`pdlab.deploy.serving.sequences.for_one_engine`) is answered by decode's alone.
     """
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:

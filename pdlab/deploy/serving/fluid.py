@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pdlab.deploy.serving.elastic import WARM_S
-from pdlab.deploy.serving.flow import Answer, Flow, prompt_chunks, prompt_tokens
+from pdlab.deploy.serving.engine_traffic import Answer, Flow, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
 from pdlab.roles.prefixes import Prefixes, to_compute

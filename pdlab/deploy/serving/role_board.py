@@ -131,7 +131,7 @@ class RoleBoard:
     # --- what is called ------------------------------------------------------------------------
 
     async def report(self, engine: str, node: str, counts: dict[str, Any]) -> dict[str, Any]:
-        """What passed through an engine since it told last (`pdlab.deploy.serving.flow.Flow.take`), and under
+        """What passed through an engine since it told last (`pdlab.deploy.serving.engine_traffic.Flow.take`), and under
         ``warmed`` how first transfers to it went (`pdlab.deploy.serving.elastic.Joining.told`). Returns
         ``local_below``, below how many tokens it is to prefill prompts itself, and ``warm``, the engines of which it is
         to take a first transfer."""

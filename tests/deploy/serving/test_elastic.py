@@ -26,7 +26,7 @@ from pdlab.deploy.serving.elastic import (
     Served,
     next_to_stop,
 )  # fmt: skip
-from pdlab.deploy.serving.flow import Flow
+from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
 from pdlab.roles.count import CountDecision
 from pdlab.roles.policy import Demand

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import fluid
-from pdlab.deploy.serving.flow import Flow
+from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.prefill_call import Route
 from pdlab.roles.observed import size_class

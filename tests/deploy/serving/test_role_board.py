@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.deploy.serving.flow import Flow
+from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
 from pdlab.roles.observed import Observed
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pdlab.deploy.serving.parts import Answer, events
+from pdlab.deploy.serving.sequences import Answer, events
 from pdlab.deploy.serving.usage import cached_in_prefill, summed
 
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlab.cluster import lean
+from pdlab.cluster import fast_start
 
 PROGRAM = """
 import importlib.util, sys
-from pdlab.cluster import lean
-lean.install()
+from pdlab.cluster import fast_start
+fast_start.install()
 try:
     import pandas
 except ImportError:
@@ -30,9 +30,9 @@ def test_pandas_is_as_if_it_were_not_installed() -> None:
 def test_a_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     helpers = SimpleNamespace(try_import=lambda name, error=False: names.append(name))
-    monkeypatch.setattr(lean, "LATER", "this_is_imported_later")
+    monkeypatch.setattr(fast_start, "LATER", "this_is_imported_later")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    lean._import_later(helpers)
+    fast_start._import_later(helpers)
     later = helpers.try_import("this_is_imported_later")
     helpers.try_import("transformers")
     assert names == ["transformers"] and later is not None
@@ -45,6 +45,6 @@ def test_a_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_installed_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     helpers = SimpleNamespace(try_import=lambda name, error=False: names.append(name))
-    monkeypatch.setattr(lean, "LATER", "no_such_module_anywhere")
-    lean._import_later(helpers)
+    monkeypatch.setattr(fast_start, "LATER", "no_such_module_anywhere")
+    fast_start._import_later(helpers)
     assert helpers.try_import("no_such_module_anywhere") is None and names == ["no_such_module_anywhere"]

@@ -12,7 +12,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import load_yaml
-from pdlab.rehearsal.shared import RehearsalFolder, SharedLinks
+from pdlab.rehearsal.shared_state import RehearsalFolder, SharedLinks
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import LinkKind, transfer_costs
 

@@ -19,7 +19,7 @@ from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.core.files import holder, launch_lock
 from pdlab.core.schema import to_yaml
-from pdlab.deploy import keeper, takedown
+from pdlab.deploy import orphan_cleanup, takedown
 from pdlab.deploy.endpoint import load_running, save_running
 
 URL = "http://127.0.0.1:8321"
@@ -32,7 +32,7 @@ LAUNCHER = textwrap.dedent(
     sys.path.insert(0, {str(ROOT)!r})
     from pdlab.cluster import local_nodes
     from pdlab.core.files import launch_lock, locked
-    from pdlab.deploy.keeper import kept
+    from pdlab.deploy.orphan_cleanup import kept
 
     def step(name):
         print(name, flush=True)
@@ -101,7 +101,7 @@ def keepers() -> list[int]:
     for proc in Path("/proc").iterdir():
         try:
             words = (proc / "cmdline").read_bytes().split(b"\0") if proc.name.isdigit() else []
-            ours = any(word.endswith(b"/keeper.py") or word == b"pdlab.deploy.takedown" for word in words)
+            ours = any(word.endswith(b"/orphan_cleanup.py") or word == b"pdlab.deploy.takedown" for word in words)
             if ours and mine in (proc / "environ").read_bytes().split(b"\0"):
                 found.append(int(proc.name))
         except OSError:
@@ -237,6 +237,6 @@ def test_nodes_that_another_launch_has_found_are_its_own(
 
 def test_the_keeper_is_small() -> None:
     """It lives as long as the launcher, beside engines that want the memory."""
-    source = Path(keeper.__file__).read_text(encoding="utf-8")
+    source = Path(orphan_cleanup.__file__).read_text(encoding="utf-8")
     modules = {line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import ", "from "))}
     assert modules <= set(sys.stdlib_module_names) | {"__future__"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlab.deploy.serving.flow import Flow, prompt_chunks, prompt_tokens, tokens_after
+from pdlab.deploy.serving.engine_traffic import Flow, prompt_chunks, prompt_tokens, tokens_after
 from pdlab.roles.observed import size_class
 
 

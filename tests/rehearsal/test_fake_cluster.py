@@ -16,8 +16,8 @@ from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.options import LaunchRequest, LaunchSettings, request_from, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
+from pdlab.rehearsal.fake_cluster import RehearsalStage, best_rate_rps, choose_slow_down, with_simulated_engines
 from pdlab.rehearsal.spec import ENGINE_CLASS, EngineSpec, read_spec, write_spec
-from pdlab.rehearsal.stage import RehearsalStage, best_rate_rps, choose_slow_down, with_simulated_engines
 from pdlab.results.schema import Manifest
 from pdlab.sim.hardware import load_hardware
 

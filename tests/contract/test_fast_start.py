@@ -1,6 +1,6 @@
-"""What pdlab.cluster.lean stands on in Ray: the router then imports neither torch nor vLLM nor pandas, and an agent's
-metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it asks;
-and in the interval of Ray Serve's control loop."""
+"""What pdlab.cluster.fast_start relies on in Ray: the router then imports neither torch nor vLLM nor pandas, and an
+agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it
+asks; and in the interval of Ray Serve's control loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pdlab.cluster.loopback import LISTEN
 
 PROGRAM = """
 import sys
-from pdlab.cluster import lean
-lean.install()
+from pdlab.cluster import fast_start
+fast_start.install()
 import ray.serve, ray.serve._private.controller, ray.serve._private.haproxy
 import ray.llm._internal.serve.core.ingress.router
 print("LOADED", [name for name in ("pandas", "torch", "vllm") if sys.modules.get(name)])
@@ -33,8 +33,8 @@ def test_controller_proxy_and_router_import_none_of_it() -> None:
 RECORD = """
 import sys
 if "lean" in sys.argv:
-    from pdlab.cluster import lean
-    lean.install()
+    from pdlab.cluster import fast_start
+    fast_start.install()
 import opentelemetry.sdk.metrics
 from prometheus_client import REGISTRY, generate_latest
 from opentelemetry.sdk.metrics._internal.instrument import Histogram
@@ -68,8 +68,8 @@ def test_an_agent_records_a_bucket_at_once_and_shows_the_same() -> None:
 
 ROUTERS = """
 from types import SimpleNamespace
-from pdlab.cluster import lean
-lean.install()
+from pdlab.cluster import fast_start
+fast_start.install()
 from ray.serve._private import controller, haproxy
 nodes = SimpleNamespace(
     deployment_state_manager=SimpleNamespace(get_active_node_ids=lambda: {"head", "other"}),
@@ -97,14 +97,14 @@ INTERVALS = """
 import asyncio, inspect, sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
-from pdlab.cluster import lean
-lean.install()
+from pdlab.cluster import fast_start
+fast_start.install()
 from ray.serve._private import controller, deployment_state
 from ray.serve._private.application_state import ApplicationStatusInfo
 from ray.serve.schema import ApplicationStatus
 loop = inspect.getsource(controller.ServeController.run_control_loop)
 assert "asyncio.sleep(CONTROL_LOOP_INTERVAL_S)" in loop and "self.run_control_loop_step(" in loop
-lean.time = SimpleNamespace(monotonic=lambda: now)
+fast_start.time = SimpleNamespace(monotonic=lambda: now)
 serve = MagicMock()
 serve._shutting_down = False
 for now, status in ((0, None), (30, None), (35, "DEPLOYING"), (36, "RUNNING"), (44, "RUNNING"), (46, "RUNNING"),
@@ -136,8 +136,8 @@ def test_who_asks_for_a_slower_control_loop_gets_it() -> None:
 START = """
 import asyncio, os, sys, tempfile
 from types import SimpleNamespace
-from pdlab.cluster import lean
-lean.install()
+from pdlab.cluster import fast_start
+fast_start.install()
 from ray.serve._private import haproxy
 async def ready(process, timeout_s):
     pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.deploy.serving.steps import STEP_LIMIT_S, StepWatch, WatchesSteps, watch
+from pdlab.deploy.serving.step_watch import STEP_LIMIT_S, StepWatch, WatchesSteps, watch
 
 
 class Engine:

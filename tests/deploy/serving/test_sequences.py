@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pdlab.deploy.serving.parts import events, for_one_engine, join, split
+from pdlab.deploy.serving.sequences import events, for_one_engine, join, split
 
 
 class Request(BaseModel):
