@@ -25,6 +25,7 @@ from pdlab.__main__ import COMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 # Import name -> distribution, for the packages that `pip install .` brings.
 BASE = {
+    "annotated_types": "annotated-types",
     "jinja2": "jinja2",
     "matplotlib": "matplotlib",
     "numpy": "numpy",
