@@ -28,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     tiny_model()
     rows = []
-    print("round  bare, as vLLM ships  bare, pdlab's engine settings  pdlab  ratio to shipped  memory of pdlab's")
+    print("round  bare, as vLLM ships  bare, pdlab's engine settings  pdlab  ratio to shipped  pdlab's memory")
     for number in range(1, args.rounds + 1):
         with BarePair(tuned=False) as pair:
             shipped_s = pair.ready_s
