@@ -70,13 +70,20 @@ def test_what_is_named_exists(document: Path) -> None:
 # Pages of this width; every page that is written anew joins them.
 NARROW = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/reading-plots.md", "docs/demo.md"]
 NARROW += ["docs/decisions/020-packaging.md"]
+NARROW += ["docs/architecture.md"]
 COLUMNS, README_LINES = 100, 110
+
+
+def unbreakable(line: str) -> bool:
+    """A row of a table, or a line with a URL."""
+    return line.startswith("|") or "://" in line
 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_pages_fit_a_terminal(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
-    assert [number for number, line in enumerate(lines, start=1) if len(line) > COLUMNS] == []
+    wide = [number for number, line in enumerate(lines, start=1) if len(line) > COLUMNS and not unbreakable(line)]
+    assert wide == []
 
 
 def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:
