@@ -9,6 +9,7 @@ import pytest
 
 from pdlab import __version__
 from pdlab.__main__ import COMMANDS
+from pdlab.bench.gates import CANARY, GATES
 from pdlab.core.commands import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,6 +86,14 @@ def test_pages_fit_a_terminal(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     wide = [number for number, line in enumerate(lines, start=1) if len(line) > COLUMNS and not unbreakable(line)]
     assert wide == []
+
+
+def test_the_methodology_has_every_gate_and_its_reason() -> None:
+    section = (ROOT / "docs" / "methodology.md").read_text().split("\n## Gates\n")[1].split("\n## ")[0]
+    names = [gate.name for gate in GATES] + [CANARY]
+    table = section.split("| gate | a level fails if |\n|---|---|\n")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"^\| (\w+) \|", table, re.M)) == sorted(names)
+    assert sorted(re.findall(r"^- \*\*(\w+)\*\*", section, re.M)) == sorted(names)
 
 
 def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:
