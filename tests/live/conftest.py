@@ -23,7 +23,7 @@ TIMEOUT_S = 800  # a launch on a busy machine takes minutes; what ends, ends at 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "live" in item.path.parts:
+        if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.live)
 
 
