@@ -15,7 +15,6 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from pdlab.analysis.phase_ratio import report
 from pdlab.bench.experiment.run import RunOptions, RunResult, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, launch_s, left, make_schedule, part_s, visit_s
 from pdlab.bench.fill import planned
@@ -204,6 +203,8 @@ def summary(plan: Schedule, result: RunResult) -> str:
 def ratios(result: RunResult) -> list[str]:
     """For every prefill-only and decode-only deployment measured here, the P:D ratio that they imply, beside
     the measured PD deployments of the same TP degrees."""
+    from pdlab.analysis.phase_ratio import report
+
     experiments = [Store(result.folder / folder).load() for folder, runs in result.runs.items() if runs]
     phases = {
         mode: [e for e in experiments if e.runs[0].workload.mode == mode] for mode in ("prefill-only", "decode-only")

@@ -40,7 +40,7 @@ def test_what_is_suggested_has_a_place(
     gpus: int, placement: PlacementKind | None, tpot_s: float | None, tokens: tuple[int, int]
 ) -> None:
     workload = Workload(input_tokens=tokens[0], output_tokens=tokens[1])
-    view = ClusterView(nodes=tuple(NODE.model_copy(update={"id": f"n{n}"}) for n in range(-(-gpus // 8))))
+    view = ClusterView(nodes=tuple(NODE.model_copy(update={"id": f"n{n}", "labels": {}}) for n in range(-(-gpus // 8))))
     kinds = engine_shapes(HARDWARE, SHAPE, gpus, workload)
     matcher = Matcher(HARDWARE, SHAPE, workload)
     chosen, possible = shortlist(matcher, "gpt-oss-120b", view, gpus, kinds, tpot_s, placement)
