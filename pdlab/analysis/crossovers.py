@@ -19,10 +19,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import Line, highest
-from pdlab.analysis.curves import Curve, View, own
+from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.intervals import Array, Estimate, compare
 from pdlab.analysis.ranking import lines_of
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.analysis.view import View
 from pdlab.core.schema import Frozen
 
 STEPS = 120

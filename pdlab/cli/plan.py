@@ -749,7 +749,8 @@ def plot(
 ) -> None:
     """Measured and predicted curves in one picture, predicted ones with bands, but those that are extrapolated (name ->
     in what). Raises StoreError."""
-    from pdlab.analysis.curves import View, curves
+    from pdlab.analysis.curves import curves
+    from pdlab.analysis.view import View
     from pdlab.cli.whole_nodes import counted
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw

@@ -1,4 +1,4 @@
-"""By which GPUs of a deployment throughput and cost are divided, and the flag that chooses it."""
+"""By which GPUs of a deployment throughput and cost are divided, and what the flag that chooses it says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Literal, get_args
 Count = Literal["used", "nodes"]
 DEFAULT_COUNT: Count = "used"
 """Published figures divide by the GPUs of the deployment."""
+COUNT_GPUS = (
+    "per node and per GPU count the GPUs that a deployment uses, or those of the whole nodes that it takes, filled "
+    "with copies of it: nodes are rented whole"
+)
 
 
 def add_count_gpus(flags: argparse._ArgumentGroup) -> None:
@@ -16,8 +20,7 @@ def add_count_gpus(flags: argparse._ArgumentGroup) -> None:
         "--count-gpus",
         choices=get_args(Count),
         default=DEFAULT_COUNT,
-        help="per node and per GPU count the GPUs that a deployment uses (default), or those of the whole nodes that "
-        "it takes, filled with copies of it: nodes are rented whole",
+        help=f"{COUNT_GPUS} (default {DEFAULT_COUNT})",
     )
 
 

@@ -18,11 +18,12 @@ import pdlab
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.audit.rules import audit
 from pdlab.analysis.comparable import groups, models_text
-from pdlab.analysis.curves import Curve, Point, View, own, short_labels
+from pdlab.analysis.curves import Curve, Point, own, short_labels
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.bounds import Bounds
 from pdlab.core.errors import StoreError, WriteError

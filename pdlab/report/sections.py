@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from pdlab.analysis.comparable import Group, groups
 from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
-from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
+from pdlab.analysis.curves import Curve, of_point
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.analysis.intervals import Interval
 from pdlab.analysis.ttft_breakdown import PARTS
+from pdlab.analysis.view import ThroughputMetric, View
 from pdlab.core import text
 from pdlab.core.bounds import Bounds
 from pdlab.core.text import listed, plain

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.analysis.comparable import incomparable, length_notes
-from pdlab.analysis.curves import Curve, Point, Rate, View, own
+from pdlab.analysis.curves import Curve, Point, Rate, own
 from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, frontier_points, order_changes
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric
 from pdlab.core.gpu_count import other_count
 from pdlab.core.text import Row, listed, number, table

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.analysis.comparable import groups, incomparable
-from pdlab.analysis.curves import Curve, View, own
+from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
 from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables

@@ -11,7 +11,8 @@ from support.curves import most, read, within
 
 from pdlab.analysis import ranking
 from pdlab.analysis.comparable import incomparable
-from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels
+from pdlab.analysis.curves import Curve, Gpus, curves, gpus_of, short_labels
+from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError

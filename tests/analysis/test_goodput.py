@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
+from pdlab.analysis.view import View
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, Search
 from pdlab.core.errors import UsageError

@@ -8,8 +8,9 @@ from typing import Literal, get_args
 import pytest
 from support.curves import made_up
 
-from pdlab.analysis.curves import Curve, Gpus, Point, View
+from pdlab.analysis.curves import Curve, Gpus, Point
 from pdlab.analysis.ranking import order_changes
+from pdlab.analysis.view import View
 from pdlab.cli import plan, viz
 from pdlab.cli.whole_nodes import counted, counted_gpus
 from pdlab.core.catalog import load_model
@@ -71,7 +72,7 @@ def test_whole_nodes_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture
 def test_the_default_is_one_declaration() -> None:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    counts = {viz.parser().get_default("count_gpus"), plan.parser().get_default("count_gpus"), View().count}
+    counts = {plan.parser().get_default("count_gpus"), View().count}
     counts.add(Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo()).count)
     assert counts == {"used"}
 

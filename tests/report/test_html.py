@@ -13,6 +13,7 @@ from support import folders
 
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import loading
+from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.report import html
 
@@ -240,6 +241,6 @@ def test_plots_and_tables_can_be_had_as_well(
 def test_further_answers_and_tables(three: list[Path]) -> None:
     loaded = loading.load(three, {})
     curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    contents = html.Contents(loaded, curves, analysis.View(), "x", answers=["Yes & no."], texts=["Costs\na  b\n1  2"])
+    contents = html.Contents(loaded, curves, View(), "x", answers=["Yes & no."], texts=["Costs\na  b\n1  2"])
     page = Elements(html.render(contents)).text
     assert "Yes & no." in page and "Costs" in page and "a  b\n1  2" in page

@@ -11,6 +11,7 @@ import pytest
 import pdlab
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import loading
+from pdlab.analysis.view import View
 from pdlab.report import html
 
 pytestmark = pytest.mark.golden
@@ -31,7 +32,7 @@ def test_report() -> None:
     loaded = loading.load([PUBLISHED / name for name in FOLDERS], {})
     curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
     command = "python viz.py --exps ... --report out/report.html"
-    text = normalised(html.render(html.Contents(loaded, curves, analysis.View(), command)))
+    text = normalised(html.render(html.Contents(loaded, curves, View(), command)))
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_text(text, encoding="utf-8")
