@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "guard": [],
     "deploy": ["core", "remote", "results", "roles", "placement", "cluster", "transfer"],
     "bench": ["core", "results", "placement", "deploy"],
-    "report": ["core", "results", "analysis", "transfer"],
+    "report": ["core", "results", "placement", "analysis", "transfer"],
     "first_hour": ["core"],
     "faults": ["core", "results", "analysis", "cluster", "deploy"],
     "rehearsal": ["core", "results", "cluster", "sim", "deploy"],

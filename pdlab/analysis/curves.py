@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, InstanceOf
 
@@ -552,3 +552,21 @@ def of_point(
 ) -> Estimate:
     """Cost per million tokens of that kind at one level; all GPUs that ``count`` counts are paid for."""
     return per_million_tokens(price_per_gpu_hour, curve.gpus.counted(count), point.rate_estimate(metric))
+
+
+class LevelCost(NamedTuple):
+    """Cost per million tokens at one level, by which tokens are counted."""
+
+    curve: Curve
+    point: Point
+    per_million: dict[ThroughputMetric, Estimate]
+
+
+def level_costs(curves: Sequence[Curve], price_per_gpu_hour: float, count: Count = DEFAULT_COUNT) -> list[LevelCost]:
+    """The cost at every level, in the price's currency."""
+    kinds: tuple[ThroughputMetric, ...] = get_args(ThroughputMetric)
+    return [
+        LevelCost(curve, point, {kind: of_point(curve, point, kind, price_per_gpu_hour, count) for kind in kinds})
+        for curve in curves
+        for point in curve.points
+    ]

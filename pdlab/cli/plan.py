@@ -533,7 +533,7 @@ def _measured(args: argparse.Namespace) -> list[Served]:
 
     from pdlab.analysis import goodput_map, loading
     from pdlab.analysis.curves import gpus_of
-    from pdlab.cli.whole_nodes import counted_gpus
+    from pdlab.report.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
     workload, loads = _workload(args), []
@@ -751,9 +751,9 @@ def plot(
     in what). Raises StoreError."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.view import View
-    from pdlab.cli.whole_nodes import counted
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw
+    from pdlab.report.whole_nodes import counted
     from pdlab.sim.hardware import TO_90
 
     error, bands = hardware.error, {}

@@ -123,7 +123,7 @@ def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     from pdlab.analysis.headline import headlines
     from pdlab.analysis.loading import load
     from pdlab.analysis.view import View
-    from pdlab.cli.whole_nodes import counted as on_whole_nodes
+    from pdlab.report.whole_nodes import counted as on_whole_nodes
     from pdlab.results.store import Store
 
     parts = {part.folder: part.workload.name for visit in plan.visits for part in visit.parts}

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from pdlab.analysis.view import SHOWN, View
-from pdlab.core.arguments import check_output, check_picture, distinct, exit_code
+from pdlab.core.arguments import check_output, check_picture, exit_code
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
@@ -30,11 +29,10 @@ from pdlab.core.settings import (
     parse,
     setting,
 )
+from pdlab.core.workload import SLO_QUANTILE, Slo, parse_slo
 
 if TYPE_CHECKING:
-    from pdlab.analysis.curves import Curve
-    from pdlab.analysis.loading import Loaded
-    from pdlab.results.chaos import Chaos
+    from pdlab.core.bounds import Bounds
 
 
 DESCRIPTION = """\
@@ -44,8 +42,8 @@ The last lines compare whole curves: the mean ratio of throughput, TTFT and TPOT
 two deployments share, with an interval from the repeats. Within latencies of your own: --at.
 
 Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
-compared; on a CPU cluster an engine rank takes the place of a GPU. The yellow band and the rings are
-the Pareto frontier: points that no other point of the same kind of load beats in both latency and
+compared; on a CPU cluster an engine rank takes the place of a GPU. The yellow band and the rings
+are the Pareto frontier: points that no other point of the same kind of load beats in both latency and
 throughput. A crossed hollow point failed a check; it is shown, never compared. Bands and +- are
 intervals; a winner is named only where the intervals allow it."""
 
@@ -65,7 +63,8 @@ Formulas and units of every figure: docs/metrics.md
 
 
 HAS_FINDINGS = 3
-DEFAULT_SLO_QUANTILE = 0.95
+# What makes sense for folders of faults too, which have no load levels.
+WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
 WHICH, ANSWERED, MADE = "which results", "what is answered", "what is made"
 
 
@@ -136,7 +135,7 @@ class VizSettings(Settings):
         "share of requests that must be within every bound of --slo",
         ANSWERED,
         value="Q",
-        otherwise=str(DEFAULT_SLO_QUANTILE),
+        otherwise=str(SLO_QUANTILE),
         needs="slo",
     )
     price_per_gpu_hour: AboveZero | None = setting(None, "adds the cost of a million tokens", ANSWERED, value="PRICE")
@@ -223,6 +222,20 @@ class VizSettings(Settings):
         not_given(self, [each.name for each in declared(type(self)) if each.name not in kept], what)
 
     @property
+    def draws(self) -> bool:
+        """Whether a plot is made: with --report only if something of it is given."""
+        return not self.no_plot and (self.report is None or self.plot_path is not None or self.format is not None)
+
+    @property
+    def prints_tables(self) -> bool:
+        return self.report is None if self.show_tables is None else self.show_tables
+
+    @property
+    def slos(self) -> list[Slo]:
+        """Those of --slo. Raises UsageError."""
+        return [parse_slo(text, self.slo_quantile or SLO_QUANTILE) for text in self.slo]
+
+    @property
     def shown(self) -> View:
         """The view that the flags give; what they leave open is not set in it. Raises UsageError."""
         return validate(View, self.view, where="the flags", names=flag_names(VizSettings, "view"))
@@ -242,264 +255,97 @@ def main(argv: list[str] | None = None) -> int:
     return exit_code(run)
 
 
-def _audit(args: VizSettings) -> int:
+def _audit(settings: VizSettings) -> int:
     from pdlab.analysis.audit import rules
+    from pdlab.report.load import find, gpus_by_folder
     from pdlab.results.published_folders import require_folder
-    from pdlab.results.store import experiment_folders, unfinished
 
-    for path in args.audit:
+    for path in settings.audit:
         require_folder(path)
-    faults, measured = _split(args.audit)
-    _note(f"{path}: faults made under load, not audited" for path in faults)
-    if not measured:
+    found = find(settings.audit, "--audit")
+    _note(f"{path}: faults made under load, not audited" for path in found.faults)
+    if not found.given:
         raise UsageError("--audit: these folders hold faults made under load, which have nothing to audit")
-    folders = distinct(experiment_folders(measured), "--audit")
-    _note(unfinished(path) for path in measured)
-    findings = rules.audit(folders, _gpus(args.gpus, folders, "--audit"))
-    print(rules.render(findings, len(folders)))
+    _note(note.text for note in found.notes if note.code == "unfinished")
+    findings = rules.audit(found.experiments, gpus_by_folder(settings.gpus, found.experiments, "--audit"))
+    print(rules.render(findings, len(found.experiments)))
     return HAS_FINDINGS if findings else 0
 
 
-def _show(args: VizSettings, argv: Sequence[str]) -> None:
-    from pdlab.analysis import curves as analysis
-    from pdlab.analysis import goodput, loading, published_tables, ranking
-    from pdlab.cli import whole_nodes
-    from pdlab.core.bounds import parse_bounds
-    from pdlab.core.workload import parse_slo
-    from pdlab.report import chaos as chaos_report
-    from pdlab.report import sections, soaks, tables, timelines, verdicts
-    from pdlab.results import chaos as chaos_results
-    from pdlab.results.store import bounds_in_files, experiment_folders, stopped, tuning_of, unfinished
+def _show(settings: VizSettings, words: Sequence[str]) -> None:
+    """Load, build the report, and print, draw and write it."""
+    from pdlab.report import text
+    from pdlab.report.build import build_report
+    from pdlab.report.load import find, read
 
-    view = args.shown
-    plot_path = _plot_path(args.plot_path, args.format)
-    show_tables = args.report is None if args.show_tables is None else args.show_tables
-    draw = not args.no_plot and (args.report is None or args.plot_path is not None or args.format is not None)
-    at = [parse_bounds(text, view.statistic) for text in args.at]
-    if twice := [text for text, bounds in zip(args.at, at, strict=True) if at.count(bounds) > 1]:
-        raise UsageError(f"--at {twice[0]} is given twice; give it once")
-    slos = [parse_slo(text, args.slo_quantile or DEFAULT_SLO_QUANTILE) for text in args.slo]
-    if draw:
+    view, plot_path, slos = settings.shown, _plot_path(settings.plot_path, settings.format), settings.slos
+    at = _bounds(settings, view)
+    if settings.draws:
         check_picture(plot_path, "--plot-path", make_folder=True)
-    if args.report is not None:
-        check_output(args.report, "--report")
-    faults, measured = _split(args.exps)
-    if not measured:
-        _show_faults(args, argv, faults, plot_path if draw else None, show_tables=show_tables)
-        return
-    paths = distinct(experiment_folders(measured), "--exps")
-    _note(unfinished(path) for path in measured)
-    _note(stopped(path) for path in measured)
-    _note(tuning_of(path) for path in measured)
-    if not at:
-        entries = bounds_in_files(measured)
-        at = list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
-    gpus = _gpus(args.gpus, paths, "--exps")
-    loaded = loading.load(paths, gpus, every_request=bool(slos))
-    searched = [search.slo for each in loaded for search in each.experiment.searches]
-    if searched and not slos:
-        slos = list(dict.fromkeys(searched))
-        loaded = loading.load(paths, gpus, every_request=True)
-    _note(_several(loaded))
-    curves = [*analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])]
-    curves = [whole_nodes.counted(curve) for curve in _drawn_once(curves)]
-    curves += [curve for path in args.published for curve in published_tables.load(path)]
-    curves = _with_role(curves, view)
-    view = _view_of_what_is_known(curves, view, args)
-    ranking.require_latency(analysis.own(curves), view)
-    doubt = _doubt(paths, gpus, loading.hashes(loaded))
-    _note([doubt])
-    texts = ["\n".join(args.note), sections.crossover_text(curves, view), sections.split_text(curves)]
-    if args.price_per_gpu_hour is not None:
-        texts.append(sections.cost_text(curves, view, args.price_per_gpu_hour, at))
-    held = soaks.held([each.experiment for each in loaded])
-    texts += [soaks.text(each) for each in held]
-    moving = timelines.moving([(each.folder, each.experiment) for each in loaded])
-    texts += [timelines.text(each) for each in moving]
-    made = [chaos_results.load(path) for path in faults]
-    texts += [chaos_report.text(each) for each in made]
-    if show_tables:
-        print("\n\n".join(text for text in [tables.render(curves, view), *texts] if text), end="\n\n")
-    if draw:
-        from pdlab.report import plots
-
-        plots.draw(
-            curves,
-            view,
-            plot_path,
-            log_latency=args.log_latency,
-            log_load=args.log_concurrency,
-            remarks=[*args.note, *([doubt] if doubt else [])],
-        )
-        print(f"Plot: {plot_path}")
-        if held:
-            over_time = plot_path.with_stem(f"{plot_path.stem}-over-time")
-            soaks.draw(held, over_time)
-            print(f"Plot over time: {over_time}")
-        if moving:
-            over_time = plot_path.with_stem(f"{plot_path.stem}-roles")
-            timelines.draw(moving, over_time)
-            left_out = f" (the first {timelines.MOST} of {len(moving)})" if len(moving) > timelines.MOST else ""
-            print(f"Plot of load and roles over time: {over_time}{left_out}")
-        _draw_faults(made, plot_path, beside=True)
-    answers = []
-    for slo in slos:
-        for pick in goodput.picks(curves, slo, view):
-            texts.append(sections.slo_text(pick, curves, view))
-            answers.append(verdicts.slo_sentence(pick, curves, view))
-            if show_tables:
-                print(texts[-1], end="\n\n")
-    if args.report is not None:
-        from pdlab.report import html
-        from pdlab.report.scales import latency_is_logarithmic
-
-        log_latency = latency_is_logarithmic(curves, view, args.log_latency)
-        command = typed("viz", *argv)
-        in_own_section = {chaos_report.text(each) for each in made}
-        known = [text for text in texts if text and text not in in_own_section]
-        contents = html.Contents(
-            loaded, curves, view, command, at, answers, known, log_latency=log_latency, chaos=made, gpus=gpus
-        )
-        html.write(contents, args.report)
-        print(f"Report: {args.report}")
-    print(verdicts.headline(curves, view))
-    for bounds in at:
-        for sentence in verdicts.at_sentences(curves, bounds, view):
-            print(sentence)
-    if not at and len(analysis.own(curves)) > 1:
-        print(verdicts.NO_BOUND)
-    for answer in answers:
-        print(answer)
-
-
-def _split(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Those that hold faults made under load, and the others."""
-    from pdlab.results.chaos import is_chaos
-    from pdlab.results.store import searched
-
-    faults: list[Path] = []
-    others: list[Path] = []
-    for folder in folders:
-        with searched(folder):
-            (faults if is_chaos(folder) else others).append(folder)
-    return distinct(faults, "--exps"), others
-
-
-def _show_faults(
-    args: VizSettings, argv: Sequence[str], folders: Sequence[Path], plot_path: Path | None, *, show_tables: bool
-) -> None:
-    """Faults made under load alone: there is no load level to compare."""
-    from pdlab.report import chaos as chaos_report
-    from pdlab.report import html
-    from pdlab.results import chaos as chaos_results
-
-    args.only(
-        "folders of faults, which have no load levels",
-        *("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note"),
+    if settings.report is not None:
+        check_output(settings.report, "--report")
+    found = find(settings.exps, "--exps")
+    if not found.given:
+        settings.only("folders of faults, which have no load levels", *WITHOUT_LEVELS)
+    _note(note.text for note in found.notes)
+    results = read(found, settings.gpus, "--exps", every_request=bool(slos))
+    report = build_report(
+        results,
+        view,
+        at=at,
+        slos=slos,
+        price_per_gpu_hour=settings.price_per_gpu_hour,
+        published=settings.published,
+        remarks=settings.note,
     )
-    made = [chaos_results.load(folder) for folder in folders]
-    if show_tables:
-        print("\n\n".join(f"{chaos_report.text(each)}\n\n{chaos_report.fault_list(each)}" for each in made), end="\n\n")
-    if plot_path is not None:
-        _draw_faults(made, plot_path, beside=False)
-    if args.report is not None:
-        html.write_faults(made, typed("viz", *argv), args.report)
-        print(f"Report: {args.report}")
-    for line in args.note:
-        print(line)
-    for each in made:
-        print(f"{each.name}: {chaos_report.lines(each)[0]}")
+    _note(note.text for note in report.notes if note not in found.notes)
+    _print_block(text.left_out_text(report))
+    if settings.prints_tables:
+        _print_block(text.tables_text(report))
+    if settings.draws:
+        from pdlab.report.pictures import draw
+
+        scales = (settings.log_latency, settings.log_concurrency)
+        for picture in draw(report, plot_path, log_latency=scales[0], log_load=scales[1]):
+            print(picture.line)
+    if settings.prints_tables:
+        for section in text.slo_sections(report):
+            _print_block(section.text)
+    if settings.report is not None:
+        from pdlab.report.html import write_html
+
+        write_html(report, settings.report, command=typed("viz", *words), log_latency=settings.log_latency)
+        print(f"Report: {settings.report}")
+    print(text.verdict_text(report))
 
 
-def _draw_faults(made: Sequence[Chaos], plot_path: Path, *, beside: bool) -> None:
-    """A picture of each; ``beside`` another plot, which has the name itself."""
-    from pdlab.report import chaos as chaos_report
+def _bounds(settings: VizSettings, view: View) -> list[Bounds]:
+    """Those of --at. Raises UsageError."""
+    from pdlab.core.bounds import parse_bounds
 
-    for number, each in enumerate(made, start=1):
-        stem = f"{plot_path.stem}-faults" if beside else plot_path.stem
-        path = plot_path.with_stem(stem if number == 1 else f"{stem}-{number}")
-        chaos_report.draw(each, path)
-        print(f"Plot of faults: {path}")
-
-
-def _doubt(paths: Sequence[Path], gpus: Mapping[Path, int], hashes: Mapping[Path, str]) -> str | None:
-    """That the audit finds something in these folders that makes a plot of them wrong; None where it does not."""
-    from pdlab.analysis.audit import rules
-
-    findings = rules.shared(rules.hard(rules.audit(paths, gpus, recompute=False, hashes=hashes)))
-    if not findings:
-        return None
-    kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
-    named = list(map(str, paths)) if len(paths) <= 4 else ["DIR..."]
-    more = "" if len(paths) <= 4 else " with these folders"
-    return (
-        f"the audit has findings that make a plot of these folders wrong ({kinds}): "
-        f"{typed('viz', '--audit')} {shlex.join(named) if not more else named[0]}{more} lists them"
-    )
+    at = [parse_bounds(text, view.statistic) for text in settings.at]
+    if twice := [text for text, bounds in zip(settings.at, at, strict=True) if at.count(bounds) > 1]:
+        raise UsageError(f"--at {twice[0]} is given twice; give it once")
+    return at
 
 
-def _drawn_once(curves: Sequence[Curve]) -> list[Curve]:
-    from pdlab.analysis.curves import drawn_once
-
-    kept = list(drawn_once(curves))
-    if len(kept) < len(curves):
-        names = [curve.label for curve in kept if curve not in curves]
-        _note([f"identical results are drawn once: {'; '.join(names)}"])
-    return kept
+def _print_block(text: str) -> None:
+    if text:
+        print(text, end="\n\n")
 
 
-def _note(texts: Iterable[str | None]) -> None:
-    for text in filter(None, texts):
+def _note(texts: Iterable[str]) -> None:
+    for text in texts:
         print(f"note: {text}", file=sys.stderr)
 
 
-def _several(loaded: Sequence[Loaded]) -> Iterable[str]:
-    """Folders that hold several curves, and which."""
-    from pdlab.core.text import listed
-
-    for folder in dict.fromkeys(each.folder for each in loaded):
-        parts = [each.experiment.part for each in loaded if each.folder == folder]
-        if len(parts) > 1:
-            yield f"{folder} holds {len(parts)} curves, its files differ in more than their load: {listed(parts)}"
-
-
-def _view_of_what_is_known(curves: list[Curve], view: View, args: VizSettings) -> View:
-    """The view; where no level has its latency, one that some level has, as far as the flags leave that open."""
-    from pdlab.analysis.curves import own
-    from pdlab.analysis.ranking import spots
-
-    given = args.view
-    modes = ["token"] if view.use_interactivity else ["token", "first_token"]
-    for mode in [view.latency_mode] if "latency_mode" in given else modes:
-        for statistic in [view.statistic] if "statistic" in given else [view.statistic, "mean"]:
-            other = view.model_copy(update={"latency_mode": mode, "statistic": statistic})
-            if spots(own(curves), other):
-                if other != view:
-                    lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
-                    _note([f"no level has the {lacks}: the {has} is shown"])
-                return other
-    return view
-
-
-def _with_role(curves: list[Curve], view: View) -> list[Curve]:
-    """The curves that the normalisation is defined for; those left out are named."""
-
-    without = [curve.label for curve in curves if not curve.has_role(view)]
-    if len(without) == len(curves):
-        raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
-    if without:
-        print(f"Left out, with no {view.role} GPUs of their own: {', '.join(without)}\n")
-    return [curve for curve in curves if curve.has_role(view)]
-
-
 def _plot_path(path: Path | None, kind: str | None) -> Path:
-
     path = Path("out/viz") if path is None else path
     suffix = path.suffix.lower().removeprefix(".")
     try:
         folder = path.is_dir()
     except (OSError, ValueError):
-        folder = False  # told where it is tried
+        folder = False  # the error is that of writing there
     if path.name.endswith("."):
         raise UsageError(f"--plot-path {path}: the suffix selects the format; use .png, .svg or .pdf")
     if folder:
@@ -511,25 +357,3 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     if suffix and kind is None:
         raise UsageError(f"--plot-path {path}: .{suffix} is not a known format; use png, svg or pdf")
     return path.with_name(f"{path.name}.{kind or 'png'}")
-
-
-def _gpus(named: Mapping[str, int], paths: list[Path], flag: str) -> dict[Path, int]:
-    """Folder -> the GPUs that ``--gpus`` gives it. A name of more parts counts before a shorter one."""
-    from pdlab.core.text import choices
-
-    sizes: dict[Path, tuple[int, int]] = {}
-    for name, count in named.items():
-        meant = [path for path in paths if _is_called(path, name)]
-        if not meant:
-            known = [path.resolve().name for path in paths]
-            raise UsageError(f"--gpus {name}={count}: no folder of {flag} is called {name!r}; {choices(name, known)}")
-        for path in meant:
-            sizes[path] = max(sizes.get(path, (0, 0)), (len(Path(name).parts), count), key=lambda each: each[0])
-    return {path: count for path, (_, count) in sizes.items()}
-
-
-def _is_called(path: Path, name: str) -> bool:
-    """Whether the folder's path ends in ``name``, or ``name`` is a path to it."""
-    parts = Path(name).parts
-    ends = path.resolve().parts[-len(parts) :] == parts if parts else False
-    return ends or Path(name).resolve() == path.resolve()

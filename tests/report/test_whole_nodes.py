@@ -12,7 +12,6 @@ from pdlab.analysis.curves import Curve, Gpus, Point
 from pdlab.analysis.ranking import order_changes
 from pdlab.analysis.view import View
 from pdlab.cli import plan, viz
-from pdlab.cli.whole_nodes import counted, counted_gpus
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.gpu_count import Count
@@ -21,6 +20,7 @@ from pdlab.plan.planner import Candidate, Plan
 from pdlab.plan.scene import Scene
 from pdlab.plan.text import counting
 from pdlab.report import tables
+from pdlab.report.whole_nodes import counted, counted_gpus
 from pdlab.sim.hardware import load_hardware
 
 GPUS = {
