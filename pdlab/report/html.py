@@ -80,7 +80,6 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     by_label = {label: source for label, source in _labelled(loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
-    # Levels that failed their checks have a section of their own.
     findings = [finding for finding in report.findings if finding.kind != "invalid"]
     records = _records(loaded)
     return environment.from_string(_asset("html")).render(
@@ -88,7 +87,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         question=_question(curves, view),
         facts=_facts(curves, by_label),
         verdicts=list(_verdicts(curves, view, report.at)),
-        notes=[note for note in (*tables.notes(curves, view), *tables.tail_notes(curves)) if not note.startswith("x ")],
+        # Levels that failed their checks have a section of their own.
+        notes=[*tables.notes(curves, view, exclusions=False), *tables.tail_notes(curves)],
         answers=[*report_text.slo_sentences(report), *_searches(by_label)],
         texts=[*report_text.further_sections(report), *report_text.slo_sections(report)],
         interval_note=_interval_note(curves, view),

@@ -25,8 +25,9 @@ def render(curves: Sequence[Curve], view: View) -> str:
     return "\n\n".join(sections)
 
 
-def notes(curves: Sequence[Curve], view: View) -> list[str]:
-    """Notes on a comparison: windows, repeats, workloads, invalid levels."""
+def notes(curves: Sequence[Curve], view: View, *, exclusions: bool = True) -> list[str]:
+    """Notes on a comparison: windows, repeats, workloads, invalid levels. ``exclusions``: also why repeats are left
+    out."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
@@ -43,7 +44,12 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
     lines += length_notes(curves, view)
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
-    return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
+    return [
+        *_rehearsal_notes(own(curves)),
+        *lines,
+        *_fresh_notes(own(curves)),
+        *invalid_notes(curves, exclusions=exclusions),
+    ]
 
 
 def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
@@ -118,12 +124,15 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
     return lines
 
 
-def invalid_notes(curves: Sequence[Curve]) -> list[str]:
-    """One line for each level that failed a check, wholly or in some repeats or when it was first measured."""
+def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[str]:
+    """One line for each level that failed a check, wholly or in some repeats (only with ``exclusions``) or when it was
+    first measured."""
     lines = []
     for curve in curves:
         for point in curve.points:
             place, first_reasons = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
+            if point.reasons and not exclusions:
+                continue
             if point.reasons:
                 outcome = (
                     "not valid"
