@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from pdlab.core.bounds import Statistic
-from pdlab.core.gpu_count import COUNT_GPUS, DEFAULT_COUNT, Count
+from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import Positive, Share, setting
 
@@ -62,7 +62,7 @@ class View(Frozen):
         otherwise="p50, the median; where no level has it, the mean",
     )
     confidence: Share = setting(0.95, "level of intervals and verdicts", SHOWN, value="P")
-    count: Count = setting(DEFAULT_COUNT, COUNT_GPUS, SHOWN, "--count-gpus")
+    count: Count = setting(DEFAULT_COUNT, COUNT_HELP, SHOWN, "--count-gpus")
 
     @model_validator(mode="after")
     def _interactivity_is_of_tokens(self) -> View:

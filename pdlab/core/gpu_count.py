@@ -1,4 +1,4 @@
-"""By which GPUs of a deployment throughput and cost are divided, and what the flag that chooses it says."""
+"""By which GPUs of a deployment throughput and cost are divided, and the flag that chooses it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Literal, get_args
 Count = Literal["used", "nodes"]
 DEFAULT_COUNT: Count = "used"
 """Published figures divide by the GPUs of the deployment."""
-COUNT_GPUS = (
-    "per node and per GPU count the GPUs that a deployment uses, or those of the whole nodes that it takes, filled "
-    "with copies of it: nodes are rented whole"
+
+
+COUNT_HELP = (
+    "used: per node and per GPU count the GPUs that a deployment uses; nodes: those of the whole nodes that it takes, "
+    "filled with copies of it: nodes are rented whole"
 )
 
 
@@ -20,7 +22,7 @@ def add_count_gpus(flags: argparse._ArgumentGroup) -> None:
         "--count-gpus",
         choices=get_args(Count),
         default=DEFAULT_COUNT,
-        help=f"{COUNT_GPUS} (default {DEFAULT_COUNT})",
+        help=f"{COUNT_HELP} (default %(default)s)",
     )
 
 
