@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pdlab import __version__
 from pdlab.core.files import CHECKOUT
 from pdlab.core.text import choices
+from pdlab.core.version import __version__
 
 # Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
 COMMANDS = {

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "guard": [],
     "deploy": ["core", "remote", "results", "roles", "placement", "cluster", "transfer"],
     "bench": ["core", "results", "placement", "deploy", "steps"],
-    "report": ["core", "results", "analysis", "transfer"],
+    "report": ["core", "results", "placement", "analysis", "transfer"],
     "steps": ["core"],
     "demo": ["core", "results", "cluster", "bench", "steps"],
     "first_hour": ["core", "steps"],

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.curves import Curve, Point, View, own, workloads_name
+from pdlab.analysis.curves import Curve, Point, own, workloads_name
+from pdlab.analysis.view import View
 from pdlab.core.text import listed
 from pdlab.core.workload import Workload
 

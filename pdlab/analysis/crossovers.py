@@ -19,11 +19,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import Line, highest
-from pdlab.analysis.curves import Curve, View, own
+from pdlab.analysis.comparable import groups
+from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.intervals import Array, Estimate, compare
 from pdlab.analysis.ranking import lines_of
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.analysis.view import View
 from pdlab.core.schema import Frozen
+from pdlab.core.workload import LoadKind
 
 STEPS = 120
 
@@ -66,11 +69,36 @@ class Crossovers(Frozen):
     takeovers: tuple[Takeover, ...]
 
 
+class GroupCrossovers(NamedTuple):
+    """The crossovers of the ``curves`` of one group that may be compared, in one kind of load. ``kind`` is None if the
+    group was measured in one kind of load only; ``group`` as in `pdlab.analysis.comparable.Group`."""
+
+    group: str | None
+    kind: LoadKind | None
+    curves: Sequence[Curve]
+    crossovers: Crossovers
+
+
 class _Offer(NamedTuple):
     """One configuration's latency over the grid; None where it was not measured."""
 
     label: str
     latency: list[Estimate | None]
+
+
+def group_crossovers(curves: Sequence[Curve], view: View) -> list[GroupCrossovers]:
+    """Those of each group and each kind of load in it with two configurations to compare."""
+    found = []
+    for group in groups(curves, view):
+        kinds = dict.fromkeys(point.kind for curve in group.curves for point in curve.points)
+        for kind in kinds:
+            of_kind = [
+                curve.model_copy(update={"points": tuple(curve.lines().get(kind, []))}) for curve in group.curves
+            ]
+            if (comparison := crossovers(of_kind, view)) is not None:
+                named = kind if len(kinds) > 1 else None
+                found.append(GroupCrossovers(group.name, named, group.curves, comparison))
+    return found
 
 
 def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:

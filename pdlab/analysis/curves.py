@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
-from pydantic import Field, InstanceOf, model_validator
+from pydantic import Field, InstanceOf
 
 from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, is_tail, of_repeats
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import Study
 from pdlab.analysis.ttft_breakdown import Split, mean_split, split
-from pdlab.core.bounds import Metric, Statistic
+from pdlab.analysis.view import GPUS_PER_NODE, CountedRole, ThroughputMetric, View
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
@@ -21,60 +22,11 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey, Workload
 from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
 
-LatencyMode = Literal["token", "first_token", "chunk"]
-ThroughputMetric = Literal["output", "input", "total"]
 Rate = Literal["requests", "output", "input", "total"]
-Role = Literal["all", "prefill", "decode"]
 RequestsOf = Mapping[RunKey, Requests]
 
-GPUS_PER_NODE = 8
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
-DEFAULT_CHUNK = 16
 UNKNOWN_MODEL = "unknown"  # of a folder that others wrote, whose files name none
-
-
-class View(Frozen):
-    """What to look at: which latency, which statistic of it, which throughput, per node or not.
-
-    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs used, or those of
-    whole nodes, which are rented whole; a role's are always those used. ``confidence`` is the level of every interval
-    and verdict.
-    """
-
-    latency_mode: LatencyMode = "token"
-    chunk_size: int = Field(default=DEFAULT_CHUNK, ge=1)
-    use_interactivity: bool = False
-    throughput_metric: ThroughputMetric = "output"
-    statistic: Statistic = "p50"
-    normalized: bool = True
-    gpus_per_node: int = Field(default=8, ge=1)
-    role: Role = "all"
-    count: Count = DEFAULT_COUNT
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-
-    @model_validator(mode="after")
-    def _interactivity_is_of_tokens(self) -> View:
-        if self.use_interactivity and self.latency_mode != "token":
-            raise ValueError("interactivity is 1000/TPOT: it goes with the latency mode token alone")
-        return self
-
-    @property
-    def lower_is_better(self) -> bool:
-        """Direction of `Point.latency`: interactivity is better when higher."""
-        return not self.use_interactivity
-
-    @property
-    def latency_name(self) -> str:
-        """Name of what `latency` returns, without unit."""
-        if self.use_interactivity:
-            return "interactivity"
-        return {"token": "TPOT", "first_token": "TTFT", "chunk": f"{self.chunk_size}-token chunk latency"}[
-            self.latency_mode
-        ]
-
-    @property
-    def latency_unit(self) -> str:
-        return "tokens/s per user" if self.use_interactivity else "ms"
 
 
 class Gpus(Frozen):
@@ -92,7 +44,7 @@ class Gpus(Frozen):
     decode: int | None = None
     device: Literal["gpu", "cpu"] = "gpu"
 
-    def of(self, role: Role) -> int | None:
+    def of(self, role: CountedRole) -> int | None:
         """GPUs of that role, all of them for ``all``; None where the role is not known."""
         return {"all": self.total, "prefill": self.prefill, "decode": self.decode}[role]
 
@@ -600,3 +552,21 @@ def of_point(
 ) -> Estimate:
     """Cost per million tokens of that kind at one level; all GPUs that ``count`` counts are paid for."""
     return per_million_tokens(price_per_gpu_hour, curve.gpus.counted(count), point.rate_estimate(metric))
+
+
+class LevelCost(NamedTuple):
+    """Cost per million tokens at one level, by which tokens are counted."""
+
+    curve: Curve
+    point: Point
+    per_million: dict[ThroughputMetric, Estimate]
+
+
+def level_costs(curves: Sequence[Curve], price_per_gpu_hour: float, count: Count = DEFAULT_COUNT) -> list[LevelCost]:
+    """The cost at every level, in the price's currency."""
+    kinds: tuple[ThroughputMetric, ...] = get_args(ThroughputMetric)
+    return [
+        LevelCost(curve, point, {kind: of_point(curve, point, kind, price_per_gpu_hour, count) for kind in kinds})
+        for curve in curves
+        for point in curve.points
+    ]

@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import LevelFigure, Line, line
 from pdlab.analysis.comparable import groups
-from pdlab.analysis.curves import Curve, Figures, Point, View, own
+from pdlab.analysis.curves import Curve, Figures, Point, own
 from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
 from pdlab.analysis.ranking import LabelledEstimate, Ranked, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo

@@ -17,9 +17,10 @@ from itertools import combinations
 from typing import Literal, NamedTuple
 
 from pdlab.analysis.comparable import alike_at, obstacles
-from pdlab.analysis.curves import Curve, Point, Sample, View, own
+from pdlab.analysis.curves import Curve, Point, Sample, own
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.view import View
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pdlab.analysis.bootstrap import LevelFigure, Line, line
 from pdlab.analysis.comparable import groups, workloads_of
-from pdlab.analysis.curves import Curve, Point, View
+from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import (
     Comparison,
     Estimate,
@@ -24,6 +24,7 @@ from pdlab.analysis.intervals import (
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.student import student_t
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
 from pdlab.core.gpu_count import other_count

@@ -517,7 +517,7 @@ def _measured(settings: PlanSettings) -> list[Served]:
 
     from pdlab.analysis import goodput_map, loading
     from pdlab.analysis.curves import gpus_of
-    from pdlab.cli.whole_nodes import counted_gpus
+    from pdlab.report.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
     workload, loads = _workload(settings), []
@@ -740,10 +740,11 @@ def plot(
 ) -> None:
     """Measured and predicted curves in one picture, predicted ones with bands, but those that are extrapolated (name ->
     in what). Raises StoreError."""
-    from pdlab.analysis.curves import View, curves
-    from pdlab.cli.whole_nodes import counted
+    from pdlab.analysis.curves import curves
+    from pdlab.analysis.view import View
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw
+    from pdlab.report.whole_nodes import counted
     from pdlab.sim.hardware import TO_90
 
     error, bands = hardware.error, {}

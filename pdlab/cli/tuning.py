@@ -39,9 +39,10 @@ def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentReco
     """What the search says of one deployment, from what is in ``folder``: the most output tokens/s within the bounds
     wins, and the settings that it was launched with stay where none is within. Raises BenchError without a valid
     level."""
-    from pdlab.analysis.curves import View, curves
+    from pdlab.analysis.curves import curves
     from pdlab.analysis.loading import load
     from pdlab.analysis.ranking import readings
+    from pdlab.analysis.view import View
 
     candidates, bounds = search.of(name), parse_bounds(search.at, "p50")
     errors = {visit.deployment: visit.error for visit in record.visits if visit.error}

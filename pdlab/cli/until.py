@@ -119,10 +119,11 @@ class Stopping:
 
 def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     """Those of every workload, from what is measured by now."""
-    from pdlab.analysis.curves import View, curves
+    from pdlab.analysis.curves import curves
     from pdlab.analysis.headline import headlines
     from pdlab.analysis.loading import load
-    from pdlab.cli.whole_nodes import counted as on_whole_nodes
+    from pdlab.analysis.view import View
+    from pdlab.report.whole_nodes import counted as on_whole_nodes
     from pdlab.results.store import Store
 
     parts = {part.folder: part.workload.name for visit in plan.visits for part in visit.parts}

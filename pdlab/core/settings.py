@@ -466,10 +466,10 @@ _ABSENT: Mapping[str, Any] = {}
 
 
 def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
-    """Raises UsageError if one of the fields was set: it would change nothing."""
-    for each in declared(type(settings)):
-        if each.name in names and each.name in settings.model_fields_set:
-            raise UsageError(f"{each.long_flag} does nothing with {what}; leave it out")
+    """Raises UsageError if one of the fields, or of those in a part, was set: it would change nothing."""
+    for name, flag in given_flags(settings).items():
+        if name in names:
+            raise UsageError(f"{flag} does nothing with {what}; leave it out")
 
 
 def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str]:

@@ -285,6 +285,7 @@ class Ramp(Frozen):
 Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
 
 
+SLO_QUANTILE = 0.95  # share of requests within an SLO, if nobody gives another
 SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 
 
@@ -302,7 +303,7 @@ class Slo(Frozen):
     e2el_s: float | None = Field(default=None, gt=0)
     itl_p99_s: float | None = Field(default=None, gt=0)
     stall_s: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=0.95, gt=0, lt=1)
+    quantile: float = Field(default=SLO_QUANTILE, gt=0, lt=1)
 
     @property
     def bounded(self) -> bool:

@@ -9,28 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import pdlab
 from pdlab.analysis.audit.folders import AuditFinding
-from pdlab.analysis.audit.rules import audit
 from pdlab.analysis.comparable import groups, models_text
-from pdlab.analysis.curves import Curve, Point, View, own, short_labels
+from pdlab.analysis.curves import Curve, Point, own, short_labels
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.bounds import Bounds
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.text import counted, listed
+from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
 from pdlab.report import soaks, tables, verdicts
+from pdlab.report import text as report_text
+from pdlab.report.build import Report
 from pdlab.report.html_data import RATES, figures
+from pdlab.report.scales import latency_is_logarithmic
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
@@ -39,6 +41,7 @@ from pdlab.results.store import read_record
 if TYPE_CHECKING:
     import jinja2
 
+BY_A_PROGRAM = "pdlab.write_html(...)"
 ASSETS = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
     ("ttft", "p50"),
@@ -50,27 +53,6 @@ LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Contents of a report.
-
-    ``at`` are the latency bounds that a reading was asked for at. ``answers`` are further plain sentences of the
-    verdict; ``texts`` further tables as text, whose first line is their title. ``command`` made the report. ``chaos``
-    are faults made under load.
-    """
-
-    loaded: Sequence[Loaded]
-    curves: Sequence[Curve]
-    view: View
-    command: str
-    at: Sequence[Bounds] = ()
-    answers: Sequence[str] = ()
-    texts: Sequence[str] = ()
-    log_latency: bool = False
-    chaos: Sequence[Chaos] = ()
-    gpus: Mapping[Path, int] | None = None
-
-
 class TableCell(NamedTuple):
     """A figure in a table, with its half interval in per cent where one is known."""
 
@@ -78,35 +60,37 @@ class TableCell(NamedTuple):
     half: str = ""
 
 
-def write(contents: Contents, path: Path) -> None:
-    """Write the report. Raises StoreError when it cannot."""
+def write_html(
+    report: Report, path: str | Path, *, command: str = BY_A_PROGRAM, log_latency: bool | None = None
+) -> None:
+    """Write the page; ``command`` is what made it. ``log_latency`` None: chosen by the values. Raises StoreError when
+    it cannot be written."""
     try:
-        replace(path, render(contents).encode())
+        replace(Path(path), render(report, command, log_latency=log_latency).encode())
     except WriteError as error:
         raise StoreError(f"report {error}; or choose another --report") from error
 
 
-def render(contents: Contents) -> str:
+def render(report: Report, command: str, *, log_latency: bool | None = None) -> str:
     """The whole file as text."""
-    script, curves, view = _asset("js"), contents.curves, contents.view
+    if not report.curves:
+        return _render_faults(report, command)
+    script, curves, view, loaded = _asset("js"), report.curves, report.view, report.results.loaded
     environment = _environment()
-    by_label = {
-        label: loaded for label, loaded in _labelled(contents.loaded) if label in {curve.label for curve in curves}
-    }
+    by_label = {label: source for label, source in _labelled(loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
-    # Levels that failed their checks have a section of their own.
-    folders = list(dict.fromkeys(loaded.folder for loaded in contents.loaded))
-    findings = [finding for finding in audit(folders, contents.gpus) if finding.kind != "invalid"]
-    records = _records(contents.loaded)
+    findings = [finding for finding in report.findings if finding.kind != "invalid"]
+    records = _records(loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
         question=_question(curves, view),
         facts=_facts(curves, by_label),
-        verdicts=list(_verdicts(curves, view, contents.at)),
-        notes=[note for note in (*tables.notes(curves, view), *tables.tail_notes(curves)) if not note.startswith("x ")],
-        answers=[*contents.answers, *_searches(by_label)],
-        texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
+        verdicts=list(_verdicts(curves, view, report.at)),
+        # Levels that failed their checks have a section of their own.
+        notes=[*tables.notes(curves, view, exclusions=False), *tables.tail_notes(curves)],
+        answers=[*report_text.slo_sentences(report), *_searches(by_label)],
+        texts=[*report_text.further_sections(report), *report_text.slo_sections(report)],
         interval_note=_interval_note(curves, view),
         level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
         head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],
@@ -118,34 +102,26 @@ def render(contents: Contents) -> str:
                 "sentence": each.sentence,
                 "drawings": [d for metric in soaks.METRICS if (d := soaks.drawing(each, metric))],
             }
-            for each in soaks.held([loaded.experiment for loaded in contents.loaded])
+            for each in report.soaks
         ],
-        faults=[_faults(each) for each in contents.chaos],
+        faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
-        audit_summary=_audit_summary(findings, len(folders)),
+        audit_summary=_audit_summary(findings, len({source.folder for source in loaded})),
         experiments=[_experiment(label, loaded) for label, loaded in by_label.items()],
         sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
-        command=contents.command,
+        command=command,
         units=tables.units(curves),
-        version=pdlab.__version__,
+        version=__version__,
         css=_asset("css"),
         script=script,
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        payload=_json(figures(curves, view, log_latency=contents.log_latency)),
+        payload=_json(figures(curves, view, log_latency=latency_is_logarithmic(curves, view, log_latency))),
     )
 
 
-def write_faults(made: Sequence[Chaos], command: str, path: Path) -> None:
-    """Write a report of faults alone, without load levels. Raises StoreError when it cannot."""
-    try:
-        replace(path, render_faults(made, command).encode())
-    except WriteError as error:
-        raise StoreError(f"report {error}; or choose another --report") from error
-
-
-def render_faults(made: Sequence[Chaos], command: str) -> str:
-    """The whole file as text."""
+def _render_faults(report: Report, command: str) -> str:
+    made = report.results.chaos
     return (
         _environment()
         .get_template("faults.html")
@@ -153,7 +129,7 @@ def render_faults(made: Sequence[Chaos], command: str) -> str:
             title=f"Faults made under load: {', '.join(each.name for each in made)}",
             faults=[_faults(each) for each in made],
             command=command,
-            version=pdlab.__version__,
+            version=__version__,
             css=_asset("css"),
         )
     )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdlab.analysis.comparable import groups, workloads_text
-from pdlab.analysis.curves import METRICS, Curve, Point, Rate, View
+from pdlab.analysis.curves import METRICS, Curve, Point, Rate
+from pdlab.analysis.view import View
 from pdlab.report import tables
 from pdlab.report.style import styles, text_color
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.comparable import groups, models_text, workloads_text
-from pdlab.analysis.curves import Curve, Point, View, configuration, own
+from pdlab.analysis.curves import Curve, Point, configuration, own
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontiers, spots
+from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Pool

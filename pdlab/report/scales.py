@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.curves import Curve, View
+from pdlab.analysis.curves import Curve
+from pdlab.analysis.view import View
 
 SPAN = 20.0  # times between the lowest and the highest value of an axis
 BEYOND = 3.0  # times that one curve reaches beyond the highest of all others

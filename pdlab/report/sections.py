@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
-from pdlab.analysis.comparable import Group, groups
-from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
-from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
+from pdlab.analysis.comparable import groups
+from pdlab.analysis.crossovers import GroupCrossovers, Takeover
+from pdlab.analysis.curves import Curve, LevelCost
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
 from pdlab.analysis.intervals import Interval
 from pdlab.analysis.ttft_breakdown import PARTS
+from pdlab.analysis.view import ThroughputMetric, View
 from pdlab.core import text
 from pdlab.core.bounds import Bounds
 from pdlab.core.text import listed, plain
-from pdlab.core.workload import LoadKind
 from pdlab.report import tables
+from pdlab.report.section import Section
 from pdlab.report.verdicts import LOOPS, SERVED, bracket, lead_factor
 from pdlab.results.slo import bounds_text
 
 HOW = {"requests": "requests counted", "percentiles": "each bound at its percentile", "search": "search"}
 
 
-def slo_text(pick: Pick, curves: Sequence[Curve], view: View) -> str:
+def slo_section(pick: Pick, curves: Sequence[Curve], view: View) -> Section:
     """Table of capacities, and of levels where requests are known."""
     of = "" if pick.group is None else f", {pick.group}"
-    paragraphs = [f"Within {bounds_text(pick.slo)}: {SERVED[pick.loop][0]}{of}"]
+    title = f"Within {bounds_text(pick.slo)}: {SERVED[pick.loop][0]}{of}"
     members = {*(each.label for each in pick.capacities), *pick.missed, *pick.unknown, *pick.elsewhere}
     curves = [curve for curve in curves if curve.label in members or curve.published is not None]
-    if pick.capacities:
-        paragraphs[0] += "\n" + _capacities(pick, curves, view)
+    capacities = _capacities(pick, curves, view) if pick.capacities else ""
     if levels := _levels(pick, curves, view):
-        paragraphs.append(f"By level (share of requests within the SLO; requests/s within it)\n{levels}")
-    return "\n\n".join(paragraphs)
+        by_level = f"By level (share of requests within the SLO; requests/s within it)\n{levels}"
+        # A blank line before it, below the title too.
+        return Section(title, f"{capacities}\n\n{by_level}" if capacities else f"\n{by_level}")
+    return Section(title, capacities)
 
 
 def _capacities(pick: Pick, curves: Sequence[Curve], view: View) -> str:
@@ -93,29 +96,9 @@ def _range(interval: Interval | None, factor: float, top: float) -> str:
     return f" ({factor * interval.low:.1f} to {min(top, factor * interval.high):.1f})"
 
 
-def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
-    """The best configuration by throughput, with the interval of each change, for each kind of load by itself; None
-    without two comparable curves of one kind."""
-    return "\n\n".join(text for group in groups(curves, view) for text in _group_crossovers(group, view)) or None
-
-
-def _group_crossovers(group: Group, view: View) -> list[str]:
-    curves = group.curves
-    kinds = dict.fromkeys(point.kind for curve in curves for point in curve.points)
-    by_kind = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
-    of = "" if group.name is None else f", {group.name}"
-    return [
-        _crossovers(comparison, curves, view, (f", {LOOPS[kind]}" if len(kinds) > 1 else "") + of)
-        for kind, comparison in by_kind.items()
-        if comparison is not None
-    ]
-
-
-def _of_kind(curve: Curve, kind: LoadKind) -> Curve:
-    return curve.model_copy(update={"points": tuple(curve.lines().get(kind, []))})
-
-
-def _crossovers(comparison: Crossovers, curves: Sequence[Curve], view: View, of: str) -> str:
+def crossover_section(each: GroupCrossovers, view: View) -> Section:
+    """The best configuration by throughput, with the interval of each change."""
+    comparison = each.crossovers
     takeovers = {takeover.throughput: takeover for takeover in comparison.takeovers}
     rows = [
         [
@@ -127,16 +110,16 @@ def _crossovers(comparison: Crossovers, curves: Sequence[Curve], view: View, of:
         for reign in comparison.reigns
     ]
     best = "lowest" if view.lower_is_better else "highest"
-    per = tables.node_name(curves, view)
+    per = tables.node_name(each.curves, view)
     latency, rate = f"{best} {view.statistic} {view.latency_name}", f"{view.throughput_metric} tokens/s per {per}"
-    title = f"Best by throughput{of}: {latency}, {rate}"
+    of = (f", {LOOPS[each.kind]}" if each.kind else "") + (f", {each.group}" if each.group is not None else "")
     head = [
         "throughput",
         "best",
         f"takes over ({100 * view.confidence:g} % interval)",
         "not distinguishable over most of it",
     ]
-    return f"{title}\n{text.table(head, rows, left=(0, 1, 2, 3))}"
+    return Section(f"Best by throughput{of}: {latency}, {rate}", text.table(head, rows, left=(0, 1, 2, 3)))
 
 
 def _taking_over(change: Takeover | None, view: View) -> str:
@@ -151,7 +134,7 @@ def _taking_over(change: Takeover | None, view: View) -> str:
     )
 
 
-def split_text(curves: Sequence[Curve]) -> str | None:
+def split_section(curves: Sequence[Curve]) -> Section | None:
     """The breakdown of the mean TTFT, in ms; None without engine metrics."""
     rows = []
     for curve in curves:
@@ -168,7 +151,7 @@ def split_text(curves: Sequence[Curve]) -> str | None:
         "Breakdown of the mean TTFT, whole run, in ms (engines' own metrics, ranges if Ray keeps only the buckets of "
         "a histogram; rest: front end, network, streaming)"
     )
-    return f"{title}\n{text.table(['curve', 'load', 'TTFT mean', *head, 'rest'], rows, left=(0,))}"
+    return Section(title, text.table(["curve", "load", "TTFT mean", *head, "rest"], rows, left=(0,)))
 
 
 def _range_text(low_s: float | None, high_s: float | None) -> str:
@@ -181,29 +164,29 @@ def _range_text(low_s: float | None, high_s: float | None) -> str:
     return f"< {high}" if low is None or low_s == 0 else f"{low} to {high}"
 
 
-def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at: Sequence[Bounds] = ()) -> str:
+def cost_section(
+    costs: Sequence[LevelCost], curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at: Sequence[Bounds]
+) -> Section:
     """Cost per million tokens by level; the cheapest valid level within each of ``at`` is marked: without a bound it is
     always one of those at which users wait longest."""
-    kinds: tuple[ThroughputMetric, ...] = ("output", "input", "total")
     rows, values, group_numbers = [], [], []
     within: list[list[bool]] = []
     number = {curve.label: i for i, group in enumerate(groups(curves, view)) for curve in group.curves}
-    for curve in curves:
-        for point in curve.points:
-            costs = [of_point(curve, point, kind, price_per_gpu_hour, view.count) for kind in kinds]
-            rows.append(
-                [
-                    curve.label,
-                    tables.load_cell(point),
-                    tables.figure(point.latency_estimate(view), view.confidence),
-                    *(tables.figure(cost, view.confidence) for cost in costs),
-                ]
-            )
-            ranked = point.valid and curve.published is None
-            group_numbers.append(number.get(curve.label))
-            values.append(costs[kinds.index(view.throughput_metric)].value)
-            within.append([ranked and bounds.hold(point) for bounds in at])
-    head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", *(f"per M {kind} tokens" for kind in kinds)]
+    for curve, point, per_million in costs:
+        rows.append(
+            [
+                curve.label,
+                tables.load_cell(point),
+                tables.figure(point.latency_estimate(view), view.confidence),
+                *(tables.figure(cost, view.confidence) for cost in per_million.values()),
+            ]
+        )
+        ranked = point.valid and curve.published is None
+        group_numbers.append(number.get(curve.label))
+        values.append(per_million[view.throughput_metric].value)
+        within.append([ranked and bounds.hold(point) for bounds in at])
+    head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}"]
+    head += [f"per M {kind} tokens" for kind in get_args(ThroughputMetric)]
     for column, bounds in enumerate(at):
         cheapest: dict[int | None, float] = {}
         for its, value, held in zip(group_numbers, values, within, strict=True):
@@ -216,4 +199,4 @@ def cost_text(curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at
     of = "the whole deployment" if not on_gpus else "whole nodes" if view.count == "nodes" else "the GPUs used"
     marks = f"; *: lowest of the {view.throughput_metric} tokens within the bounds" if at else ""
     title = f"Cost at {price_per_gpu_hour:g} per {tables.unit(curves)} hour (paid for {of}{marks})"
-    return f"{title}\n{text.table(head, rows, left=(0,))}"
+    return Section(title, text.table(head, rows, left=(0,)))

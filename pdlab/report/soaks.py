@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.core import text as core_text
+from pdlab.report.section import Section
 from pdlab.report.style import HUES, STYLE_FILE, save
 from pdlab.results.schema import Distribution, Experiment, Run, SoakWindow
 from pdlab.results.soak import changes
@@ -60,7 +61,7 @@ def held(experiments: Sequence[Experiment]) -> list[Held]:
     return soaks
 
 
-def text(each: Held) -> str:
+def section(each: Held) -> Section:
     """The change as the title, and the minutes as a table."""
     step = -(-len(each.windows) // ROWS)
     rows = []
@@ -73,7 +74,7 @@ def text(each: Held) -> str:
         made = core_text.number(window.output_tokens_per_s)
         rows.append([f"{window.begins_s / 60:.0f} to {window.ends_s / 60:.0f}", str(window.requests), *cells, made])
     head = ["minute", "requests", *(f"{metric.upper()} {s}, ms" for metric in METRICS for s in STATISTICS)]
-    return f"Over time: {each.sentence}\n{core_text.table([*head, 'output tok/s'], rows, left=(0,))}"
+    return Section(f"Over time: {each.sentence}", core_text.table([*head, "output tok/s"], rows, left=(0,)))
 
 
 def draw(soaks: Sequence[Held], path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdlab.analysis.comparable import incomparable, length_notes
-from pdlab.analysis.curves import Curve, Point, Rate, View, own
+from pdlab.analysis.curves import Curve, Point, Rate, own
 from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, frontier_points, order_changes
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric
 from pdlab.core.gpu_count import other_count
 from pdlab.core.text import Row, listed, number, table
@@ -24,8 +25,9 @@ def render(curves: Sequence[Curve], view: View) -> str:
     return "\n\n".join(sections)
 
 
-def notes(curves: Sequence[Curve], view: View) -> list[str]:
-    """Notes on a comparison: windows, repeats, workloads, invalid levels."""
+def notes(curves: Sequence[Curve], view: View, *, exclusions: bool = True) -> list[str]:
+    """Notes on a comparison: windows, repeats, workloads, invalid levels. ``exclusions``: also why repeats are left
+    out."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
@@ -42,7 +44,12 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
     lines += length_notes(curves, view)
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
-    return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
+    return [
+        *_rehearsal_notes(own(curves)),
+        *lines,
+        *_fresh_notes(own(curves)),
+        *invalid_notes(curves, exclusions=exclusions),
+    ]
 
 
 def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
@@ -117,12 +124,15 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
     return lines
 
 
-def invalid_notes(curves: Sequence[Curve]) -> list[str]:
-    """One line for each level that failed a check, wholly or in some repeats or when it was first measured."""
+def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[str]:
+    """One line for each level that failed a check, wholly or in some repeats (only with ``exclusions``) or when it was
+    first measured."""
     lines = []
     for curve in curves:
         for point in curve.points:
             place, first_reasons = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
+            if point.reasons and not exclusions:
+                continue
             if point.reasons:
                 outcome = (
                     "not valid"

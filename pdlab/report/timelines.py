@@ -11,6 +11,7 @@ from pdlab.analysis.curves import short_labels
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open
+from pdlab.report.section import Section
 from pdlab.report.style import HUES, STYLE_FILE, save
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
@@ -98,12 +99,12 @@ def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | No
     return median, tail
 
 
-def text(each: Timeline) -> str:
+def section(each: Timeline) -> Section:
     """The changes of roles, one a line."""
     if not each.changes:
-        return f"Roles over time: {each.label}: none changed"
+        return Section(f"Roles over time: {each.label}: none changed")
     lines = [f"{change.at_s:8.1f} s  {change.prefill}:{change.decode}  {change.reason}" for change in each.changes]
-    return "\n".join([f"Roles over time (prefill:decode): {each.label}", *lines])
+    return Section(f"Roles over time (prefill:decode): {each.label}", "\n".join(lines))
 
 
 def draw(timelines: Sequence[Timeline], path: Path) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.analysis.comparable import groups, incomparable
-from pdlab.analysis.curves import Curve, View, own
+from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
 from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
 from pdlab.report import tables
@@ -34,13 +35,14 @@ HIGHER = {"throughput": ("higher", "lower"), "ttft": ("longer", "shorter"), "tpo
 LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp"}
 
 
-def headline(curves: Sequence[Curve], view: View) -> str:
-    """The whole curves compared, three lines for each deployment; or why they cannot be."""
+def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None) -> str:
+    """The whole curves compared, three lines for each deployment; or why they cannot be. ``whole``: their comparison,
+    if it is made already."""
     if not any(point.valid for curve in own(curves) for point in curve.points):
         return "No valid level to compare."
     if len(own(curves)) < 2:
         return f"{own(curves)[0].label} alone: nothing to compare."
-    whole = compared(curves, view)
+    whole = compared(curves, view) if whole is None else whole
     texts = [headline_text(each, curves, view) for each in whole.headlines]
     texts += [pairs_text(each, curves, view) for each in whole.pairs]
     return "\n\n".join(filter(None, [*texts, "\n".join(apart_text(whole, curves, view))]))
@@ -163,7 +165,11 @@ def ratio_text(comparison: Comparison) -> str:
 
 def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
     """For each kind of load the best configuration within latency bounds, or why none can be named."""
-    answers = readings(curves, bounds, view)
+    return reading_sentences(readings(curves, bounds, view), curves, view)
+
+
+def reading_sentences(answers: Sequence[Reading], curves: Sequence[Curve], view: View) -> list[str]:
+    """A sentence for each of the readings within the same bounds."""
     return [reading_sentence(each, curves, view, several=len({each.kind for each in answers}) > 1) for each in answers]
 
 

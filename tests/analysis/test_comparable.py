@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, model_name, same_model
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, workloads_name
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.headline import compared
 from pdlab.analysis.phase_ratio import implied, measured
 from pdlab.analysis.ranking import frontiers, readings
+from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.deployment import Deployment, parse_label

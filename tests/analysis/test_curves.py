@@ -11,7 +11,9 @@ from support.curves import most, read, within
 
 from pdlab.analysis import ranking
 from pdlab.analysis.comparable import incomparable
-from pdlab.analysis.curves import Curve, Gpus, View, curves, gpus_of, short_labels
+from pdlab.analysis.crossovers import group_crossovers
+from pdlab.analysis.curves import Curve, Gpus, curves, gpus_of, short_labels
+from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
@@ -364,12 +366,13 @@ def test_the_best_by_throughput_is_of_one_kind_of_load_too() -> None:
         experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 20), run(Open(rate_rps=1), 1, 50)),
         experiment("collocated-4xtp2", closed(4, 1, 12), closed(8, 2, 24)),
     ]
-    text = sections.crossover_text(curves(pair), View())
-    assert text is not None and "Best by throughput, closed loop:" in text and "open loop" not in text
+    (found,) = group_crossovers(curves(pair), View())
+    assert found.kind == "concurrency" and found.group is None
+    assert sections.crossover_section(found, View()).title.startswith("Best by throughput, closed loop:")
     opened = [*pair[:1], experiment("collocated-4xtp2", run(Open(rate_rps=1), 1, 5))]
-    assert sections.crossover_text(curves(opened), View()) is not None
+    assert [each.kind for each in group_crossovers(curves(opened), View())] == ["rate"]
     apart = [experiment("collocated-8xtp1", closed(4, 1, 10)), opened[1]]
-    assert sections.crossover_text(curves(apart), View()) is None
+    assert group_crossovers(curves(apart), View()) == []
 
 
 @pytest.mark.parametrize(("requests", "tails"), [(99, set()), (100, {"p95"}), (500, {"p95", "p99"})])

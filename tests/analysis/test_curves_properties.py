@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from support.curves import most
 
 from pdlab.analysis.crossovers import crossovers
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, per_million_tokens
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, per_million_tokens
 from pdlab.analysis.intervals import Estimate, of_repeats
 from pdlab.analysis.ranking import lines_of
+from pdlab.analysis.view import View
 
 pytestmark = pytest.mark.property
 

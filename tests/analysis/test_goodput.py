@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
+from pdlab.analysis.view import View
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, Search
 from pdlab.core.errors import UsageError
@@ -153,7 +154,7 @@ def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
     text = verdicts.slo_sentence(picked, same, View())
     assert "one" in text and "two are not distinguishable" in text
     assert "the repeats differ too much there" in text and "to" not in text.split("factor of")[1]
-    table = sections.slo_text(picked, same, View())
+    table = sections.slo_section(picked, same, View()).text
     assert "1.00 x (interval too wide), not distinguishable" in table
 
 
@@ -168,7 +169,7 @@ def test_what_misses_and_what_is_unknown_is_said() -> None:
     text = verdicts.slo_sentence(picked, curves, View())
     assert "good gives about" in text
     assert "not met by bad" in text and "not known for blind" in text and "good might give more" in text
-    table = sections.slo_text(picked, curves, View())
+    table = sections.slo_section(picked, curves, View()).text
     assert ">= 10.0" in table and "requests counted" in table
 
 
@@ -234,14 +235,14 @@ def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     text = verdicts.slo_sentence(picked, clear, View())
     assert "the best is high with about 70 output tokens/s" in text and "27 to 54 %" in text
     assert "low between 5 and 5.5 requests/s (95 % confidence)" in text
-    table = sections.slo_text(picked, clear, View())
+    table = sections.slo_section(picked, clear, View()).text
     assert "search: between 7 and 7.7 requests/s (95 % confidence)" in table
 
     touching = [with_search("low", searched("low", {6.0: 0.99, 7.2: 0.6})), with_search("high", high)]
     close = pick(touching, SLO, View(), "open")
     assert close.best is None
     assert "no winner can be named" in verdicts.slo_sentence(close, touching, View())
-    assert "not distinguishable" in sections.slo_text(close, touching, View())
+    assert "not distinguishable" in sections.slo_section(close, touching, View()).text
 
 
 def test_brackets_widen_where_many_are_compared() -> None:
@@ -294,7 +295,7 @@ def test_goodput_is_never_ranked_against_what_a_closed_loop_gets_through() -> No
     text = verdicts.slo_sentence(first, both, View())
     assert "by goodput of open loops, searched gives" in text and "not measured at request rates: closed" in text
     assert "by capacity of closed loops" in verdicts.slo_sentence(second, both, View())
-    tables = [sections.slo_text(picked, both, View()) for picked in (first, second)]
+    tables = [sections.slo_section(picked, both, View()).text for picked in (first, second)]
     assert "7 and 7.7 requests/s" in tables[0] and "By level" not in tables[0] and "By level" in tables[1]
     (only,) = goodput.picks([closed], SLO, View())
     assert only.loop == "closed" and not only.elsewhere

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample
 from pdlab.analysis.headline import Against, Headline, compared, headlines
+from pdlab.analysis.view import View
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import LoadKind
 from pdlab.report import verdicts

@@ -10,9 +10,10 @@ import pytest
 from support import folders
 from support.curves import read
 
-from pdlab.analysis.curves import View, curves
+from pdlab.analysis.curves import curves
 from pdlab.analysis.loading import load
 from pdlab.analysis.ranking import spots
+from pdlab.analysis.view import View
 
 
 def changed(folder: Path, level: str, change: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlab.analysis import published_tables
-from pdlab.analysis.curves import View
+from pdlab.analysis.view import View
 from pdlab.core import notation
 from pdlab.core.deployment import Collocated, Disaggregated
 from pdlab.core.errors import StoreError, UsageError

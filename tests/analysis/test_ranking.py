@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from support.curves import most, read
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, in_one_study
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
 from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank
 from pdlab.analysis.shrinkage import moderate_all
+from pdlab.analysis.view import View
 
 TRIALS = 200
 LEAST = 183  # of 200 at 95 %: see test_statistics.py

@@ -170,16 +170,16 @@ def test_mean_over_repeats_and_table() -> None:
         origin="measured", label="x", deployment=Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1"))
     )
     shown = curves([Experiment(name="x", manifest=manifest, runs=(pd_run(), pd_run(1)))])
-    text = sections.split_text(shown)
-    assert text is not None
-    assert text.splitlines()[-1].split() == [
+    section = sections.split_section(shown)
+    assert section is not None
+    assert section.body.splitlines()[-1].split() == [
         "P1xTP1", "D1xTP1", "pack", "4", "400.0", "-", "50.0", "200.0", "-", "60.0", "20.0", "10.0", "60.0",
     ]  # fmt: skip
     wide = {
         "collocated": EngineCounters(buckets={"queue": {"0.3": 5.0, "+Inf": 5.0}, "ttft": {"0.3": 0.0, "+Inf": 5.0}})
     }
-    text = sections.split_text(curves([Experiment(name="x", manifest=manifest, runs=(run({}, wide),))]))
-    assert text is not None and text.splitlines()[-1].split()[3:] == [
+    section = sections.split_section(curves([Experiment(name="x", manifest=manifest, runs=(run({}, wide),))]))
+    assert section is not None and section.body.splitlines()[-1].split()[3:] == [
         "4", "400.0", ">", "300.0", "<", "300.0", "-", "-", "-", "-", "-", "<", "100.0",
     ]  # fmt: skip
-    assert sections.split_text(curves([Experiment(name="x", manifest=manifest, runs=(run({}, {}),))])) is None
+    assert sections.split_section(curves([Experiment(name="x", manifest=manifest, runs=(run({}, {}),))])) is None

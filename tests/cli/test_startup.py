@@ -52,7 +52,7 @@ def test_a_script_is_its_command(script: str) -> None:
 
 def test_every_command_has_its_module() -> None:
     modules = {path.stem.replace("_", "-") for path in (ROOT / "pdlab" / "cli").glob("*.py")} - {"--init--"}
-    assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until", "whole-nodes"}  # parts of others
+    assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until"}  # parts of others
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

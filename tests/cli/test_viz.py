@@ -14,6 +14,7 @@ import pytest
 from support import folders
 
 from pdlab.analysis import curves as analysis
+from pdlab.analysis.view import View
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, Search
 from pdlab.cli import viz
@@ -134,7 +135,7 @@ def test_footnotes_explain_the_terms_and_every_invalid_level(tmp_path: Path) -> 
         folders.write(tmp_path / deployment.label, deployment, repeats=1, reasons=invalid) for deployment in made[:2]
     ]
     curves = analysis.curves([Store(path).load() for path in paths])
-    text = "\n".join(plots.usual_footnotes(curves, analysis.View()))
+    text = "\n".join(plots.usual_footnotes(curves, View()))
     assert "TTFT: time to first token. TPOT: time per output token after the first. p50: median." in text
     assert "1xTP1 collocated: 1 replica, prefill and decode (TP 1)" in text
     assert "P1xTP2 D1xTP2 spread: 1 prefill replica (TP 2) and 1 decode replica (TP 2)" in text
@@ -220,7 +221,7 @@ def test_help_is_light() -> None:
         "import sys, viz\n"
         "try:\n    viz.main(['--help'])\n"
         "except SystemExit as end:\n"
-        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy', 'pydantic'}), end.code)"
+        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy'}), end.code)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "LOADED [] 0"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support import folders, published
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import View, curves
+from pdlab.analysis.curves import curves
 from pdlab.analysis.loading import load
+from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.core.workload import parse_slo
 

@@ -394,6 +394,10 @@ VIZ += [
     case("viz", "--exps ours --count-gpus nodes --no-use-normalized", "--count-gpus is for throughput per node"),
     case("viz", "--exps ours --published cells.csv", "column 'config' is not known"),
     case("viz", "--audit ours --at tpot_ms=5", "--at does nothing with --audit"),
+    case("viz", "--audit ours --confidence 0.95", "--confidence does nothing with --audit"),
+    case("viz", "--exps ours --no-use-normalized --gpus-per-node 8", "--gpus-per-node is for throughput per node"),
+    case("viz", "--exps ours --chunk-size 16", "--latency-mode chunk"),
+    case("viz", "--exps ours --no-plot --no-log-latency", "--log-latency does nothing with --no-plot"),
 ]
 BENCH = [
     case("bench", "-c 4 -c 8", "-c is given twice", "commas between"),

@@ -14,7 +14,6 @@ from support import folders
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import loading
 from pdlab.cli import viz
-from pdlab.report import html
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>\"'&"
@@ -237,9 +236,8 @@ def test_plots_and_tables_can_be_had_as_well(
     assert (tmp_path / "p.png").is_file() and "Raw, whole deployment" in capsys.readouterr().out
 
 
-def test_further_answers_and_tables(three: list[Path]) -> None:
-    loaded = loading.load(three, {})
-    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    contents = html.Contents(loaded, curves, analysis.View(), "x", answers=["Yes & no."], texts=["Costs\na  b\n1  2"])
-    page = Elements(html.render(contents)).text
-    assert "Yes & no." in page and "Costs" in page and "a  b\n1  2" in page
+@pytest.mark.parametrize("remarks", [["Yes & no."], ["Yes & no.", "Nor this: <b>x</b>"]], ids=["one-line", "two-lines"])
+def test_remarks_are_in_the_page(remarks: list[str], three: list[Path], tmp_path: Path) -> None:
+    words = [word for remark in remarks for word in ("--note", remark)]
+    page = Elements(made(three, tmp_path, *words)).text
+    assert all(remark in page for remark in remarks)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import pdlab
-from pdlab.analysis import curves as analysis
-from pdlab.analysis import loading
 from pdlab.report import html
+from pdlab.report.build import build_report
+from pdlab.report.load import load
 
 pytestmark = pytest.mark.golden
 
@@ -28,10 +28,9 @@ FOLDERS = [
 
 def test_report() -> None:
     """PDLAB_UPDATE_GOLDEN=1 rewrites the stored file; read the difference before keeping it."""
-    loaded = loading.load([PUBLISHED / name for name in FOLDERS], {})
-    curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
+    report = build_report(load(*(PUBLISHED / name for name in FOLDERS)))
     command = "python viz.py --exps ... --report out/report.html"
-    text = normalised(html.render(html.Contents(loaded, curves, analysis.View(), command)))
+    text = normalised(html.render(report, command))
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
         GOLDEN.parent.mkdir(exist_ok=True)
         GOLDEN.write_text(text, encoding="utf-8")

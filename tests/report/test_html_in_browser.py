@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import browser, folders
 
+from pdlab.analysis.view import View
 from pdlab.cli import viz
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
@@ -138,7 +139,7 @@ def test_the_frontier_drawn_is_that_of_the_analysis(opened: browser.Page, file: 
 
     loaded = loading.load(sorted(file.parent.glob("*-folder")), {})
     curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    for choice, view in (("token", analysis.View()), ("interactivity", analysis.View(use_interactivity=True))):
+    for choice, view in (("token", View()), ("interactivity", View(use_interactivity=True))):
         opened.evaluate(CHOOSE % ("latency", choice, "change"))
         rings = opened.evaluate("document.querySelectorAll('figure.main .ring').length")
         assert rings == sum(len(spots) for _, spots in ranking.frontiers(curves, view)) > 1

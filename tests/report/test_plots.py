@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, View, workloads_name
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
+from pdlab.analysis.view import View
 from pdlab.core.workload import LoadKind, Workload
 from pdlab.report import plots
 

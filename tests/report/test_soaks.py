@@ -82,4 +82,4 @@ def test_what_is_not_known_is_not_drawn(folder: Path) -> None:
     bare = [window.model_copy(update={"tpot": None}) for window in run.soak.windows]
     each = soaks.Held("x", run.model_copy(update={"soak": run.soak.model_copy(update={"windows": tuple(bare)})}))
     assert soaks.drawing(each, "tpot") == "" and soaks.drawing(each, "ttft") != ""
-    assert soaks.text(each).splitlines()[3].split()[4:6] == ["-", "-"]
+    assert soaks.section(each).text.splitlines()[3].split()[4:6] == ["-", "-"]

@@ -89,8 +89,8 @@ def test_levels_of_a_moving_mix_and_those_with_a_log_are_shown(tmp_path: Path) -
     assert [each.changes for each in found] == [changes, ()]
     assert all(len(each.records) == 100 for each in found)
     assert "10 requests/s, simulated" in found[0].label
-    assert timelines.text(found[0]).splitlines()[1:] == ["     0.0 s  1:1  given", "     4.0 s  1:1  1:1 stays"]
-    assert timelines.text(found[1]).endswith("none changed")
+    assert timelines.section(found[0]).body.splitlines() == ["     0.0 s  1:1  given", "     4.0 s  1:1  1:1 stays"]
+    assert timelines.section(found[1]).text.endswith("none changed")
     path = tmp_path / "roles.png"
     timelines.draw(found, path)
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.curves import Curve, Gpus, View
+from pdlab.analysis.curves import Curve, Gpus
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Reading, estimate_at, readings
+from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
 

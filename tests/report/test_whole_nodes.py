@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import pytest
 from support.curves import made_up
 
-from pdlab.analysis.curves import Curve, Gpus, Point, View
+from pdlab.analysis.curves import Curve, Gpus, Point
 from pdlab.analysis.ranking import order_changes
+from pdlab.analysis.view import View
 from pdlab.cli import plan, viz
-from pdlab.cli.whole_nodes import counted, counted_gpus
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.gpu_count import Count
@@ -20,6 +20,7 @@ from pdlab.plan.planner import Candidate, Plan
 from pdlab.plan.scene import Scene
 from pdlab.plan.text import counting
 from pdlab.report import tables
+from pdlab.report.whole_nodes import counted, counted_gpus
 from pdlab.sim.hardware import load_hardware
 
 GPUS = {
@@ -71,7 +72,7 @@ def test_whole_nodes_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture
 def test_the_default_is_one_declaration() -> None:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    counts = {viz.parser().get_default("count_gpus"), plan.PlanSettings().count_gpus, View().count}
+    counts = {plan.PlanSettings().count_gpus, View().count}
     counts.add(Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo()).count)
     assert counts == {"used"}
 

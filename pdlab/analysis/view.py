@@ -1,0 +1,89 @@
+"""What to look at in measured curves: which latency, which throughput, counted per what."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from pdlab.core.bounds import Statistic
+from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
+from pdlab.core.schema import Frozen
+from pdlab.core.settings import Positive, Share, setting
+
+LatencyMode = Literal["token", "first_token", "chunk"]
+ThroughputMetric = Literal["output", "input", "total"]
+CountedRole = Literal["all", "prefill", "decode"]
+
+DEFAULT_CHUNK = 16
+GPUS_PER_NODE = 8
+SHOWN = "what is shown"
+
+
+class View(Frozen):
+    """What to look at: which latency, which statistic of it, which throughput, per node or not.
+
+    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs used, or those of
+    whole nodes, which are rented whole; a role's are always those used. ``confidence`` is the level of every interval
+    and verdict.
+    """
+
+    normalized: bool = setting(
+        True,
+        "throughput per node, or with --no-use-normalized of the whole deployment",
+        SHOWN,
+        "--use-normalized",
+    )
+    gpus_per_node: Positive = setting(GPUS_PER_NODE, "GPUs that make a node; 1: per GPU", SHOWN)
+    role: CountedRole = setting(
+        "all",
+        "count all GPUs, or only those of prefill or of decode; collocated experiments are then left out",
+        SHOWN,
+        "--per-role",
+    )
+    latency_mode: LatencyMode = setting(
+        "token",
+        "latency of the throughput plot: token = TPOT, first_token = TTFT, chunk = (chunk size - 1) * TPOT + TTFT",
+        SHOWN,
+        otherwise="token; first_token where no level has a TPOT",
+    )
+    chunk_size: Positive = setting(DEFAULT_CHUNK, "with --latency-mode chunk: its size", SHOWN, value="TOKENS")
+    use_interactivity: bool = setting(
+        False, "1000 / TPOT in tokens/s per user in place of the latency (higher is better)", SHOWN
+    )
+    throughput_metric: ThroughputMetric = setting(
+        "output", "which tokens are counted; requests/s are always written at the points", SHOWN
+    )
+    statistic: Statistic = setting(
+        "p50",
+        "which statistic of TTFT and TPOT over the requests of a level",
+        SHOWN,
+        "--stat",
+        otherwise="p50, the median; where no level has it, the mean",
+    )
+    confidence: Share = setting(0.95, "level of intervals and verdicts", SHOWN, value="P")
+    count: Count = setting(DEFAULT_COUNT, COUNT_HELP, SHOWN, "--count-gpus")
+
+    @model_validator(mode="after")
+    def _interactivity_is_of_tokens(self) -> View:
+        if self.use_interactivity and self.latency_mode != "token":
+            raise ValueError("interactivity is 1000/TPOT: it goes with the latency mode token alone")
+        return self
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Direction of `pdlab.analysis.curves.Point.latency`: interactivity is better when higher."""
+        return not self.use_interactivity
+
+    @property
+    def latency_name(self) -> str:
+        """Name of what the latency axis shows, without unit."""
+        if self.use_interactivity:
+            return "interactivity"
+        return {"token": "TPOT", "first_token": "TTFT", "chunk": f"{self.chunk_size}-token chunk latency"}[
+            self.latency_mode
+        ]
+
+    @property
+    def latency_unit(self) -> str:
+        return "tokens/s per user" if self.use_interactivity else "ms"

@@ -1,0 +1,188 @@
+"""What was measured -> a report as a value: curves, comparisons, answers and notes, without a word of layout.
+
+`pdlab.report.text`, `pdlab.report.pictures` and `pdlab.report.html` print it, draw it and write it as a page.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pdlab.analysis import curves as analysis
+from pdlab.analysis import goodput, loading, published_tables, ranking
+from pdlab.analysis.audit import rules
+from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
+from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
+from pdlab.analysis.goodput import Pick
+from pdlab.analysis.headline import Compared, compared
+from pdlab.analysis.ranking import Frontier, Reading, frontiers, readings
+from pdlab.analysis.view import View
+from pdlab.core.bounds import Bounds, parse_bounds
+from pdlab.core.commands import typed
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import SLO_QUANTILE, Slo, parse_slo
+from pdlab.report import soaks, timelines, whole_nodes
+from pdlab.report.load import ReportNote, Results
+from pdlab.report.soaks import Held
+from pdlab.report.timelines import Timeline
+from pdlab.results.store import bounds_in_files
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What the results show in one view. Without load levels ``curves`` is empty, and only the faults are there.
+
+    ``view``: what is shown, with a latency that some level has. ``left_out``: labels of curves without GPUs of the
+    view's role. ``at``: latency bounds that are answered. ``picks``: the answers to SLOs. ``price_per_gpu_hour``: None:
+    no costs are asked for. ``remarks``: lines of the caller's own. ``notes``: what a reader has to know.
+    """
+
+    results: Results
+    view: View
+    curves: tuple[Curve, ...] = ()
+    left_out: tuple[str, ...] = ()
+    at: tuple[Bounds, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    price_per_gpu_hour: float | None = None
+    remarks: tuple[str, ...] = ()
+    notes: tuple[ReportNote, ...] = ()
+    soaks: tuple[Held, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
+
+    @cached_property
+    def comparison(self) -> Compared:
+        """Whole curves compared."""
+        return compared(self.curves, self.view)
+
+    @cached_property
+    def readings(self) -> tuple[tuple[Reading, ...], ...]:
+        """For each of ``at``, who serves most within it, by kind of load and group."""
+        return tuple(tuple(readings(self.curves, bounds, self.view)) for bounds in self.at)
+
+    @cached_property
+    def frontiers(self) -> tuple[Frontier, ...]:
+        """The Pareto frontiers, one for each kind of load and group."""
+        return tuple(frontiers(self.curves, self.view))
+
+    @cached_property
+    def crossovers(self) -> tuple[GroupCrossovers, ...]:
+        """Which configuration is best at which throughput, for each kind of load and group."""
+        return tuple(group_crossovers(self.curves, self.view))
+
+    @cached_property
+    def costs(self) -> tuple[LevelCost, ...]:
+        """Cost per million tokens at every level; empty without a price."""
+        if self.price_per_gpu_hour is None:
+            return ()
+        return tuple(level_costs(self.curves, self.price_per_gpu_hour, self.view.count))
+
+    @cached_property
+    def findings(self) -> tuple[AuditFinding, ...]:
+        """What the audit finds in the folders."""
+        folders = list(dict.fromkeys(each.folder for each in self.results.loaded))
+        return tuple(rules.audit(folders, self.results.gpus))
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the figures themselves may be wrong: to be said wherever they are shown."""
+        return tuple(note.text for note in self.notes if note.code == "audit")
+
+
+def build_report(
+    results: Results,
+    view: View | None = None,
+    *,
+    at: Sequence[Bounds | str] = (),
+    slos: Sequence[Slo | str] = (),
+    price_per_gpu_hour: float | None = None,
+    published: Sequence[Path] = (),
+    remarks: Sequence[str] = (),
+) -> Report:
+    """The report on what `pdlab.report.load.load` has read.
+
+    ``view``: what it sets is kept; a latency mode or statistic that it leaves open becomes one that some level has.
+    ``at``: latency bounds such as ``tpot_ms=12,ttft_p95_ms=2000`` (empty: those of the experiments' files). ``slos``:
+    SLOs such as ``ttft_ms=2000``, for 95 % of the requests if it is text (empty: those that were searched for).
+    ``published``: tables of others, as CSV. Raises UsageError if nothing can be shown in this view, and StoreError for
+    what cannot be read.
+    """
+    view = view or View()
+    bounds = [parse_bounds(each, view.statistic) if isinstance(each, str) else each for each in at]
+    asked = [parse_slo(each, SLO_QUANTILE) if isinstance(each, str) else each for each in slos]
+    if not results.loaded:
+        return Report(results, view, remarks=tuple(remarks), notes=results.notes)
+    bounds = bounds or bounds_of_files(results, view)
+    asked = asked or list(dict.fromkeys(search.slo for each in results.experiments for search in each.searches))
+    if asked:
+        results = results.with_every_request()
+    notes = [*results.notes]
+    curves = _curves(results, published, notes)
+    shown = tuple(curve for curve in curves if curve.has_role(view))
+    if not shown:
+        raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
+    view = _known_view(shown, view, notes)
+    ranking.require_latency(own(shown), view)
+    notes += _audit_note(results)
+    return Report(
+        results=results,
+        view=view,
+        curves=shown,
+        left_out=tuple(curve.label for curve in curves if not curve.has_role(view)),
+        at=tuple(bounds),
+        picks=tuple(pick for slo in asked for pick in goodput.picks(shown, slo, view)),
+        price_per_gpu_hour=price_per_gpu_hour,
+        remarks=tuple(remarks),
+        notes=tuple(notes),
+        soaks=tuple(soaks.held(results.experiments)),
+        timelines=tuple(timelines.moving([(each.folder, each.experiment) for each in results.loaded])),
+    )
+
+
+def bounds_of_files(results: Results, view: View) -> list[Bounds]:
+    """The latency bounds that the experiments' files ask for, each once. Raises UsageError."""
+    entries = bounds_in_files(results.folders.given)
+    return list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
+
+
+def _curves(results: Results, published: Sequence[Path], notes: list[ReportNote]) -> list[Curve]:
+    """The measured curves, one for each measurement, and the published ones."""
+    every = analysis.curves(results.experiments, [each.requests for each in results.loaded])
+    kept = analysis.drawn_once(every)
+    if len(kept) < len(every):
+        names = [curve.label for curve in kept if curve not in every]
+        notes.append(ReportNote("drawn-once", f"identical results are drawn once: {'; '.join(names)}"))
+    measured = [whole_nodes.counted(curve) for curve in kept]
+    return [*measured, *(curve for path in published for curve in published_tables.load(path))]
+
+
+def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) -> View:
+    """The view; if no level has its latency, one that some level has, as far as the view leaves that open."""
+    fixed = view.model_fields_set
+    modes = ["token"] if view.use_interactivity else ["token", "first_token"]
+    for mode in [view.latency_mode] if "latency_mode" in fixed else modes:
+        for statistic in [view.statistic] if "statistic" in fixed else [view.statistic, "mean"]:
+            other = view.model_copy(update={"latency_mode": mode, "statistic": statistic})
+            if ranking.spots(own(curves), other):
+                if other != view:
+                    lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
+                    notes.append(ReportNote("other-latency", f"no level has the {lacks}: the {has} is shown"))
+                return other
+    return view
+
+
+def _audit_note(results: Results) -> list[ReportNote]:
+    """That the audit finds something in these folders that makes a plot of them wrong."""
+    paths = results.folders.experiments
+    hashes = loading.hashes(results.loaded)
+    findings = rules.shared(rules.hard(rules.audit(paths, results.gpus, recompute=False, hashes=hashes)))
+    if not findings:
+        return []
+    kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
+    few = len(paths) <= 4
+    named, more = (shlex.join(map(str, paths)), "") if few else ("DIR...", " with these folders")
+    text = f"the audit has findings that make a plot of these folders wrong ({kinds}): "
+    return [ReportNote("audit", f"{text}{typed('viz', '--audit')} {named}{more} lists them")]

@@ -1,0 +1,180 @@
+"""Result folders -> what was measured in them: levels, faults made under load, and notes on the folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from pdlab.analysis import loading
+from pdlab.analysis.curves import METRICS, gpus_of, short_labels
+from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
+from pdlab.analysis.loading import Loaded
+from pdlab.core.arguments import distinct
+from pdlab.core.bounds import Statistic
+from pdlab.core.errors import UsageError
+from pdlab.core.text import choices, listed
+from pdlab.results import chaos as chaos_results
+from pdlab.results.chaos import Chaos
+from pdlab.results.schema import Experiment, Run
+from pdlab.results.store import experiment_folders, searched, stopped, tuning_of, unfinished
+
+NoteCode = Literal["unfinished", "stopped", "tuning", "several-curves", "drawn-once", "other-latency", "audit"]
+Row = dict[str, str | float | bool | None]
+
+
+class ReportNote(NamedTuple):
+    """What a reader of the figures has to know. ``code``: its kind; ``text``: in words."""
+
+    code: NoteCode
+    text: str
+
+
+class ResultFolders(NamedTuple):
+    """Folders by what they hold.
+
+    ``given``: folders of load levels as they were given. ``experiments``: the same, but in place of the folder of a
+    whole experiment those in it. ``faults``: folders of faults made under load.
+    """
+
+    given: tuple[Path, ...]
+    experiments: tuple[Path, ...]
+    faults: tuple[Path, ...]
+    notes: tuple[ReportNote, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Everything that was read. ``gpus``: of folders that do not record theirs. ``every_request``: the requests of all
+    levels are there, not only those of levels that were measured once."""
+
+    folders: ResultFolders
+    gpus: Mapping[Path, int]
+    loaded: tuple[Loaded, ...]
+    chaos: tuple[Chaos, ...] = ()
+    every_request: bool = False
+
+    @property
+    def experiments(self) -> list[Experiment]:
+        return [each.experiment for each in self.loaded]
+
+    @property
+    def notes(self) -> tuple[ReportNote, ...]:
+        """Of the folders, and of what is in them."""
+        return (*self.folders.notes, *_several_curves(self.loaded))
+
+    def with_every_request(self) -> Results:
+        """The same with the requests of all levels, which goodput needs. Raises as `read`."""
+        if self.every_request:
+            return self
+        loaded = loading.load(self.folders.experiments, self.gpus, every_request=True)
+        return replace(self, loaded=tuple(loaded), every_request=True)
+
+    def levels(self) -> list[Row]:
+        """A row per level and repeat, valid or not, with the same keys in each.
+
+        Rates are those of the whole deployment, per second. A latency is ``METRIC_STATISTIC_ms``; None: not known, or
+        too few requests for that percentile.
+        ``window``: the figures are of the steady window, or of the whole run if the steady window is not known.
+        """
+        labels = short_labels(self.experiments)
+        return [
+            _row(label, each, run)
+            for label, each in zip(labels, self.loaded, strict=True)
+            for run in each.experiment.runs
+        ]
+
+
+def load(*folders: str | Path, gpus: Mapping[str, int] | None = None) -> Results:
+    """What is in these folders: of experiments, of whole experiments, of faults made under load, or as published.
+
+    ``gpus``: name of a folder -> its number of GPUs, for folders that do not record it. Raises StoreError for what
+    cannot be read and UsageError for names that are wrong.
+    """
+    return read(find([Path(folder) for folder in folders], "load()"), gpus or {}, "load()")
+
+
+def find(folders: Sequence[Path], flag: str) -> ResultFolders:
+    """The folders by what they hold; ``flag`` is what named them. Raises StoreError or UsageError."""
+    faults: list[Path] = []
+    given: list[Path] = []
+    for folder in folders:
+        with searched(folder):
+            (faults if chaos_results.is_chaos(folder) else given).append(folder)
+    distinct(faults, flag)
+    experiments = distinct(experiment_folders(given), flag)
+    kinds: tuple[NoteCode, ...] = ("unfinished", "stopped", "tuning")
+    notes = [
+        ReportNote(code, text)
+        for code, of in zip(kinds, (unfinished, stopped, tuning_of), strict=True)
+        for folder in given
+        if (text := of(folder)) is not None
+    ]
+    return ResultFolders(tuple(given), tuple(experiments), tuple(faults), tuple(notes))
+
+
+def read(found: ResultFolders, gpus: Mapping[str, int], flag: str, *, every_request: bool = False) -> Results:
+    """Read what was found; see `load` and `pdlab.analysis.loading.load`."""
+    of_folders = gpus_by_folder(gpus, found.experiments, flag)
+    loaded = loading.load(found.experiments, of_folders, every_request=every_request)
+    made = [chaos_results.load(path) for path in found.faults]
+    return Results(found, of_folders, tuple(loaded), tuple(made), every_request)
+
+
+def gpus_by_folder(named: Mapping[str, int], folders: Sequence[Path], flag: str) -> dict[Path, int]:
+    """Folder -> the GPUs that its name is given. A name of more parts counts before a shorter one. Raises UsageError
+    for a name that no folder has; ``flag`` is what named the folders."""
+    sizes: dict[Path, tuple[int, int]] = {}
+    for name, count in named.items():
+        meant = [path for path in folders if _is_called(path, name)]
+        if not meant:
+            known = [path.resolve().name for path in folders]
+            raise UsageError(f"--gpus {name}={count}: no folder of {flag} is called {name!r}; {choices(name, known)}")
+        for path in meant:
+            sizes[path] = max(sizes.get(path, (0, 0)), (len(Path(name).parts), count), key=lambda each: each[0])
+    return {path: count for path, (_, count) in sizes.items()}
+
+
+def _is_called(path: Path, name: str) -> bool:
+    """Whether the folder's path ends in ``name``, or ``name`` is a path to it."""
+    parts = Path(name).parts
+    ends = path.resolve().parts[-len(parts) :] == parts if parts else False
+    return ends or Path(name).resolve() == path.resolve()
+
+
+def _several_curves(loaded: Sequence[Loaded]) -> Iterator[ReportNote]:
+    """Folders that hold several curves, and which."""
+    for folder in dict.fromkeys(each.folder for each in loaded):
+        parts = [each.experiment.part for each in loaded if each.folder == folder]
+        if len(parts) > 1:
+            text = f"{folder} holds {len(parts)} curves, its files differ in more than their load: {listed(parts)}"
+            yield ReportNote("several-curves", text)
+
+
+def _row(label: str, source: Loaded, run: Run) -> Row:
+    steady = run.steady is not None and run.steady.ttft is not None
+    summary = run.steady if run.steady is not None and steady else run.whole
+    row: Row = {
+        "experiment": label,
+        "folder": str(source.folder),
+        "gpus": gpus_of(source.experiment).total,
+        "load_kind": run.key.kind,
+        "load": run.key.value,
+        "repeat": run.key.repeat,
+        "valid": run.validity.valid,
+        "reasons": "; ".join(run.validity.reasons),
+        "window": "steady" if steady else "whole",
+        "completed": summary.completed,
+        "requests_per_s": summary.requests_per_s,
+        "input_tokens_per_s": summary.input_tokens_per_s,
+        "output_tokens_per_s": summary.output_tokens_per_s,
+    }
+    for metric in METRICS:
+        distribution = getattr(summary, metric)
+        seconds = {} if distribution is None else {"mean": distribution.mean_s, **distribution.percentiles_s}
+        for statistic in get_args(Statistic):
+            carried = not is_tail(statistic) or beyond(statistic, summary.completed) >= MIN_BEYOND
+            value_s = seconds.get(statistic) if carried else None
+            row[f"{metric}_{statistic}_ms"] = None if value_s is None else 1000 * value_s
+    return row

@@ -1,0 +1,53 @@
+"""A report as pictures: the plot, and beside it one of what moved over time and of each folder of faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pdlab.report import chaos as chaos_report
+from pdlab.report import plots, soaks, timelines
+from pdlab.report.build import Report
+
+
+class Picture(NamedTuple):
+    """A file that was written. ``what``: the kind of picture; ``left_out``: what is not in it, in words."""
+
+    what: str
+    path: Path
+    left_out: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.what}: {self.path}{self.left_out}"
+
+
+def draw(
+    report: Report, path: str | Path, *, log_latency: bool | None = None, log_load: bool | None = None
+) -> list[Picture]:
+    """Write every picture, png, svg or pdf by the suffix; the folder must be there. ``path`` is that of the first, from
+    which those of the others are made. None for a scale: chosen by the values. Raises StoreError."""
+    path = Path(path)
+    if not report.curves:
+        return _draw_faults(report, path, path.stem)
+    remarks = [*report.remarks, *report.doubts]
+    plots.draw(report.curves, report.view, path, log_latency=log_latency, log_load=log_load, remarks=remarks)
+    made = [Picture("Plot", path)]
+    if report.soaks:
+        made.append(Picture("Plot over time", path.with_stem(f"{path.stem}-over-time")))
+        soaks.draw(report.soaks, made[-1].path)
+    if moving := report.timelines:
+        most = timelines.MOST
+        left_out = f" (the first {most} of {len(moving)})" if len(moving) > most else ""
+        made.append(Picture("Plot of load and roles over time", path.with_stem(f"{path.stem}-roles"), left_out))
+        timelines.draw(moving, made[-1].path)
+    return [*made, *_draw_faults(report, path, f"{path.stem}-faults")]
+
+
+def _draw_faults(report: Report, path: Path, stem: str) -> list[Picture]:
+    made = []
+    for number, each in enumerate(report.results.chaos, start=1):
+        picture = Picture("Plot of faults", path.with_stem(stem if number == 1 else f"{stem}-{number}"))
+        chaos_report.draw(each, picture.path)
+        made.append(picture)
+    return made

@@ -1,0 +1,16 @@
+"""A table or a list with its title, as it is printed and as the page has it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Section(NamedTuple):
+    """``title`` is one line; ``body`` is empty if the title says everything."""
+
+    title: str
+    body: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.title}\n{self.body}" if self.body else self.title

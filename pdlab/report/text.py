@@ -1,0 +1,77 @@
+"""A report as text: tables, answers to SLOs, and the comparison in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdlab.analysis.curves import own
+from pdlab.report import chaos as chaos_report
+from pdlab.report import sections, soaks, tables, timelines, verdicts
+from pdlab.report.build import Report
+from pdlab.report.section import Section
+
+
+def render_text(report: Report) -> str:
+    """All of it; ends without a newline. The notes are not in it: they are `Report.notes`."""
+    parts = [left_out_text(report), tables_text(report), *(each.text for each in slo_sections(report))]
+    return "\n\n".join([*filter(None, parts), verdict_text(report)])
+
+
+def left_out_text(report: Report) -> str:
+    """Which curves the view has no GPUs of; empty if it has those of all."""
+    if not report.left_out:
+        return ""
+    return f"Left out, with no {report.view.role} GPUs of their own: {', '.join(report.left_out)}"
+
+
+def tables_text(report: Report) -> str:
+    """Every table but those of SLOs."""
+    if not report.curves:
+        return "\n\n".join(
+            f"{chaos_report.text(each)}\n\n{chaos_report.fault_list(each)}" for each in report.results.chaos
+        )
+    faults = [chaos_report.text(each) for each in report.results.chaos]
+    further = [each.text for each in further_sections(report)]
+    return "\n\n".join([tables.render(report.curves, report.view), *further, *faults])
+
+
+def further_sections(report: Report) -> list[Section]:
+    """Beside the levels: remarks, crossovers, breakdown of the TTFT, cost, and what moved over time."""
+    return list(_further(report))
+
+
+def _further(report: Report) -> Iterator[Section]:
+    curves, view = report.curves, report.view
+    if report.remarks:
+        yield Section(report.remarks[0], "\n".join(report.remarks[1:]))
+    yield from (sections.crossover_section(each, view) for each in report.crossovers)
+    if (split := sections.split_section(curves)) is not None:
+        yield split
+    if report.price_per_gpu_hour is not None:
+        yield sections.cost_section(report.costs, curves, view, report.price_per_gpu_hour, report.at)
+    yield from map(soaks.section, report.soaks)
+    yield from map(timelines.section, report.timelines)
+
+
+def slo_sections(report: Report) -> list[Section]:
+    """What each configuration serves within the SLOs."""
+    return [sections.slo_section(pick, report.curves, report.view) for pick in report.picks]
+
+
+def slo_sentences(report: Report) -> list[str]:
+    """Which configuration serves most within the SLOs, and how sure that is."""
+    return [verdicts.slo_sentence(pick, report.curves, report.view) for pick in report.picks]
+
+
+def verdict_text(report: Report) -> str:
+    """The last lines: whole curves compared, then the answers. Of faults alone: what became of the requests."""
+    curves, view = report.curves, report.view
+    if not curves:
+        faults = report.results.chaos
+        return "\n".join([*report.remarks, *(f"{each.name}: {chaos_report.lines(each)[0]}" for each in faults)])
+    lines = [verdicts.headline(curves, view, report.comparison)]
+    for answers in report.readings:
+        lines += verdicts.reading_sentences(answers, curves, view)
+    if not report.at and len(own(curves)) > 1:
+        lines.append(verdicts.NO_BOUND)
+    return "\n".join([*lines, *slo_sentences(report)])
