@@ -8,7 +8,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -288,14 +288,6 @@ def distinct(paths: list[Path], flag: str) -> list[Path]:
             raise UsageError(f"{flag} names {path} twice; name each folder once")
         resolved_paths.add(real)
     return paths
-
-
-def not_for(args: argparse.Namespace, parser: argparse.ArgumentParser, flags: Sequence[str], what: str) -> None:
-    """Flags that would change nothing are refused: raises UsageError where one differs from its default."""
-    for flag in flags:
-        name = flag.removeprefix("--").replace("-", "_")
-        if getattr(args, name) != parser.get_default(name):
-            raise UsageError(f"{flag} does nothing with {what}; leave it out")
 
 
 def positive(text: str) -> int:

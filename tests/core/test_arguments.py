@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from pdlab.analysis import loading
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan, viz
-from pdlab.core.arguments import INTERRUPTED, READER_GONE, OneLineParser, check_writable, exit_code, not_for
+from pdlab.core.arguments import INTERRUPTED, READER_GONE, OneLineParser, check_writable, exit_code
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.plan import planner
 
@@ -81,14 +80,6 @@ def test_a_file_is_tried_without_leaving_a_trace(tmp_path: Path) -> None:
     for wrong in (tmp_path, tmp_path / "no" / "x", Path("/proc/x")):
         with pytest.raises(UsageError, match="--out"):
             check_writable(wrong, "--out")
-
-
-def test_flags_that_change_nothing_are_refused() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--some-thing", type=int, default=3)
-    not_for(parser.parse_args([]), parser, ["--some-thing"], "x")
-    with pytest.raises(UsageError, match="--some-thing does nothing with x"):
-        not_for(parser.parse_args(["--some-thing", "4"]), parser, ["--some-thing"], "x")
 
 
 @pytest.mark.parametrize(
