@@ -23,6 +23,7 @@ from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
+from pdlab.core.settings import parse
 from pdlab.core.workload import Open, RunKey, Slo, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan import csv_predictions, csv_rows, open_loop, planner, text
@@ -696,8 +697,8 @@ def test_the_printed_comparison_counts_gpus_as_the_plan_did(capsys: pytest.Captu
     for flags in ([], ["--count-gpus", "used"], ["--count-gpus", "nodes"]):
         assert plan.main([*words, *flags]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if "viz.py" in line]
-        arguments = viz.parser().parse_args(shlex.split(line)[2:])
-        assert arguments.count_gpus == (flags[1] if flags else "used")
+        settings = parse(viz.VizSettings, shlex.split(line)[2:])
+        assert settings.shown.count == (flags[1] if flags else "used")
 
 
 def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

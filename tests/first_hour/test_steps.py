@@ -44,7 +44,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "weights": lambda words: parse(weights.WeightsSettings, words),
     "check-transfer": lambda words: plan_from(parse(CheckTransferSettings, words)),
     "bench": bench.options,
-    "viz": lambda words: viz.parser().parse_args(words),
+    "viz": lambda words: parse(viz.VizSettings, words),
     "plan": lambda words: parse(plan_cli.PlanSettings, words),
 }
 
