@@ -140,7 +140,8 @@ def invalid_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def load_name(point: Point) -> str:
-    return f"{point.value:g} requests/s" if point.kind == "rate" else f"concurrency {point.value:g}"
+    names = {"concurrency": "concurrency {:g}", "rate": "{:g} requests/s", "ramp": "a ramp to {:g} requests/s"}
+    return names[point.kind].format(point.value)
 
 
 def unit(curves: Sequence[Curve]) -> str:
