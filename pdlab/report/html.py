@@ -106,7 +106,7 @@ def render(contents: Contents) -> str:
         verdicts=list(_verdicts(curves, view, contents.at)),
         notes=[note for note in (*tables.notes(curves, view), *tables.tail_notes(curves)) if not note.startswith("x ")],
         answers=[*contents.answers, *_searches(by_label)],
-        texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
+        texts=[{"title": title, "body": body} for title, _, body in (text.partition("\n") for text in contents.texts)],
         interval_note=_interval_note(curves, view),
         level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
         head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.comparable import Group, groups
+from pdlab.analysis.comparable import COMPARED_LOADS, Group, groups
 from pdlab.analysis.crossovers import Crossovers, Takeover, crossovers
 from pdlab.analysis.curves import Curve, ThroughputMetric, View, of_point
 from pdlab.analysis.goodput import Capacity, Pick, goodput_at, share_at
@@ -101,7 +101,7 @@ def crossover_text(curves: Sequence[Curve], view: View) -> str | None:
 
 def _group_crossovers(group: Group, view: View) -> list[str]:
     curves = group.curves
-    kinds = dict.fromkeys(point.kind for curve in curves for point in curve.points)
+    kinds = [kind for kind in COMPARED_LOADS if any(kind in curve.lines() for curve in curves)]
     by_kind = {kind: crossovers([_of_kind(curve, kind) for curve in curves], view) for kind in kinds}
     of = "" if group.name is None else f", {group.name}"
     return [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import folders
+from support import folders, published
 
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import loading
@@ -243,3 +243,11 @@ def test_further_answers_and_tables(three: list[Path]) -> None:
     contents = html.Contents(loaded, curves, analysis.View(), "x", answers=["Yes & no."], texts=["Costs\na  b\n1  2"])
     page = Elements(html.render(contents)).text
     assert "Yes & no." in page and "Costs" in page and "a  b\n1  2" in page
+
+
+@pytest.mark.parametrize("words", [("--note", "Measured at night."), ("--slo", "ttft_ms=900,tpot_ms=20")])
+def test_a_text_of_one_line_has_a_place(words: tuple[str, str], tmp_path: Path) -> None:
+    """A note, and an SLO about which imported levels say nothing, are a title without a table."""
+    folder = published.write(tmp_path / "x_1xtp2", {"conc8": published.content()})
+    page = Elements(made([folder], tmp_path, *words)).text
+    assert ("Measured at night." if words[0] == "--note" else "Within TTFT <= 900 ms and TPOT <= 20 ms") in page
