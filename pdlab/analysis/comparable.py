@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.curves import Curve, Point, own, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.text import listed
-from pdlab.core.workload import Workload
+from pdlab.core.workload import LoadKind, Workload
 
 LENGTH_TOLERANCE = 0.1
 """Mean lengths that differ by no more than this share are one workload.
@@ -21,6 +21,9 @@ Means of some hundred requests drawn from one set of conversations, whose length
 long, differ by 5 to 10 % by chance; so do answers that end at their end-of-sequence token. A workload that is meant to
 be another one differs by more. Rates and latencies may differ by about the same share, so the difference is printed.
 """
+# Kinds of load whose levels are compared, each with its own. A ramp is no level of one load: its figures are means over
+# rates of which a deployment keeps up with some.
+COMPARED_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate")
 HAVE = "the experiments have "
 Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
 OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "size")

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import Line, highest
-from pdlab.analysis.comparable import groups
+from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.intervals import Array, Estimate, compare
 from pdlab.analysis.ranking import lines_of
@@ -90,7 +90,7 @@ def group_crossovers(curves: Sequence[Curve], view: View) -> list[GroupCrossover
     """Those of each group and each kind of load in it with two configurations to compare."""
     found = []
     for group in groups(curves, view):
-        kinds = dict.fromkeys(point.kind for curve in group.curves for point in curve.points)
+        kinds = [kind for kind in COMPARED_LOADS if any(kind in curve.lines() for curve in group.curves)]
         for kind in kinds:
             of_kind = [
                 curve.model_copy(update={"points": tuple(curve.lines().get(kind, []))}) for curve in group.curves

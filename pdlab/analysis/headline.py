@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.comparable import alike_at, obstacles
+from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, obstacles
 from pdlab.analysis.curves import Curve, Point, Sample, own
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
@@ -26,7 +26,6 @@ from pdlab.core.workload import LoadKind
 
 Figure = Literal["throughput", "ttft", "tpot"]
 FIGURES: tuple[Figure, ...] = ("throughput", "ttft", "tpot")
-KINDS: tuple[LoadKind, ...] = ("concurrency", "rate")  # a ramp is no level of one load
 
 
 class Ratio(Frozen):
@@ -126,7 +125,7 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
     pairs: list[OtherPairs] = []
     found: set[str] = set()
     measured: dict[str, None] = {}
-    for kind in KINDS:
+    for kind in COMPARED_LOADS:
         every = [
             _Line(curve=curve, points=tuple(valid))
             for curve in own(curves)

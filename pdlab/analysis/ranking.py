@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdlab.analysis.bootstrap import LevelFigure, Line, line
-from pdlab.analysis.comparable import groups, workloads_of
+from pdlab.analysis.comparable import COMPARED_LOADS, groups, workloads_of
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import (
     Comparison,
@@ -357,11 +357,11 @@ def _ratio(numerator: Estimate, denominator: Estimate) -> float:
 def readings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[Reading]:
     """The configuration with the highest throughput within the bounds, for each kind of load by itself: what a closed
     loop serves and what an open one does are not compared, nor what `groups` keeps apart. A kind without a valid level
-    has no reading."""
+    has no reading, nor have ramps."""
     answers = []
     for group in groups(all_curves, view):
         lines = [(curve, kind, points) for curve in group.curves for kind, points in curve.lines().items()]
-        for kind in dict.fromkeys(kind for _, kind, _ in lines):
+        for kind in dict.fromkeys(kind for _, kind, _ in lines if kind in COMPARED_LOADS):
             of_kind = [(curve, points) for curve, its_kind, points in lines if its_kind == kind]
             answers.append(_reading(of_kind, kind, group.name, bounds, view))
     return [each for each in answers if each is not None]

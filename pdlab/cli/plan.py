@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "gpt-oss-120b"
 MAX_GPUS = 1024  # more are copies of what is best on fewer
 MAX_IN_FLIGHT = 20_000
+MOST_UNREAD = 12  # names of columns in a note
 MAPPED = 5  # of the ranking, in a goodput map
 SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
@@ -717,7 +718,11 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
-    header, rows, requested = csv_rows.read(text, str(file), settings.model_name)
+    header, rows, requested, unread = csv_rows.read(text, str(file), settings.model_name)
+    if unread:
+        more = f" and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
+        columns = f"{', '.join(unread[:MOST_UNREAD])}{more}"
+        print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
     predictions = csv_predictions.predict(requested, hardware)
     for line in csv_predictions.refused(requested, predictions):
         print(f"{file}, {line}", file=sys.stderr)

@@ -93,7 +93,7 @@ def _refused(value: Any, rule: Mapping[str, Any]) -> str | None:
         if value not in every or isinstance(value, bool):
             listed = ", ".join(map(str, named))
             if len(listed) > MOST_LISTED:
-                return f"is none of vLLM's values; {choices(str(value), map(str, named))}"
+                return f"is none of vLLM's values; {choices(str(value), filter(None, map(str, named)))}"
             return f"must be one of {listed}"
         return None
     types = rule["types"]

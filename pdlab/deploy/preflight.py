@@ -11,7 +11,7 @@ from typing import Any
 from pdlab.cluster.connection import Cluster
 from pdlab.core.deployment import Collocated, Deployment, Transport
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import ClusterView, Placement
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
 from pdlab.deploy.serve_config import gpu_env, transport_env
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
@@ -50,7 +50,7 @@ def examine(
     concerns = concerns_of(deployment, placement, view, accept)
     environment = gpu_env() if view.device == "gpu" else {}
     if isinstance(topology, Collocated):
-        facts = _ask(cluster, node.quick, (), environment, model)
+        facts = _ask(cluster, view, node.quick, (), environment, model)
         judge(lambda: diagnosis.diagnose(facts, rules=engine_rules.RULES, concerns=concerns), print_line)
         return deployment
     ports = settings_rules.side_channel_ports(deployment.pools)
@@ -62,7 +62,7 @@ def examine(
         optional = (LIBFABRIC,) if chooses else ()
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
-        facts = _ask(cluster, node.thorough, ports, environment, backends)
+        facts = _ask(cluster, view, node.thorough, ports, environment, backends)
         if optional and all_load(facts, LIBFABRIC):
             print_line(
                 f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
@@ -75,13 +75,13 @@ def examine(
 
         def query_nodes() -> Facts:
             # What loads does not change while a port is being freed.
-            now = _ask(cluster, node.quick, ports, environment, model)
+            now = _ask(cluster, view, node.quick, ports, environment, model)
             return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
 
     else:
 
         def query_nodes() -> Facts:
-            return _ask(cluster, node.quick, ports, environment, model)
+            return _ask(cluster, view, node.quick, ports, environment, model)
 
     judge(lambda: diagnosis.diagnose(query_nodes(), concerns=concerns), print_line)
     return deployment
@@ -100,11 +100,14 @@ def concerns_of(
     return frozenset(wires | ({SPANNING} if spanning else set()))
 
 
-def _ask(cluster: Cluster, probe: Callable[..., Any], *asked: Any) -> Facts:
-    """Facts of every node; local Ray nodes have those of this machine, or of the host that this process is on."""
+def _ask(cluster: Cluster, view: ClusterView, probe: Callable[..., Any], *asked: Any) -> Facts:
+    """Facts of the nodes that can hold engines; local Ray nodes have those of this machine, or of the host that this
+    process is on. A head without GPUs, with no device and perhaps another image, says nothing about engines."""
     if cluster.local:
         return {"this machine": probe(*asked)}
-    return cluster.call_nodes(probe, *asked)
+    facts = cluster.call_nodes(probe, *asked)
+    ids = {engine.labels.get(NODE_ID_LABEL) for engine in view.engine_nodes}
+    return {node_id: fact for node_id, fact in facts.items() if node_id in ids} or facts
 
 
 def may_choose(transport: Transport) -> bool:

@@ -21,7 +21,8 @@ MAX_MORE_NODES = 64
 MAX_ATTEMPTS = 400
 # Each search for advice may look at about so many (node, prefill units, decode units): about a second of work.
 MAX_WORK = 1_000_000
-_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
+# Of the launcher's flags for a pool.
+FLAG_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
@@ -99,7 +100,7 @@ def _free(deployment: Deployment, view: ClusterView) -> str:
     for node in view.engine_nodes:
         text = f"{len(node.slots)} of {node.total_slots} {unit}s"
         if any(pool.gpu_type for pool in deployment.pools.values()):
-            text += f" ({node.gpu_type})"
+            text += f" ({node.gpu_type or 'type unknown'})"
         if short := _short_of_cpus(deployment, node):
             text += f" {short}"
         same.setdefault(text, []).append(node.id)
@@ -153,7 +154,7 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
 
 def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool, str]]:
     """Every smaller pool that differs in one number and for which there are slots at all, with its flag."""
-    prefix = _PREFIX[role]
+    prefix = FLAG_PREFIX[role]
     nodes = eligible(pool, view.engine_nodes)
     slots = sum(len(node.slots) for node in nodes)
     if not spans_nodes(pool, nodes):

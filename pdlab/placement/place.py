@@ -34,7 +34,7 @@ from pdlab.core.nodes import (
 )
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
-from pdlab.placement.explain import explain
+from pdlab.placement.explain import FLAG_PREFIX, explain
 from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill
 
 # Per replica its TP groups, each as the ids of the nodes it is on.
@@ -258,13 +258,14 @@ def _unlike(placement: Placement, view: ClusterView) -> list[str]:
         ("GPUs", lambda node: node.gpu_type, "the slower GPUs limit the throughput"),
         ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
     ]
+    flags = dict.fromkeys(f"--{FLAG_PREFIX[replica.role]}gpu TYPE" for replica in placement.replicas)
     warnings = []
     for kind_of_fact, fact_of, effect in facts:
         prefill, decode = ({fact_of(node) or "unknown" for node in pool} for pool in pools)
         if prefill and decode and len(prefill | decode) > 1:
             both_roles = f"prefill {' and '.join(sorted(prefill))}, decode {' and '.join(sorted(decode))}"
             warnings.append(
-                f"nodes with different {kind_of_fact}: {both_roles}; {effect} "
-                "(choose with gpu_type of a pool in --config)"
+                f"nodes with different {kind_of_fact}: {both_roles}; {effect} (choose with {' and '.join(flags)}, or "
+                "gpu_type of a pool in --config)"
             )
     return warnings

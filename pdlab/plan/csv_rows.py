@@ -47,6 +47,10 @@ ENGINE_SETTINGS = (
     "block_size",
     "enforce_eager",
     "kv_offloading_size",
+    "cpu_offload_gb",
+    "attention_backend",
+    "moe_backend",
+    "stream_interval",
 )
 # Our name -> other names under which people write the column.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -117,6 +121,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "dp_attention": ("attention_dp", "enable_dp_attention", "dpa"),
     "context_parallel": ("cp", "dcp", "pcp", "decode_context_parallel", "prefill_context_parallel"),
     "range_ratio": ("random_range_ratio",),
+    "prefix_hit_rate": ("prefix_cache_hit_rate", "cache_hit_rate", "prefix_cache_hits"),
     **{name: () for name in ENGINE_SETTINGS},
 }
 # A row may have several columns of these, which need not say the same.
@@ -130,6 +135,8 @@ OFF_ALONE = {
     ),
     "context_parallel": "context parallel is not simulated",
     "range_ratio": "what a ratio means differs between clients; give lengths, such as uniform:0.8-1.0",
+    "prefix_hit_rate": "of cached prompts only those that levels repeat are simulated here: give prompts; or rank with "
+    "--prefix-hit-rate",
 }
 COUNTS = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in ("num", "tp", "dp", "pp")}
 EMPTY = {"", "-", "nan", "none", "null", "na", "n/a"}
@@ -141,6 +148,7 @@ MODES = {
 }
 # A number is a size: 1 is none.
 YES, NO = {"true", "yes", "ep", "on"}, {"0", "0.0", "1", "1.0", "false", "no", "off"}
+SHARES = {"prefix_hit_rate"}  # of these 1 is all
 REPEATED = {
     *("repeated", "repeat", "reused", "reuse", "shared", "same", "same-seed", "as-measured", "published"),
     *("yes", "true", "1", "1.0"),
@@ -201,11 +209,13 @@ class RequestedRow(NamedTuple):
 
 
 class CsvFile(NamedTuple):
-    """A file of requests: its column names, its rows as they are written, and what each asks for."""
+    """A file of requests: its column names, its rows as they are written, what each asks for, and the columns with a
+    cell that no prediction looks at."""
 
     header: list[str]
     rows: list[dict[str, str]]
     requested: list[RequestedRow | RefusedRow]
+    unread: list[str]
 
 
 def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
@@ -229,7 +239,9 @@ def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
             requested.append(RefusedRow(line, str(error)))
     if not rows:
         raise UsageError(f"{source}: has a header and no rows")
-    return CsvFile(header, rows, requested)
+    looked_at = {name for names in column_of.values() for name in names}
+    unread = [name for name in header if name and name not in looked_at and any(row[name].strip() for row in rows)]
+    return CsvFile(header, rows, requested, unread)
 
 
 def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:
@@ -351,7 +363,8 @@ def _workload(cells: Mapping[str, str], where: str) -> Workload:
 def _refuse_other_ways(cells: Mapping[str, str]) -> None:
     """Raises _NotPredicted for a cell that says something else than what is simulated."""
     for name, why in OFF_ALONE.items():
-        if (cell := cells.get(name, "")) and cell.lower() not in NO:
+        off = NO - {"1", "1.0"} if name in SHARES else NO
+        if (cell := cells.get(name, "")) and cell.lower() not in off:
             raise _NotPredicted(f"{name} {cell!r}: {why}")
     for name in ENGINE_SETTINGS:
         if cell := cells.get(name, ""):

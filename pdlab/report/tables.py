@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pdlab.analysis.comparable import incomparable, length_notes
@@ -150,7 +151,8 @@ def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[s
 
 
 def load_name(point: Point) -> str:
-    return f"{point.value:g} requests/s" if point.kind == "rate" else f"concurrency {point.value:g}"
+    names = {"concurrency": "concurrency {:g}", "rate": "{:g} requests/s", "ramp": "a ramp to {:g} requests/s"}
+    return names[point.kind].format(point.value)
 
 
 def unit(curves: Sequence[Curve]) -> str:
@@ -176,7 +178,7 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
 
 def figure(estimate: Estimate | None, confidence: float) -> str:
     """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` with unknown scatter."""
-    if estimate is None:
+    if estimate is None or not math.isfinite(estimate.value):  # nothing was served: no token has a price
         return "-"
     interval = estimate.interval(confidence)
     if interval is None or not estimate.value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.analysis.comparable import groups, incomparable
+from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, Pick
 from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
@@ -91,7 +91,11 @@ def apart_text(whole: Compared, curves: Sequence[Curve], view: View) -> list[str
     """What is not compared, and why."""
     reason = incomparable(curves, view)
     if not whole.headlines:
-        return [f"No comparison: {reason or 'no two deployments share a load of one kind that is valid in both'}."]
+        kinds = {point.kind for curve in own(curves) for point in curve.points if point.valid}
+        no_load = "no two deployments share a load of one kind that is valid in both"
+        if not kinds & set(COMPARED_LOADS):
+            no_load = "a ramp goes through many loads, and its figures are means over them"
+        return [f"No comparison: {reason or no_load}."]
     lines = [f"Not all are compared with each other: {reason}."] if reason else []
     admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
     if without := [label for label in whole.apart if label in admitted]:

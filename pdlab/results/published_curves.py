@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
+from pdlab.core.workload import Closed, Ramp
 from pdlab.results.published_files import PublishedLevel
-from pdlab.results.published_names import deployment_in, is_of_deployment
+from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
 
 # Mean lengths of levels that sample one dataset differ by their number of prompts, those of two workloads by more.
 SAME_LENGTHS = 1.25
@@ -22,16 +23,27 @@ ONE_SESSION = timedelta(days=1)
 MOST_SHOWN = 40  # characters of a value in a curve's name
 
 DEPLOYMENT = "the deployment in the file's name"
+_METADATA, _BURSTINESS = "metadata", "burstiness"
 _MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
 # Text that every client writes about the load, the run or its result, which tells no curve from another.
 _OF_THE_RUN = frozenset(
-    {"date", "model_id", "request_rate", "ramp_up_strategy", "timestamp", "time", "start_time", "end_time"}
+    {
+        "date",
+        "model_id",
+        "request_rate",
+        "burstiness",
+        "ramp_up_strategy",
+        "timestamp",
+        "time",
+        "start_time",
+        "end_time",
+    }
     | {"host", "hostname", "id", "run_id", "uuid", "seed", "run", "repeat", "trial"}
     | {"concurrency", "max_concurrency", "conc", "qps", "rate", "rps", "num_prompts", "duration"}
 )
 # Of numbers, these are settings; all other numbers are figures.
 _SETTINGS = frozenset(
-    {"tag", "label", "burstiness", "random_input_len", "random_output_len", "random_range_ratio"}
+    {"tag", "label", "random_input_len", "random_output_len", "random_range_ratio"}
     | {"sharegpt_output_len", "tp", "pp", "dp", "ep", "num_gpus"}
 )
 
@@ -75,7 +87,8 @@ class Separated(NamedTuple):
 def separated(levels: Sequence[PublishedLevel]) -> Separated:
     """The curves in the files of one folder, in the order of their first files."""
     values = [_values(level) for level in levels]
-    for value, lengths in zip(values, _lengths(levels), strict=True):
+    for value, arrivals, lengths in zip(values, _arrivals(levels), _lengths(levels), strict=True):
+        value.update(arrivals)
         value[_LENGTHS] = lengths
     groups = _grouped(range(len(levels)), lambda i: tuple(sorted(values[i].items())))
     names, sessions = {}, {}
@@ -108,10 +121,12 @@ def separated(levels: Sequence[PublishedLevel]) -> Separated:
 def _values(level: PublishedLevel) -> dict[str, str]:
     """What a file says of itself that must be the same in repeats, as text."""
     values = {_MODEL: level.run.model} if level.run.model else {}
-    for key, value in level.data.items():
-        text = isinstance(value, str) and key not in _OF_THE_RUN
-        setting = isinstance(value, str | int | float) and key in _SETTINGS
-        if (text or setting) and not (key == "burstiness" and level.run.load.kind == "concurrency"):
+    metadata = level.data.get(_METADATA)
+    stated = metadata if isinstance(metadata, dict) else {}
+    for key, value in {**level.data, **stated}.items():
+        text = (isinstance(value, str) or key in stated) and key not in _OF_THE_RUN
+        known = key in _SETTINGS or (isinstance(value, int) and is_size_of_deployment(key))
+        if isinstance(value, str | int | float) and (text or known):
             values[key] = str(value)
     if "backend" in values:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
@@ -120,6 +135,22 @@ def _values(level: PublishedLevel) -> dict[str, str]:
     if level.name.input_tokens is not None:
         values[_ASKED] = f"{level.name.input_tokens}:{level.name.output_tokens}"
     return values
+
+
+def _arrivals(levels: Sequence[PublishedLevel]) -> list[dict[str, str]]:
+    """Per level, how its requests arrived beyond its load's key, where the open loops of the folder differ in it: the
+    burstiness, which a closed loop does not have, and of ramps to one rate where and how they begin."""
+    found: list[dict[str, str]] = [{} for _ in levels]
+    open_loops = {i: load for i, level in enumerate(levels) if not isinstance(load := level.run.load, Closed)}
+    if len({load.burstiness for load in open_loops.values()}) > 1:
+        for i, load in open_loops.items():
+            found[i][_BURSTINESS] = str(load.burstiness)
+    ramps = {i: load for i, load in open_loops.items() if isinstance(load, Ramp)}
+    begins = {(load.start_rps, load.shape, load.end_rps) for load in ramps.values()}
+    if len(begins) > len({load.end_rps for load in ramps.values()}):
+        for i, load in ramps.items():
+            found[i]["ramp"] = f"{load.shape} {load.start_rps:g} to {load.end_rps:g}/s"
+    return found
 
 
 def _lengths(levels: Sequence[PublishedLevel]) -> list[str]:

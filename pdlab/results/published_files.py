@@ -67,7 +67,7 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
     if failed:
         faults.append(Fault("failed", f"{failed} of {num_requests} requests failed"))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
-    latencies = _latencies(file, data, duration_s)
+    latencies = _latencies(file, data, duration_s, gaps=output_tokens / completed - 1 if completed else 0.0)
     whole = Summary(
         duration_s=duration_s,
         completed=completed,
@@ -308,24 +308,27 @@ def is_no_figure(value: Any) -> bool:
     return known is None or known < 0
 
 
-def _latencies(file: Path, data: dict[str, Any], duration_s: float) -> dict[str, Distribution]:
+def _latencies(file: Path, data: dict[str, Any], duration_s: float, gaps: float) -> dict[str, Distribution]:
     """Metric -> what the file has of it. Keys without ``_ms`` are in seconds, as some clients write them.
 
-    Raises StoreError where seconds cannot be: a request that took longer than the run.
+    0 is how clients write what they did not measure. Raises StoreError where seconds cannot be: a request that took
+    longer than the run; ``gaps``: between the tokens of a mean answer.
     """
     means: dict[str, float] = {}
     percentiles: dict[str, dict[str, float]] = {}
     in_ms = {key.removesuffix("_ms") for key in data if key.endswith("_ms")}
     for key, value in data.items():
         match, known = _LATENCY.fullmatch(key), number(value)
-        if match is None or known is None:
+        if match is None or not known:
             continue
         if match["unit"] != "_ms":
             if key.removesuffix("_s") in in_ms:
                 continue
-            if known > duration_s:
+            of_answer = match["metric"] == "tpot" and match["statistic"] in ("mean", "median")
+            if known * (max(gaps, 1.0) if of_answer else 1.0) > duration_s:
+                takes = f", so that an answer of {gaps + 1:.0f} tokens takes" if of_answer else " and is"
                 raise StoreError(
-                    f"{file}: {key} is {known:g}, which is read in seconds and is longer than the run of "
+                    f"{file}: {key} is {known:g}, which is read in seconds{takes} longer than the run of "
                     f"{duration_s:g} s; a key in milliseconds ends in _ms"
                 )
         seconds = known / 1000 if match["unit"] == "_ms" else known

@@ -9,6 +9,7 @@ per level (`pdlab.results.published_files`) and the configuration in the folder'
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,9 +109,7 @@ def _own(path: Path, gpus: int | None) -> Experiment:
     if gpus is not None and stated not in (None, gpus):
         raise UsageError(f"{path}: its {MANIFEST} says {stated} GPUs, --gpus says {gpus}; leave --gpus out for it")
     if stated is None and gpus is None:
-        raise StoreError(
-            f"{path}: {MANIFEST} does not record how many GPUs were used; add --gpus {_folder_name(path)}=N"
-        )
+        raise StoreError(f"{path}: {MANIFEST} does not record how many GPUs were used; add {_gpus_flag(path)}")
     if not experiment.runs:
         raise StoreError(f"{path} has a {MANIFEST}, but no finished level yet; run the sweep again with --resume")
     return experiment.model_copy(update={"manifest": manifest.model_copy(update={"gpus": stated or gpus})})
@@ -137,7 +136,7 @@ def _require_one_size(
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and it is not known how many GPUs each "
         "used; give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or "
-        f"add viz.py's --gpus {_folder_name(path)}=N if each used N GPUs"
+        f"add viz.py's {_gpus_flag(path)} if each used N GPUs"
     )
 
 
@@ -187,7 +186,7 @@ def _unknown_size(path: Path) -> StoreError:
     return StoreError(
         f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
         "1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's "
-        f"--gpus {_folder_name(path)}=N"
+        f"{_gpus_flag(path)}"
     )
 
 
@@ -203,6 +202,10 @@ def _hint_at_subfolders(path: Path) -> str:
         return "; run a sweep into it first (run_bm.sh), or give another folder"
     shown = ", ".join(folders[:3]) + (", ..." if len(folders) > 3 else "")
     return f" itself, but its subfolders do: give those ({shown})"
+
+
+def _gpus_flag(path: Path) -> str:
+    return f"--gpus {shlex.quote(f'{_folder_name(path)}=N')}"
 
 
 def _folder_name(path: Path) -> str:

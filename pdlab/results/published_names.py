@@ -39,6 +39,11 @@ _DEPLOYMENT_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|gpus?|nodes?|replicas?|instances?|workers?|prefill|decode|parallel|parallelism"
     r"|topology|deployment|num[-_ ]?gpus?|hardware|accelerator)(?![a-z0-9])"
 )
+# Of a key with a number: how many of them there are, or the size of a group; not a figure of each, nor of the client.
+_SIZE_KEY = re.compile(
+    r"(?<![a-z0-9])(?:tp|pp|dp|ep|parallel|parallelism|gpus?|nodes|replicas|instances"
+    r"|(?:prefill|decode) (?:workers?|engines?|servers?))(?: (?:size|count|degree|num))?$"
+)
 _LOAD = re.compile(
     r"(?<![a-z0-9])(?:max[-_]?)?(?:conc?(?:urrency)?|c|rr|rate|qps|rps|bs|batch|users|prompts|n)[-_=]?\d+(?:\.\d+)?(?!\d)"
     r"|(?<![a-z0-9])(?:\d+(?:\.\d+)?|inf)(?:qps|rps)(?![a-z0-9])"
@@ -120,6 +125,13 @@ def deployment_in(text: str) -> str | None:
 def is_of_deployment(key: str) -> bool:
     """Whether a key of metadata is about what was deployed, and so about the number of GPUs."""
     return _DEPLOYMENT_KEY.search(key.lower().replace("_", " ")) is not None
+
+
+def is_size_of_deployment(key: str) -> bool:
+    """Whether a whole number, or yes or no, under that key of metadata says what was deployed: ``prefill_gpus``,
+    ``tensor_parallel_size``, ``enable_ep``; not ``tokens_per_gpu``."""
+    words = key.lower().replace("_", " ").replace("-", " ")
+    return _SIZE_KEY.search(words) is not None and " per " not in f" {words} "
 
 
 def _topology(name: str) -> Collocated | Disaggregated | None:

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from pdlab.analysis.crossovers import group_crossovers
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample
 from pdlab.analysis.headline import Against, Headline, compared, headlines
+from pdlab.analysis.ranking import readings
 from pdlab.analysis.view import View
+from pdlab.core.bounds import parse_bounds
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import LoadKind
 from pdlab.report import verdicts
@@ -166,6 +169,19 @@ def test_closed_loops_never_meet_open_ones_and_invalid_levels_do_not_enter() -> 
     assert headlines([closed, bad], View()) == []
     both = [curve(label, levels, kind="rate") for label in ("collocated-2xtp1", "pd-pack-p1xtp1-d1xtp1")]
     assert "mean ratio over 4 requests/s," in verdicts.headline(both, View())
+
+
+def test_ramps_are_shown_and_never_compared() -> None:
+    curves = [
+        curve(label, {40.0: [sample(0, throughput, 10, tpot)]}, kind="ramp")
+        for label, throughput, tpot in (("collocated-2xtp1", 100, 1), ("pd-pack-p1xtp1-d1xtp1", 200, 2))
+    ]
+    assert headlines(curves, View()) == [] and group_crossovers(curves, View()) == []
+    assert readings(curves, parse_bounds("tpot_ms=5,ttft_ms=50", "p50"), View()) == []
+    assert "No comparison: a ramp goes through many loads" in verdicts.headline(curves, View())
+    held = [each.model_copy(update={"points": tuple(p.model_copy(update={"kind": "rate"}) for p in each.points)})
+            for each in curves]  # fmt: skip
+    assert headlines(held, View()) and group_crossovers(held, View()), "the same levels at a rate are"
 
 
 def test_the_reference_is_the_collocated_one_that_gives_most() -> None:

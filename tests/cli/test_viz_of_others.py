@@ -215,3 +215,10 @@ def test_a_percentile_of_too_few_requests_gives_no_goodput(tmp_path: Path, capsy
     folder = published.write(tmp_path / "x_1xtp2", {"a": few})
     code, out, _ = shown(capsys, "--exps", str(folder), "--no-plot", "--slo", "ttft_ms=2000,tpot_ms=50")
     assert code == 0 and "not known" in out.splitlines()[-1]
+
+
+def test_tokens_that_nobody_got_have_no_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = published.write(tmp_path / "x_1xtp2", {"conc8": published.content(total_output_tokens=0)})
+    assert viz.main(["--exps", str(folder), "--no-plot", "--price-per-gpu-hour", "2"]) == 0
+    *_, output, of_input, _ = capsys.readouterr().out.partition("Cost at 2")[2].splitlines()[3].split()
+    assert output == "-" and float(of_input) > 0

@@ -13,7 +13,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Transport, parse_label
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import ClusterNode, ClusterView, Nic
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.deploy import preflight
 from pdlab.deploy.preflight import judge
 from pdlab.placement.place import place
@@ -120,6 +120,25 @@ class TestSpreadOverEfa:
     ) -> None:
         made = examined(efa_node(libfabric), "pd-spread-p1xtp4-d1xtp4", choose=choose, **transport)
         assert made.backends == taken
+
+    def test_a_head_without_gpus_says_nothing_about_engines(self) -> None:
+        """It has no EFA device, and its image may lack what engines load."""
+        nodes = efa_node()
+        ids = {f"n{i}": f"{i:056x}" for i in range(3)}
+        workers = [
+            node.model_copy(update={"labels": {**node.labels, NODE_ID_LABEL: ids[f"n{i}"]}, "head": False})
+            for i, node in enumerate(X2.nodes, 1)
+        ]
+        head = ClusterNode(id="head", cpus=4, head=True, labels={NODE_ID_LABEL: ids["n0"]})
+        view = X2.model_copy(update={"nodes": (head, *workers)})
+        bare = {"gpus": 0, "loaded": {"backends": {"UCX": "no module", "LIBFABRIC": "no device"}, "log": ""}}
+        facts = {ids["n0"]: bare, ids["n1"]: nodes.facts, ids["n2"]: nodes.facts}
+        nodes.call_nodes = lambda *_: facts  # type: ignore[method-assign]
+        transport = examined(nodes, "pd-spread-p1xtp4-d1xtp4", choose=True, view=view)
+        assert transport.backends == ("LIBFABRIC",)
+        facts[ids["n2"]] = {**nodes.facts, "loaded": bare["loaded"]}
+        with pytest.raises(DeployError):
+            examined(nodes, "pd-spread-p1xtp4-d1xtp4", choose=False, view=view)
 
     def test_what_ucx_lacks_is_no_concern_of_libfabric(self) -> None:
         cluster = efa_node(transports=("tcp/ens32",))

@@ -47,6 +47,24 @@ def complaint(label: str, view: ClusterView) -> str:
     return str(caught.value)
 
 
+def test_unlike_nodes_name_the_flags_that_choose() -> None:
+    unlike = gpu_nodes(8, 8)
+    nodes = (unlike.nodes[0], unlike.nodes[1].model_copy(update={"gpu_type": "H200"}))
+    view = unlike.model_copy(update={"nodes": nodes})
+    said = {}
+    for label in ("pd-spread-p1xtp4-d1xtp4", "pd-fluid-2xtp8"):
+        (said[label],) = cautions(deployment_of(label), on(label, view), view)
+    assert "prefill H100, decode H200" in said["pd-spread-p1xtp4-d1xtp4"]
+    assert "choose with --p-gpu TYPE and --d-gpu TYPE, or" in said["pd-spread-p1xtp4-d1xtp4"]
+    assert "choose with --gpu TYPE, or" in said["pd-fluid-2xtp8"]
+
+
+def test_a_type_that_no_node_says_is_called_unknown() -> None:
+    wanted = Deployment(topology=Collocated(pool=Pool(tp=8, gpu_type="H100")))
+    with pytest.raises(PlacementError, match=r"8 of 8 GPUs \(type unknown\) on n0"):
+        place(wanted, gpu_nodes(8, kind=None))
+
+
 class TestWhere:
     def test_collocated_fills_one_node_first(self) -> None:
         assert on("collocated-8xtp1", "p5.48xlarge-x2").used_slots == {"node-1": tuple(range(8))}

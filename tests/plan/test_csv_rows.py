@@ -106,6 +106,9 @@ def test_what_is_left_to_guess_is_refused(text: str, message: str) -> None:
         ("tp,conc,max_num_seqs\n4,8,16\n", "max_num_seqs"),
         ("tp,conc,enable_prefix_caching\n4,8,false\n", "enable_prefix_caching"),
         ("tp,conc,random_range_ratio\n4,8,0.8\n", "range_ratio"),
+        ("tp,conc,attention_backend\n4,8,TRTLLM\n", "attention_backend"),
+        ("tp,conc,Prefix Cache Hit Rate\n4,8,0.9\n", "prefix_hit_rate"),
+        ("tp,conc,prefix_hit_rate\n4,8,1\n", "prefix_hit_rate"),
         ("tp,ep,conc\n4,2,8\n", "ep"),
         ("tp,conc,gpus\n4,8,8\n", "gpus"),
         ("tp,conc,Num Prefill GPUs,Num Decode GPUs\n4,8,4,8\n", "p_gpus"),
@@ -130,7 +133,9 @@ def test_a_row_of_what_is_not_simulated_is_refused_and_the_others_are_read(text:
 def test_columns_that_say_what_is_simulated_change_nothing() -> None:
     plain = one("tp,conc\n4,8\n")
     columns = "Spec Decoding,DP Attention,attention_dp,dcp,range_ratio,EP,gpus,max_num_seqs,note,Disaggregated"
-    assert one(f"tp,conc,{columns}\n4,8,none,false,0,1,0,1,4,,anything,false\n") == plain
+    text = f"tp,conc,{columns},prefix_hit_rate,empty\n4,8,none,false,0,1,0,1,4,,anything,false,0,\n"
+    assert one(text) == plain
+    assert read(text, "in.csv").unread == ["note"], "of what is said and not looked at the person hears"
 
 
 def test_lengths_are_those_of_the_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import folders
+from support import folders, published
 
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import loading
@@ -241,3 +241,11 @@ def test_remarks_are_in_the_page(remarks: list[str], three: list[Path], tmp_path
     words = [word for remark in remarks for word in ("--note", remark)]
     page = Elements(made(three, tmp_path, *words)).text
     assert all(remark in page for remark in remarks)
+
+
+@pytest.mark.parametrize("words", [("--note", "Measured at night."), ("--slo", "ttft_ms=900,tpot_ms=20")])
+def test_a_text_of_one_line_has_a_place(words: tuple[str, str], tmp_path: Path) -> None:
+    """A note, and an SLO about which imported levels say nothing, are a title without a table."""
+    folder = published.write(tmp_path / "x_1xtp2", {"conc8": published.content()})
+    page = Elements(made([folder], tmp_path, *words)).text
+    assert ("Measured at night." if words[0] == "--note" else "Within TTFT <= 900 ms and TPOT <= 20 ms") in page

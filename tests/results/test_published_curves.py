@@ -66,6 +66,7 @@ REPEATED = {"": ["concurrency8", "concurrency8-r1"]}
         ),
         ({"0f3a9c81d2": {}, "77b2e01ac4": {}}, REPEATED),
         ({"a": {"total_output_tokens": 9_500}, "b": {"total_output_tokens": 10_000}}, REPEATED),
+        ({"a": {"tokens_per_gpu": 100, "num_workers": 4}, "b": {"tokens_per_gpu": 101, "num_workers": 5}}, REPEATED),
     ],
 )
 def test_repeats(tmp_path: Path, files: dict[str, dict[str, Any]], expected: dict[str, list[str]]) -> None:
@@ -73,6 +74,7 @@ def test_repeats(tmp_path: Path, files: dict[str, dict[str, Any]], expected: dic
 
 
 LATER = {"date": "20260109-120000"}
+RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 40}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,16 @@ LATER = {"date": "20260109-120000"}
             {"a": {"request_rate": 2, "burstiness": 0.5}, "b": {"request_rate": 2}},
             ["burstiness=0.5", "burstiness=1.0"],
         ),
+        (
+            {"a": {**RAMP, "ramp_up_start_rps": 1}, "b": {**RAMP, "ramp_up_start_rps": 30}},
+            ["ramp=linear 1 to 40/s", "ramp=linear 30 to 40/s"],
+        ),
+        (
+            {"a": RAMP, "b": {**RAMP, "ramp_up_strategy": "exponential"}},
+            ["ramp=linear 1 to 40/s", "ramp=exponential 1 to 40/s"],
+        ),
+        ({"a": {"metadata": {"image": "x"}}, "b": {"metadata": {"image": "y"}}}, ["image=x", "image=y"]),
+        ({"a": {"metadata": {"max_num_seqs": 8}}, "b": {}}, ["max_num_seqs=8", "no max_num_seqs"]),
         ({"baseline_conc8": {}, "tuned_conc8": {}}, ["baseline", "tuned"]),
         ({"conc8_in2048_out128": {}, "conc8_in2048_out256": {}}, ["2048:128", "2048:256"]),
         ({"4xtp2_conc8": {}, "2xtp4_conc8": {}}, ["2xtp4", "4xtp2"]),
@@ -127,6 +139,10 @@ def test_the_configuration_in_a_files_name_gives_its_gpus(tmp_path: Path) -> Non
         ({"a": {"tag": "pd_1p3d"}, "b": {"tag": "pd_1p1d"}}, "tag is pd_1p3d in a.json, pd_1p1d in b.json"),
         ({"a": {"tp": "1"}, "b": {"tp": "2"}}, "tp is 1 in a.json, 2 in b.json"),
         ({"a": {"decode_replicas": "1"}, "b": {"decode_replicas": "3"}}, "decode_replicas"),
+        ({"a": {"tensor_parallel_size": 4}, "b": {"tensor_parallel_size": 8}}, "tensor_parallel_size is 4 in a.json"),
+        ({"a": {"num_prefill_gpus": 4}, "b": {"num_prefill_gpus": 8}}, "num_prefill_gpus"),
+        ({"a": {"enable_ep": True}, "b": {"enable_ep": False}}, "enable_ep"),
+        ({"a": {"metadata": {"tp": 4}}, "b": {"metadata": {"tp": 8}}}, "tp is 4 in a.json, 8 in b.json"),
     ],
 )
 def test_several_sizes_in_one_folder_are_refused(tmp_path: Path, files: dict[str, dict[str, Any]], by: str) -> None:
@@ -152,3 +168,11 @@ def test_days_apart_are_two_sessions_only_where_a_load_comes_twice(tmp_path: Pat
 def test_a_level_without_an_answer_goes_with_the_others(tmp_path: Path) -> None:
     nothing = {"completed": 0, "total_input_tokens": 0, "total_output_tokens": 0, "max_concurrency": 16}
     assert len(load_experiments(written(tmp_path / "x_1xtp2", {"a": {}, "b": nothing}))) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"ramp": RAMP}, {"conc8_rr4": {"request_rate": 4.0, "burstiness": None}}])
+def test_a_sweep_of_closed_and_open_loops_is_one_experiment(tmp_path: Path, more: dict[str, dict[str, Any]]) -> None:
+    """Every file has a burstiness, which a closed loop does not use; without one arrivals are Poisson."""
+    files = {"conc8": {}, "conc16": {"max_concurrency": 16}, "conc8_rr2": {"request_rate": 2.0}, **more}
+    (experiment,) = load_experiments(written(tmp_path / "x_1xtp2", files))
+    assert (experiment.part, len(experiment.runs)) == ("", len(files))

@@ -32,6 +32,7 @@ LATENCIES = dict.fromkeys(
         ({"median_ttft_ms": None, "p99_ttft_ms": 300.0}, (0.1, {"p99": 0.3})),
         ({"mean_ttft_ms": None, "median_ttft_ms": None}, None),
         ({"mean_ttft_ms": "slow", "median_ttft_ms": [1]}, None),
+        ({"mean_ttft_ms": 0.0, "median_ttft_ms": 0, "p99_ttft_ms": 300.0}, (None, {"p99": 0.3})),  # 0: not measured
         ({**LATENCIES, "median_ttft": 0.18, "p99_ttft": 0.5}, (None, {"p50": 0.18, "p99": 0.5})),
         ({**LATENCIES, "mean_ttft_s": 0.2}, (0.2, {})),
         ({"mean_ttft": 0.3, "median_ttft": 0.3}, (0.1, {"p50": 0.1})),  # a key in milliseconds counts
@@ -52,6 +53,13 @@ def test_what_a_file_has_is_read_without_what_it_lacks(
 def test_seconds_that_are_longer_than_the_run_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"median_ttft is 180, which is read in seconds.*ends in _ms"):
         read(tmp_path, **LATENCIES, median_ttft=180)
+
+
+def test_seconds_between_tokens_make_no_answer_longer_than_the_run(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"median_tpot is 40, .*an answer of 101 tokens takes longer than the run"):
+        read(tmp_path, **LATENCIES, median_tpot=40)
+    tpot = read(tmp_path, folder="y_1xtp2", **LATENCIES, median_tpot=0.04, p99_tpot=1.0).whole.tpot
+    assert tpot is not None and tpot.percentiles_s == {"p50": 0.04, "p99": 1.0}
 
 
 @pytest.mark.parametrize("metric", ["e2el_ms", "e2e_latency_ms"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -296,3 +297,12 @@ def test_a_latency_that_is_none_makes_its_level_invalid(tmp_path: Path) -> None:
     (folder / "conc4.json").write_text(json.dumps({**content, "mean_ttft_ms": float("nan"), "mean_tpot_ms": -1}))
     (run,) = load_experiment(folder).runs
     assert run.validity.reasons == ("mean_ttft_ms is nan and 1 more: not a latency",)
+
+
+def test_the_flag_that_is_missing_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "runs of tuesday's"
+    shutil.copytree(PUBLISHED / PD, folder)
+    with pytest.raises(StoreError) as refused:
+        load_experiment(folder)
+    words = shlex.split(str(refused.value).rpartition("viz.py's ")[2])
+    assert words == ["--gpus", "runs of tuesday's=N"]

@@ -42,10 +42,11 @@ def diagnose(
 
 def concerns_of(facts: Facts, placement: Literal["pack", "spread"]) -> frozenset[Concern]:
     """What PD deployments of that placement have on those nodes: the wire that all of them can take, and in a spread
-    perhaps engines over several nodes."""
+    perhaps engines over several nodes. Beside nodes with GPUs those without have no engine, such as a head."""
+    on_gpus = [fact for fact in facts.values() if fact.get("gpus")]
     if placement == "pack":
-        return frozenset({"gpu peer" if any(fact.get("gpus") for fact in facts.values()) else "shared memory"})
-    fabrics = [fabric_of(fact) for fact in facts.values()]
+        return frozenset({"gpu peer" if on_gpus else "shared memory"})
+    fabrics = [fabric_of(fact) for fact in on_gpus or facts.values()]
     wires: set[Concern] = {fabric.wire if fabric else "tcp" for fabric in fabrics}
     return frozenset({wires.pop() if len(wires) == 1 else "tcp", SPANNING})
 

@@ -220,6 +220,8 @@ def test_what_ucx_finds_and_whom_a_finding_concerns_is_printed() -> None:
         ([efa_pod(0, 8)], "spread", {"efa", SPANNING}),
         ([efa_pod(32, 8), nd_h100_v5()], "spread", {"tcp", SPANNING}),
         ([machine([], 8, [])], "spread", {"tcp", SPANNING}),
+        ([machine([], 0, []), efa_pod(32, 8), efa_pod(32, 8)], "spread", {"efa", SPANNING}),  # a head without GPUs
+        ([workstation(), workstation()], "spread", {"rdma", SPANNING}),  # engines on CPUs
     ],
 )
 def test_the_wire_of_a_placement(
