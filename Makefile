@@ -5,7 +5,7 @@ PYTHON_VENV := .venv/bin/python
 PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo wire chaos test test-long test-fast check golden bench lock clean
+.PHONY: help setup setup-gpu demo wire chaos test test-unit test-long test-fast check golden bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ test: setup  ## every test, the live ones (Ray, vLLM, NIXL) last; both parts run
 
 test-long: setup  ## the same with more kills, more faults and every serving path
 	@export PDLAB_TEST_LONG=1; status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
+
+test-unit: setup  ## tests that need neither Ray nor vLLM, and start neither: a few minutes
+	@PDLAB_TEST_UNIT=1 $(PYTEST) -n 2 --dist loadfile
 
 test-fast: setup  ## every test that starts neither an engine nor a deployment
 	@$(FAST)

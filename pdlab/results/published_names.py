@@ -128,8 +128,8 @@ def is_of_deployment(key: str) -> bool:
 
 
 def is_size_of_deployment(key: str) -> bool:
-    """Whether a whole number, or yes or no, under that key of metadata says what was deployed: ``prefill_gpus``,
-    ``tensor_parallel_size``, ``enable_ep``; not ``tokens_per_gpu``."""
+    """Whether a whole number, or yes or no, under that key of metadata describes what was deployed: prefill_gpus,
+    tensor_parallel_size and enable_ep do, tokens_per_gpu does not."""
     words = key.lower().replace("_", " ").replace("-", " ")
     return _SIZE_KEY.search(words) is not None and " per " not in f" {words} "
 

@@ -86,7 +86,7 @@ def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("--trace nowhere.csv", "cannot be read"),
         ("--trace t.csv --rate 3", "leave --rate out"),
         ("--trace t.csv --itl 3", "leave --itl out"),
-        ("--burstiness 0.5", "give --rate too"),
+        ("--burstiness 0.5", "--burstiness is for --rate, which is not given"),
     ],
 )
 def test_bad_words(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
