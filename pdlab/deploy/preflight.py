@@ -16,7 +16,7 @@ from pdlab.deploy.serve_config import gpu_env, transport_env
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
 from pdlab.transfer.doctor import diagnosis, engine_rules, settings_rules
-from pdlab.transfer.doctor.findings import FABRIC, NETWORK, ONE_MACHINE, SPANNING, Concern, Facts, Finding
+from pdlab.transfer.doctor.findings import FABRIC, NETWORK, ONE_MACHINE, SPANNING, Concern, DoctorFinding, Facts
 
 PORT_WAIT_S = 20.0
 """Engines of an application that was just taken down hold their side-channel ports until their process has ended:
@@ -134,7 +134,7 @@ def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, 
 
 
 def judge(
-    findings_now: Callable[[], list[Finding]], print_line: Callable[[str], None], wait_s: float = PORT_WAIT_S
+    findings_now: Callable[[], list[DoctorFinding]], print_line: Callable[[str], None], wait_s: float = PORT_WAIT_S
 ) -> None:
     """Print the warnings. Raises DeployError on the first error.
 
@@ -165,5 +165,5 @@ def judge(
         )
 
 
-def _port(finding: Finding) -> bool:
+def _port(finding: DoctorFinding) -> bool:
     return finding.topic == settings_rules.SIDE_CHANNEL_PORT

@@ -38,6 +38,7 @@ from pdlab.results.store import MANIFEST
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
 LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
+NAMES_DIFFER, CAPPED = ("file_name_differs", "file_tokens_differ"), "file_rate_capped"
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
@@ -170,21 +171,21 @@ def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
 def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         run, load = level.run, level.run.load
-        for fault in level.faults:
-            if fault.kind == "name":
+        for finding in run.validity.findings:
+            if finding.code in NAMES_DIFFER:
                 yield AuditFinding(
                     "contradiction",
                     (level.name,),
-                    fault.text,
+                    finding.text,
                     "the point is drawn by the file's content, and a name says that this was not to be measured",
                     "rename it after its content, or measure again",
                 )
-            elif fault.kind == "capped":
+            elif finding.code == CAPPED:
                 rate = run.whole.requests_per_s
                 yield AuditFinding(
                     "contradiction",
                     (level.name,),
-                    fault.text,
+                    finding.text,
                     "from then on it was a closed loop: the rate was not offered, and TTFT excludes the wait at the "
                     "client; the level is not valid",
                     "draw it at the served rate, or measure without a limit of requests in flight",
@@ -395,8 +396,11 @@ def _metadata(folder: Folder) -> Iterator[AuditFinding]:
 
 def _invalid(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
-        told = {fault.text for fault in level.faults if fault.kind in ("name", "capped")}  # as contradictions
-        reasons = [reason for reason in level.run.validity.reasons if reason not in told]
+        reasons = [
+            finding.text
+            for finding in level.run.validity.findings
+            if finding.code not in (*NAMES_DIFFER, CAPPED) and finding.text  # those are contradictions
+        ]
         if reasons:
             yield AuditFinding(
                 "invalid",

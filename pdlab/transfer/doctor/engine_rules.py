@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pdlab.transfer.doctor.findings import SPANNING, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import SPANNING, DoctorFinding, Facts, Rule
 
 LEAST_DRIVER = 580  # of CUDA 13, for which torch is built
 
 
-def _toolchain(facts: Facts) -> Iterator[Finding]:
+def _toolchain(facts: Facts) -> Iterator[DoctorFinding]:
     """The tools that compile when an engine starts: for Triton always, for FlashInfer if its sampler is on."""
     for node, fact in facts.items():
         tools = fact.get("toolchain")
@@ -21,7 +21,7 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
         missing_tools = [tool for tool in required_tools if not tools.get(tool)]
         if missing_tools:
             compilers = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "compiler",
                 (node,),
@@ -32,7 +32,7 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
             )
         elif not flashinfer and (not tools.get("ninja") or not tools.get("nvcc")):
             absent_tools = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 "compiler",
                 (node,),
@@ -42,11 +42,11 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _driver(facts: Facts) -> Iterator[Finding]:
+def _driver(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         version = fact.get("driver")
         if fact.get("gpus") and version and int(version.split(".")[0]) < LEAST_DRIVER:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "NVIDIA driver",
                 (node,),
@@ -61,11 +61,11 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 LEAST_SHM_BYTES = 2**30
 
 
-def _shm(facts: Facts) -> Iterator[Finding]:
+def _shm(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         shm = fact.get("shm")
         if shm and shm["free_bytes"] < LEAST_SHM_BYTES:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "/dev/shm",
                 (node,),
@@ -76,7 +76,7 @@ def _shm(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _host_names(facts: Facts) -> Iterator[Finding]:
+def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
     """Gloo joins the ranks of an engine: at the interface that it is told, else at its host name's address."""
     machines = {fact.get("boot") for fact in facts.values()}
     for node, fact in facts.items():
@@ -84,7 +84,7 @@ def _host_names(facts: Facts) -> Iterator[Finding]:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             value = environment.get(variable, "")
             if interfaces and value and not _names_one(variable, value, interfaces):
-                yield Finding(
+                yield DoctorFinding(
                     "error",
                     variable,
                     (node,),
@@ -98,7 +98,7 @@ def _host_names(facts: Facts) -> Iterator[Finding]:
         addresses = resolved["addresses"]
         if not addresses or all(re.match(r"127\.|::1$", address) for address in addresses):
             to = f"resolves to {', '.join(addresses)}" if addresses else f"does not resolve ({resolved['error']})"
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "host name",
                 (node,),
@@ -118,11 +118,11 @@ def _names_one(variable: str, value: str, interfaces: set[str]) -> bool:
     return bool(interfaces - matching if value.startswith("^") else matching)
 
 
-def _mig(facts: Facts) -> Iterator[Finding]:
+def _mig(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         modes = fact.get("mig") or []
         if any(modes):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "MIG",
                 (node,),
@@ -133,13 +133,13 @@ def _mig(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _weights(facts: Facts) -> Iterator[Finding]:
+def _weights(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         found = fact.get("weights")
         if not found:
             continue
         for name, why in found["broken"].items():
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "weights",
                 (node,),
@@ -149,7 +149,7 @@ def _weights(facts: Facts) -> Iterator[Finding]:
             )
         if found["missing"]:
             more = f" and {len(found['missing']) - 3} more" if len(found["missing"]) > 3 else ""
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 "weights",
                 (node,),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, DoctorFinding, Facts, Rule
 from pdlab.transfer.ucx_log import failed_modules
 from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
 from pdlab.transfer.verdict import SHARED_MEMORY, allows
@@ -61,7 +61,7 @@ def _with_fabric(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any], Fabric]
             yield node, fact, fabric
 
 
-def _usable(facts: Facts) -> Iterator[Finding]:
+def _usable(facts: Facts) -> Iterator[DoctorFinding]:
     """A container that was given some of the devices is as healthy as one with all."""
     for node, _, fabric in _with_fabric(facts):
         refused = [each["name"] for each in fabric.devices if not each["usable"] and each.get("given", False)]
@@ -70,7 +70,7 @@ def _usable(facts: Facts) -> Iterator[Finding]:
         evidence = f"none of the {len(fabric.devices)} {fabric.name} devices has a file in /dev/infiniband"
         if refused:
             evidence = f"{len(refused)} of {len(fabric.devices)} {fabric.name} devices may not be opened ({refused[0]})"
-        yield Finding(
+        yield DoctorFinding(
             "warning" if fabric.usable else "error",
             f"{fabric.name} not usable",
             (node,),
@@ -83,11 +83,11 @@ def _usable(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _libraries(facts: Facts) -> Iterator[Finding]:
+def _libraries(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         system = fact.get("system_libraries", {})
         if fabric.wire == "efa" and "libefa" not in system:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "libefa missing",
                 (node,),
@@ -99,7 +99,7 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
         bundled = [path for path in fact.get("bundled_libraries", ()) if "libibverbs" in path]
         newer = _abi(system.get("libibverbs", ())), _abi(bundled)
         if newer[0] and newer[1] and newer[0] > newer[1]:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "rdma-core ABI",
                 (node,),
@@ -117,7 +117,7 @@ def _abi(paths: Sequence[str]) -> int | None:
     return max(numbers, default=None)
 
 
-def _rails(facts: Facts) -> Iterator[Finding]:
+def _rails(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", str(DEFAULT_RAILS))
         per_gpu = len(fabric.usable) // max(fact.get("gpus", 0), 1)
@@ -125,7 +125,7 @@ def _rails(facts: Facts) -> Iterator[Finding]:
             rates = {device.get("gbit_per_s") for device in fabric.devices}
             gbit = rates.pop() if len(rates) == 1 else None
             speed = f": at most {int(rails) * gbit / 8:g} of {per_gpu * gbit / 8:g} GB/s" if gbit else ""
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "rails",
                 (node,),
@@ -136,11 +136,11 @@ def _rails(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _gpu_direct(facts: Facts) -> Iterator[Finding]:
+def _gpu_direct(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         module = "efa_nv_peermem" if fabric.wire == "efa" else "nvidia_peermem"
         if fact.get("gpus") and fact.get(module) is False:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "GPUDirect",
                 (node,),
@@ -152,7 +152,7 @@ def _gpu_direct(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _not_found(facts: Facts) -> Iterator[Finding]:
+def _not_found(facts: Facts) -> Iterator[DoctorFinding]:
     """UCX's own list of transports is the proof; versions and files are circumstantial."""
     for node, fact, fabric in _with_fabric(facts):
         found = (fact.get("loaded") or {}).get("transports")
@@ -161,7 +161,7 @@ def _not_found(facts: Facts) -> Iterator[Finding]:
         if not {name.split("/")[0] for name in found} & set(FABRIC_TRANSPORTS[fabric.wire]):
             transport_names = ", ".join(sorted({name.split("/")[0] for name in found})) or "none"
             build = "debug/build_nixl_ucx_efa.sh"
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 SRD if fabric.wire == "efa" else RDMA,
                 (node,),
@@ -174,10 +174,10 @@ def _not_found(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
+def _nccl_plugin(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         if fabric.wire == "efa" and fact.get("gpus") and fact.get("nccl_net") == []:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 NCCL_PLUGIN,
                 (node,),
@@ -190,7 +190,7 @@ def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _modules(facts: Facts) -> Iterator[Finding]:
+def _modules(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         loaded = fact.get("loaded")
         if not loaded:
@@ -198,7 +198,7 @@ def _modules(facts: Facts) -> Iterator[Finding]:
         fabric = fabric_of(fact)
         for module, why in failed_modules(loaded.get("log", "")).items():
             needed = _needs(module, fabric, fact)
-            yield Finding(
+            yield DoctorFinding(
                 "note" if needed is None else "error",
                 f"UCX module {module}",
                 (node,),
@@ -223,10 +223,10 @@ def _needs(module: str, fabric: Fabric | None, fact: Mapping[str, Any]) -> tuple
     return ("shared memory",) if module == "uct_cma" and not fact.get("gpus") else None
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         if fact.get("memlock") is not None:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "memlock",
                 (node,),
@@ -236,7 +236,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
                 (fabric.wire,),
             )
         if fabric.wire == "efa" and fact.get("hugepages") == 0:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 "huge pages",
                 (node,),
@@ -247,7 +247,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _net_devices(facts: Facts) -> Iterator[Finding]:
+def _net_devices(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("UCX_NET_DEVICES", "")
         fabric = fabric_of(fact)
@@ -255,7 +255,7 @@ def _net_devices(facts: Facts) -> Iterator[Finding]:
         named = _device_names(value)
         unknown = named - there
         if unknown and not value.startswith("^"):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 UCX_NET_DEVICES,
                 (node,),
@@ -265,7 +265,7 @@ def _net_devices(facts: Facts) -> Iterator[Finding]:
                 NETWORK if named & there else (),  # NIXL's backend needs one network device for its messages
             )
         elif fabric and not _chosen(fact, fabric):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 UCX_NET_DEVICES,
                 (node,),
@@ -276,13 +276,13 @@ def _net_devices(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _one_nic(facts: Facts) -> Iterator[Finding]:
+def _one_nic(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         chosen = _chosen(fact, fabric) & set(fabric.usable)
         if fact.get("gpus", 0) > 1 and len(chosen) == 1:
             by = fact.get("environment", {}).get("UCX_NET_DEVICES")
             reason = f"UCX_NET_DEVICES={by}" if by else str(fabric)
-            yield Finding(
+            yield DoctorFinding(
                 "warning" if len(fabric.devices) > 1 else "note",
                 "one NIC",
                 (node,),
@@ -315,14 +315,14 @@ def _excluded(fact: Mapping[str, Any], fabric: Fabric) -> bool:
     return not _chosen(fact, fabric) or bool(tls and not allows(tls, FABRIC_TRANSPORTS[fabric.wire]))
 
 
-def _tls(facts: Facts) -> Iterator[Finding]:
+def _tls(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("UCX_TLS")
         if not value:
             continue
         text, fabric = f"UCX_TLS={value}", fabric_of(fact)
         if not allows(value, ("tcp", *FABRIC_TRANSPORTS["efa"], *FABRIC_TRANSPORTS["rdma"])):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 UCX_TLS,
                 (node,),
@@ -331,7 +331,7 @@ def _tls(facts: Facts) -> Iterator[Finding]:
                 "unset UCX_TLS, or add tcp (or srd on EFA)",
             )
         elif fabric and not allows(value, FABRIC_TRANSPORTS[fabric.wire]):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 UCX_TLS,
                 (node,),
@@ -342,7 +342,7 @@ def _tls(facts: Facts) -> Iterator[Finding]:
                 (fabric.wire,),
             )
         if fact.get("gpus") and not allows(value, ("cuda_ipc",)):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 UCX_TLS,
                 (node,),
@@ -352,7 +352,7 @@ def _tls(facts: Facts) -> Iterator[Finding]:
                 ("gpu peer",),
             )
         elif not fact.get("gpus") and not allows(value, tuple(set(SHARED_MEMORY) - {"self"})):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 UCX_TLS,
                 (node,),
@@ -363,13 +363,13 @@ def _tls(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _emulation(facts: Facts) -> Iterator[Finding]:
+def _emulation(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("UCX_PROTO_EMULATION_ENABLE", "")
         if value.lower() not in ("n", "no", "0", "off"):
             continue
         fabric = fabric_of(fact)
-        yield Finding(
+        yield DoctorFinding(
             "note" if fabric else "error",
             "UCX emulation",
             (node,),

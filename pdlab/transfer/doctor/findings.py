@@ -19,7 +19,7 @@ ONE_MACHINE: tuple[Concern, ...] = ("gpu peer", "shared memory")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One problem or observation on ``nodes``. ``concerns``: it matters to deployments with one of these (none: to
     every deployment)."""
 
@@ -32,4 +32,4 @@ class Finding:
     concerns: tuple[Concern, ...] = ()
 
 
-Rule = Callable[[Facts], Iterator[Finding]]
+Rule = Callable[[Facts], Iterator[DoctorFinding]]

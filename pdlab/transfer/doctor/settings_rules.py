@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pdlab.core.deployment import Pool
-from pdlab.transfer.doctor.findings import ONE_MACHINE, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import ONE_MACHINE, DoctorFinding, Facts, Rule
 
 DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
 MAX_SKEW_S = 1.0
@@ -74,11 +74,11 @@ def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
     return tuple(ports)
 
 
-def _exported_port(facts: Facts) -> Iterator[Finding]:
+def _exported_port(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("VLLM_NIXL_SIDE_CHANNEL_PORT")
         if value is not None:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "exported port",
                 (node,),
@@ -88,12 +88,12 @@ def _exported_port(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _log_levels(facts: Facts) -> Iterator[Finding]:
+def _log_levels(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
             value = fact.get("environment", {}).get(name, "")
             if value.lower() in DEBUG_LEVELS:
-                yield Finding(
+                yield DoctorFinding(
                     "error",
                     "debug logging",
                     (node,),
@@ -103,11 +103,11 @@ def _log_levels(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _gpus(facts: Facts) -> Iterator[Finding]:
+def _gpus(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         visible = fact.get("environment", {}).get("NVIDIA_VISIBLE_DEVICES")
         if fact.get("gpus") and visible not in (None, "all") and len(visible.split(",")) < fact["gpus"]:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "GPU visibility",
                 (node,),
@@ -118,14 +118,14 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _allocator(facts: Facts) -> Iterator[Finding]:
+def _allocator(facts: Facts) -> Iterator[DoctorFinding]:
     """vLLM 0.29 refuses the one variable beside a KV connector (config/vllm.py, _verify_kv_transfer_compat), and does
     not look at the other, which PyTorch reads too."""
     for node, fact in facts.items():
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             value = fact.get("environment", {}).get(name, "")
             if fact.get("gpus") and re.search(r"expandable_segments\s*:\s*true", value, re.IGNORECASE):
-                yield Finding(
+                yield DoctorFinding(
                     "error",
                     name,
                     (node,),
@@ -136,7 +136,7 @@ def _allocator(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _namespaces(facts: Facts) -> Iterator[Finding]:
+def _namespaces(facts: Facts) -> Iterator[DoctorFinding]:
     machines: dict[str, list[str]] = {}
     for node, fact in facts.items():
         if fact.get("boot"):
@@ -145,7 +145,7 @@ def _namespaces(facts: Facts) -> Iterator[Finding]:
         for kind in ("pid", "ipc"):
             spaces = {facts[node].get("namespaces", {}).get(kind) for node in nodes}
             if len(spaces) > 1:
-                yield Finding(
+                yield DoctorFinding(
                     "warning",
                     f"{kind} namespaces",
                     tuple(nodes),
@@ -156,13 +156,13 @@ def _namespaces(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _ports(facts: Facts) -> Iterator[Finding]:
+def _ports(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         holders = {port: fact.get("port_holders", {}).get(str(port), "unknown") for port in fact.get("ports_taken", ())}
         engines = {port: holder for port, holder in holders.items() if holder.startswith(ENGINES)}
         strangers = {port: holder for port, holder in holders.items() if port not in engines}
         if strangers:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 SIDE_CHANNEL_PORT,
                 (node,),
@@ -171,7 +171,7 @@ def _ports(facts: Facts) -> Iterator[Finding]:
                 "stop the process that listens there (ss -ltnp)",
             )
         if engines:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 SIDE_CHANNEL_PORT,
                 (node,),
@@ -188,14 +188,14 @@ def _holders_text(holders: Mapping[int, str]) -> str:
     )
 
 
-def _addresses(facts: Facts) -> Iterator[Finding]:
+def _addresses(facts: Facts) -> Iterator[DoctorFinding]:
     machines = {fact.get("boot") for fact in facts.values()}
     for node, fact in facts.items():
         advertised = fact.get("advertised")
         if not advertised:
             continue
         if not advertised["mine"]:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "advertised host",
                 (node,),
@@ -204,7 +204,7 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
                 "unset it: Ray sets each node's own address",
             )
         elif advertised.get("loopback") and len(machines) > 1:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "advertised host",
                 (node,),
@@ -214,12 +214,12 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _auth(facts: Facts) -> Iterator[Finding]:
+def _auth(facts: Facts) -> Iterator[DoctorFinding]:
     auth_by_node = {node: fact["auth"] for node, fact in facts.items() if fact.get("auth")}
     token_nodes = {node: auth for node, auth in auth_by_node.items() if auth.get("mode") == "token"}
     nodes_without_token = [node for node, auth in token_nodes.items() if not auth["token"]]
     if nodes_without_token:
-        yield Finding(
+        yield DoctorFinding(
             "error",
             "Ray token",
             tuple(nodes_without_token),
@@ -228,7 +228,7 @@ def _auth(facts: Facts) -> Iterator[Finding]:
             "copy ~/.ray/auth_token of the head node there (ray get-auth-token)",
         )
     if len({auth["token"] for auth in token_nodes.values() if auth["token"]}) > 1:
-        yield Finding(
+        yield DoctorFinding(
             "error",
             "Ray token",
             tuple(token_nodes),
@@ -238,7 +238,7 @@ def _auth(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _open_ports(facts: Facts) -> Iterator[Finding]:
+def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         guarded = fact.get("auth", {}).get("mode") == "token"
         by_kind: dict[Listening, list[str]] = {}
@@ -251,7 +251,7 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 by_kind.setdefault(kind, []).append(f"{port['host']} port {port['port']}")
         for kind, places in by_kind.items():
             risky = kind.token and not guarded
-            yield Finding(
+            yield DoctorFinding(
                 "warning" if risky or not kind.token else "note",
                 OPEN_PORT,
                 (node,),
@@ -261,7 +261,7 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 + "allow access from the cluster's own nodes only (docs/security.md)",
             )
         if foreign:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 OPEN_PORT,
                 (node,),
@@ -290,14 +290,14 @@ class QueryClock(NamedTuple):
     after_s: float
 
 
-def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[Finding]:
+def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         now = fact.get("time_s")
         if now is None:
             continue
         offset_s = max(query_clock.before_s - now, fact.get("answered_s", now) - query_clock.after_s, 0.0)
         if offset_s > MAX_SKEW_S:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "clock",
                 (node,),

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pdlab.transfer.doctor.fabric_rules import fabric_of
-from pdlab.transfer.doctor.findings import FABRIC, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import FABRIC, DoctorFinding, Facts, Rule
 
 
-def _versions(facts: Facts) -> Iterator[Finding]:
+def _versions(facts: Facts) -> Iterator[DoctorFinding]:
     names = sorted({name for fact in facts.values() for name in fact.get("versions", {})})
     for name in names:
         by_node = {node: fact["versions"].get(name) for node, fact in facts.items() if "versions" in fact}
         if len(set(by_node.values())) > 1:
             version_list = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
-            yield Finding(
+            yield DoctorFinding(
                 "error" if name in ("vllm", "nixl") else "warning",
                 f"{name} version",
                 tuple(by_node),
@@ -27,7 +27,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
                 f"install the same {name} on every node (requirements.txt)",
             )
         elif name in ("vllm", "nixl") and set(by_node.values()) == {None}:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 f"{name} version",
                 tuple(by_node),
@@ -37,13 +37,13 @@ def _versions(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _ucx_versions(facts: Facts) -> Iterator[Finding]:
+def _ucx_versions(facts: Facts) -> Iterator[DoctorFinding]:
     ucx_versions = {
         node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")
     }
     if len(set(ucx_versions.values())) > 1:
         version_list = ", ".join(f"{node} {version}" for node, version in ucx_versions.items())
-        yield Finding(
+        yield DoctorFinding(
             "error",
             "UCX version",
             tuple(ucx_versions),
@@ -55,7 +55,7 @@ def _ucx_versions(facts: Facts) -> Iterator[Finding]:
         old = tuple(int(number) for number in version.split(".")[:2]) < (1, 20)
         fabric = fabric_of(facts[node])
         if old and fabric and fabric.wire == "efa":
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "UCX version",
                 (node,),
@@ -66,12 +66,12 @@ def _ucx_versions(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _system_ucx(facts: Facts) -> Iterator[Finding]:
+def _system_ucx(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         loaded = [path for path in fact.get("loaded", {}).get("libraries", ()) if "libucp" in path]
         outside = [path for path in loaded if "nixl_cu" not in path]
         if outside and len(loaded) > 1:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "UCX twice",
                 (node,),
@@ -80,7 +80,7 @@ def _system_ucx(facts: Facts) -> Iterator[Finding]:
                 "unset LD_LIBRARY_PATH and LD_PRELOAD, or use a NIXL built against the system's UCX",
             )
         elif outside:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 "UCX of the system",
                 (node,),
@@ -90,7 +90,7 @@ def _system_ucx(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _duplicates(facts: Facts) -> Iterator[Finding]:
+def _duplicates(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         libraries = fact.get("loaded", {}).get("libraries", ())
         by_name: dict[str, set[str]] = {}
@@ -100,7 +100,7 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
                 by_name.setdefault(match[1], set()).add(path)
         for name, paths in by_name.items():
             if len(paths) > 1:
-                yield Finding(
+                yield DoctorFinding(
                     "error",
                     f"{name} twice",
                     (node,),
@@ -134,12 +134,12 @@ def loads_alike(facts: Facts) -> str | None:
     return None
 
 
-def _builds(facts: Facts) -> Iterator[Finding]:
+def _builds(facts: Facts) -> Iterator[DoctorFinding]:
     """Compares hashes: two builds of one version may differ."""
     differing = {library: nodes for library, nodes in hashes(facts).items() if len(set(nodes.values())) > 1}
     if differing:
         library, nodes = next(iter(differing.items()))
-        yield Finding(
+        yield DoctorFinding(
             "warning",
             "builds differ",
             tuple(dict.fromkeys(node for nodes in differing.values() for node in nodes)),
@@ -150,13 +150,13 @@ def _builds(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _backends(facts: Facts) -> Iterator[Finding]:
+def _backends(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         loaded = fact.get("loaded")
         if not loaded:
             continue
         if loaded.get("error"):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "NIXL",
                 (node,),
@@ -166,7 +166,7 @@ def _backends(facts: Facts) -> Iterator[Finding]:
             )
         for name, why in loaded.get("backends", {}).items():
             if why:
-                yield Finding(
+                yield DoctorFinding(
                     "error",
                     f"NIXL backend {name}",
                     (node,),
@@ -176,12 +176,12 @@ def _backends(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _shadowed(facts: Facts) -> Iterator[Finding]:
+def _shadowed(facts: Facts) -> Iterator[DoctorFinding]:
     for name in ("vllm", "nixl"):
         module_paths = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
         for node, path in module_paths.items():
             if path and "site-packages" not in path and "dist-packages" not in path:
-                yield Finding(
+                yield DoctorFinding(
                     "warning",
                     f"{name} from elsewhere",
                     (node,),

@@ -18,7 +18,7 @@ from pdlab.core.deployment import Pool
 from pdlab.remote import node as node_probe
 from pdlab.transfer.doctor import settings_rules
 from pdlab.transfer.doctor.diagnosis import diagnose, summary
-from pdlab.transfer.doctor.findings import Finding
+from pdlab.transfer.doctor.findings import DoctorFinding
 from pdlab.transfer.doctor.software_rules import loads_alike
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -243,7 +243,7 @@ def test_old_ucx_on_efa_is_emulation() -> None:
 
 
 def test_tcp_alone_is_fine_without_efa_but_not_on_one_machine() -> None:
-    findings: list[Finding] = diagnose({"a": cpu_node() | {"environment": {"UCX_TLS": "tcp"}}})
+    findings: list[DoctorFinding] = diagnose({"a": cpu_node() | {"environment": {"UCX_TLS": "tcp"}}})
     assert [(f.severity, f.topic) for f in findings] == [("warning", "UCX_TLS")]
 
 
