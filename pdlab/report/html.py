@@ -104,7 +104,7 @@ def render(contents: Contents) -> str:
         question=_question(curves, view),
         facts=_facts(curves, by_label),
         verdicts=list(_verdicts(curves, view, contents.at)),
-        notes=[note for note in (*tables.notes(curves, view), *tables.tail_notes(curves)) if not note.startswith("x ")],
+        notes=[*tables.notes(curves, view, excluded=False), *tables.tail_notes(curves)],
         answers=[*contents.answers, *_searches(by_label)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),
@@ -205,12 +205,11 @@ def _models(curves: Sequence[Curve]) -> str:
 
 def _question(curves: Sequence[Curve], view: View) -> str:
     per = f"per {tables.node_name(curves, view)}" if view.normalized else "of the whole deployment"
-    most = f"the most {view.throughput_metric} tokens/s {per} at a {view.latency_name} that users accept?"
+    most = f"the most {view.throughput_metric} tokens/s {per}"
     if len(curves) == 1:
-        return (
-            f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most.split(' at a ')[0]}?"
-        )
-    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most}"
+        return f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most}?"
+    accepted = f"at a {view.latency_name} that users accept?"
+    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most} {accepted}"
 
 
 def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
@@ -359,8 +358,7 @@ def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def _cell(estimate: Estimate | None, confidence: float) -> TableCell:
-    value, _, half = tables.figure(estimate, confidence).partition(" ")
-    return TableCell(value, half)
+    return TableCell(*tables.value_and_half(estimate, confidence))
 
 
 def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def render(curves: Sequence[Curve], view: View) -> str:
     return "\n\n".join(sections)
 
 
-def notes(curves: Sequence[Curve], view: View) -> list[str]:
-    """Notes on a comparison: windows, repeats, workloads, invalid levels."""
+def notes(curves: Sequence[Curve], view: View, *, excluded: bool = True) -> list[str]:
+    """Notes on a comparison: windows, repeats, workloads, and, unless ``excluded`` is False, levels left out."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
@@ -42,7 +42,7 @@ def notes(curves: Sequence[Curve], view: View) -> list[str]:
     lines += length_notes(curves, view)
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
-    return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves)]
+    return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves, excluded)]
 
 
 def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
@@ -117,12 +117,15 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
     return lines
 
 
-def invalid_notes(curves: Sequence[Curve]) -> list[str]:
-    """One line for each level that failed a check, wholly or in some repeats or when it was first measured."""
+def invalid_notes(curves: Sequence[Curve], excluded: bool = True) -> list[str]:
+    """One line for each level that failed a check when it was first measured, and with ``excluded`` for each that
+    failed one, wholly or in some repeats."""
     lines = []
     for curve in curves:
         for point in curve.points:
             place, first_reasons = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
+            if point.reasons and not excluded:
+                continue
             if point.reasons:
                 outcome = (
                     "not valid"
@@ -166,13 +169,18 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
 
 def figure(estimate: Estimate | None, confidence: float) -> str:
     """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` with unknown scatter."""
+    return " ".join(filter(None, value_and_half(estimate, confidence)))
+
+
+def value_and_half(estimate: Estimate | None, confidence: float) -> tuple[str, str]:
+    """The two parts of a `figure`; the second is empty with unknown scatter."""
     if estimate is None:
-        return "-"
+        return "-", ""
     interval = estimate.interval(confidence)
     if interval is None or not estimate.value:
-        return number(estimate.value)
+        return number(estimate.value), ""
     half = f"±{tolerance((interval.high - estimate.value) / abs(estimate.value))}"
-    return f"{number(estimate.value)} {half if estimate.basis == 'repeats' else f'({half})'}"
+    return number(estimate.value), half if estimate.basis == "repeats" else f"({half})"
 
 
 def tolerance(share: float) -> str:

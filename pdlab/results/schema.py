@@ -383,6 +383,7 @@ class SloPoint(Frozen):
     for a steady state and was in it; None: some could not be checked. ``in_flight``: mean number, over all of them.
     ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`). ``served_rps``:
     where requests piled up, what was served at least (`pdlab.results.slo.served_rps`).
+    ``piled_up``: they did in every look.
     """
 
     rate_rps: float
@@ -400,6 +401,7 @@ class SloPoint(Frozen):
     in_flight: float | None = None
     clear: bool = False
     served_rps: float | None = None
+    piled_up: bool = False
     reason: str | None = None
 
 
