@@ -15,7 +15,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "files"]
+Source = Literal["gates", "files", "audit"]
 UNCLASSIFIED = "unclassified"
 
 
@@ -24,7 +24,8 @@ class FindingCode:
     """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
     a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
 
-    ``source``: the gates of a level, or the reading of files of others. ``gate``: the gate that the finding fails.
+    ``source``: the gates of a level, the reading of files of others, or the audit, whose sentences are with its rules:
+    there ``template`` is the kind in words. ``gate``: the gate that the finding fails.
     """
 
     source: Source
@@ -62,12 +63,36 @@ def found(code: str, **numbers: int | float | str | None) -> Finding:
     return Finding(code=code, gate=row.gate, numbers=numbers, what=row.template.format(**numbers), fix=fix)
 
 
+@dataclass(frozen=True)
+class Evidenced:
+    """A finding of several sentences: ``where`` it is, the ``evidence``, the ``consequence`` and the ``fix``."""
+
+    code: str
+    where: tuple[str, ...]
+    evidence: str
+    consequence: str
+    fix: str
+
+    @property
+    def kind(self) -> str:
+        """Its code in words."""
+        return CODES[self.code].template
+
+    @property
+    def severity(self) -> Severity:
+        return CODES[self.code].severity
+
+
 def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ") -> FindingCode:
     return FindingCode(source="gates", gate=gate, rule=rule, template=template, fix=fix, joint=joint)
 
 
 def _file(rule: str, template: str) -> FindingCode:
     return FindingCode(source="files", rule=rule, template=template)
+
+
+def _audit(kind: str, rule: str, severity: Severity = "error") -> FindingCode:
+    return FindingCode(source="audit", rule=rule, template=kind, severity=severity)
 
 
 _PACE_FIX = "launch with a larger --slow-down"
@@ -275,6 +300,20 @@ CODES: dict[str, FindingCode] = {
     ),
     "file_no_latency": _file("a latency is a number of at least 0", "{name} is {value}{more}: not a latency"),
     "figures_impossible": _file("a level's figures can be true at the same time", "{what}"),
+    "identical": _audit("identical", "two experiments have no file or records in common"),
+    "contradiction": _audit("contradiction", "a name or label says what the content is"),
+    "collision": _audit("collision", "a reader that is keyed on the load keeps every level", "warning"),
+    "reused_prompts": _audit("reused prompts", "no level repeats another level's prompts", "warning"),
+    "few_prompts": _audit("few prompts", "ramp-up and drain are a small part of a level", "warning"),
+    "ramp": _audit("ramp", "the mean output rate is near that of the steady window", "warning"),
+    "impossible": _audit("impossible", "a level's figures agree with each other and with its requests"),
+    "wrong_gpus": _audit("GPUs", "figures are divided by the number of GPUs of the deployment"),
+    "records": _audit("records", "the requests of a level can be read, and its figures are of them"),
+    "metadata": _audit("metadata", "what a repetition of the measurement needs is recorded", "warning"),
+    "invalid": _audit("invalid", "a level passes its own gates", "warning"),
+    "lengths": _audit("lengths", "the levels of a curve have requests of one length", "warning"),
+    "early_ends": _audit("early ends", "answers are as long as the name says", "warning"),
+    "unreadable": _audit("unreadable", "a folder can be read", "warning"),
     UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
 }
 

@@ -97,7 +97,7 @@ def render(contents: Contents) -> str:
     columns = _level_columns(curves, view)
     # Levels that failed their checks have a section of their own.
     folders = list(dict.fromkeys(loaded.folder for loaded in contents.loaded))
-    findings = [finding for finding in audit(folders, contents.gpus) if finding.kind != "invalid"]
+    findings = [finding for finding in audit(folders, contents.gpus) if finding.code != "invalid"]
     records = _records(contents.loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",

@@ -103,7 +103,7 @@ def _early_ends(folder: Folder) -> Iterator[AuditFinding]:
         asked = f"{max(tokens for _, tokens, _ in ended):g}"
         answered = sorted({tokens for _, _, tokens in ended})
         yield AuditFinding(
-            "early ends",
+            "early_ends",
             tuple(level.name for level, _, _ in ended),
             f"answers ended before --otl: names ask for {asked} output tokens, answers have "
             + (f"{answered[0]}" if len(answered) == 1 else f"{answered[0]} to {answered[-1]}"),

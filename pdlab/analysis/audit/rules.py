@@ -70,21 +70,18 @@ def audit(
     return findings
 
 
-HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
-
-
 def hard(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """Findings that make any plot wrong; the others concern the precision of figures."""
-    return [finding for finding in findings if finding.kind in HARD]
+    return [finding for finding in findings if finding.severity == "error"]
 
 
 def shared(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """The findings, equal ones of several folders merged into one with the files of all."""
     by_statement: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for finding in findings:
-        by_statement[finding.kind, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
+        by_statement[finding.code, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
     return [
-        replace(members[0], files=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
+        replace(members[0], where=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
         for members in by_statement.values()
     ]
 
@@ -261,7 +258,7 @@ def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
             else ""
         )
         yield AuditFinding(
-            "reused prompts",
+            "reused_prompts",
             tuple(level.name for level, _ in reused_shares),
             f"prompts that an earlier level drew from the same seed, upper bound per level: {share_list}"
             + (f" ({seeds})" if seeds else ""),
@@ -282,7 +279,7 @@ def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     if short_runs:
         least = min(waves for _, waves in short_runs)
         yield AuditFinding(
-            "few prompts",
+            "few_prompts",
             tuple(level.name for level, _ in short_runs),
             f"{least:.1f} requests per unit of concurrency at the least (recommended: {LEAST_PER_CONCURRENCY})",
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
@@ -295,7 +292,7 @@ def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     if short:
         fewest = min(level.run.num_requests for level in short)
         yield AuditFinding(
-            "few prompts",
+            "few_prompts",
             tuple(level.name for level in short),
             f"{fewest} requests in an open loop (recommended: {LEAST_OPEN})",
             "the rate of so few Poisson arrivals has a random error of that size",
@@ -362,7 +359,7 @@ def _gpus(folder: Folder) -> Iterator[AuditFinding]:
     for verb, count in (("says", manifest.gpus or deployed_gpus), ("places", placed)):
         if count != deployed_gpus:
             yield AuditFinding(
-                "GPUs",
+                "wrong_gpus",
                 (f"{folder.path.name}/{MANIFEST}",),
                 f"the deployment {manifest.deployment.label} uses {deployed_gpus} GPUs, the manifest {verb} {count}",
                 "throughput per node is wrong by that ratio",
