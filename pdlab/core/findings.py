@@ -15,7 +15,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "files", "audit"]
+Source = Literal["gates", "files", "audit", "doctor"]
 UNCLASSIFIED = "unclassified"
 
 
@@ -24,8 +24,8 @@ class FindingCode:
     """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
     a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
 
-    ``source``: the gates of a level, the reading of files of others, or the audit, whose sentences are with its rules:
-    there ``template`` is the kind in words. ``gate``: the gate that the finding fails.
+    ``source``: the gates of a level, the reading of files of others, the audit, or the doctor. The sentences of the
+    last two are with their rules: there ``template`` is the topic in words, and ``severity`` the worst. ``gate``: the gate that the finding fails.
     """
 
     source: Source
@@ -93,6 +93,10 @@ def _file(rule: str, template: str) -> FindingCode:
 
 def _audit(kind: str, rule: str, severity: Severity = "error") -> FindingCode:
     return FindingCode(source="audit", rule=rule, template=kind, severity=severity)
+
+
+def _doctor(topic: str, rule: str, severity: Severity = "error") -> FindingCode:
+    return FindingCode(source="doctor", rule=rule, template=topic, severity=severity)
 
 
 _PACE_FIX = "launch with a larger --slow-down"
@@ -314,6 +318,49 @@ CODES: dict[str, FindingCode] = {
     "lengths": _audit("lengths", "the levels of a curve have requests of one length", "warning"),
     "early_ends": _audit("early ends", "answers are as long as the name says", "warning"),
     "unreadable": _audit("unreadable", "a folder can be read", "warning"),
+    "advertised_host": _doctor("advertised host", "an engine gives the other nodes an address that they can reach"),
+    "allocator": _doctor("{name}", "PyTorch's allocator does not remap the memory of the KV cache"),
+    "builds_differ": _doctor("builds differ", "every node has the same build of a library", "warning"),
+    "clock_differs": _doctor("clock", "the clocks of the nodes agree", "warning"),
+    "compiler": _doctor("compiler", "what an engine compiles at its start finds a compiler"),
+    "debug_logging": _doctor("debug logging", "no library of the KV transfer logs every call"),
+    "dev_shm": _doctor("/dev/shm", "/dev/shm has room for the queues of the engines", "warning"),
+    "driver_too_old": _doctor("NVIDIA driver", "the driver is one that torch was built for"),
+    "exported_port": _doctor("exported port", "no port of an engine is fixed in the environment"),
+    "fabric_not_usable": _doctor("{name} not usable", "RDMA devices that a node has can be opened"),
+    "gpu_visibility": _doctor("GPU visibility", "the processes of a node see every GPU", "warning"),
+    "gpudirect": _doctor("GPUDirect", "a NIC reaches the memory of GPUs by itself", "warning"),
+    "host_name": _doctor("host name", "a node's host name resolves to an address that other nodes reach"),
+    "huge_pages": _doctor("huge pages", "there are huge pages for libfabric", "note"),
+    "interface_variable": _doctor("{name}", "a variable that names an interface names one of the node"),
+    "libefa_missing": _doctor("libefa missing", "a node with EFA has libefa"),
+    "library_from_elsewhere": _doctor(
+        "{name} from elsewhere", "the package that is imported is the installed one", "warning"
+    ),
+    "library_twice": _doctor("{name} twice", "a process loads one copy of a library"),
+    "memlock": _doctor("memlock", "RDMA may lock as much memory as the KV cache has"),
+    "mig": _doctor("MIG", "GPUs are whole", "warning"),
+    "namespaces": _doctor("{name} namespaces", "the processes of a node can reach each other's memory", "warning"),
+    "nccl_plugin": _doctor("NCCL plugin", "NCCL has the plugin of the network", "note"),
+    "nixl_backend": _doctor("NIXL backend {name}", "NIXL makes each backend that is asked for"),
+    "nixl_does_not_load": _doctor("NIXL", "NIXL loads"),
+    "one_nic": _doctor("one NIC", "every GPU may use its own NIC", "warning"),
+    "open_port": _doctor("open port", "no port that others could misuse listens beyond loopback", "warning"),
+    "package_version": _doctor("{name} version", "every node has the same version of a package"),
+    "rails": _doctor("rails", "UCX uses every NIC of a GPU", "warning"),
+    "ray_token": _doctor("Ray token", "every node has the same token of Ray"),
+    "rdma_core_abi": _doctor("rdma-core ABI", "the providers of rdma-core load into NIXL's libibverbs", "warning"),
+    "side_channel_port": _doctor("side-channel port", "the ports of NIXL's side channel are free"),
+    "ucx_emulation": _doctor("UCX emulation", "UCX_PROTO_EMULATION_ENABLE leaves UCX its reads over TCP"),
+    "ucx_finds_no_rdma": _doctor("RDMA", "UCX finds the RDMA devices of a node"),
+    "ucx_finds_no_srd": _doctor("SRD", "UCX finds the EFA devices of a node"),
+    "ucx_module": _doctor("UCX module {name}", "each module of UCX that a node needs loads"),
+    "ucx_net_devices": _doctor("UCX_NET_DEVICES", "UCX_NET_DEVICES is not set, or names devices that every node has"),
+    "ucx_of_the_system": _doctor("UCX of the system", "UCX is the one of NIXL's wheel", "note"),
+    "ucx_tls": _doctor("UCX_TLS", "UCX_TLS is not set, or has the transports that the links need"),
+    "ucx_twice": _doctor("UCX twice", "a process loads UCX once"),
+    "ucx_version": _doctor("UCX version", "the nodes have one UCX, which reads over EFA without emulation"),
+    "weights": _doctor("weights", "the files of the model are there and whole"),
     UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
 }
 

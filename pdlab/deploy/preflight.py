@@ -149,7 +149,7 @@ def judge(
         findings = findings_now()
     for finding in findings:
         # A launch has its own rule for open clusters, and local nodes have no open ports.
-        if finding.severity == "warning" and finding.topic != settings_rules.OPEN_PORT:
+        if finding.severity == "warning" and finding.code != "open_port":
             print_line(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
     # Nothing of this application serves any more: an engine on one of its ports was left behind.
     broken = next((finding for finding in findings if finding.severity == "error" or _port(finding)), None)
@@ -166,4 +166,4 @@ def judge(
 
 
 def _port(finding: DoctorFinding) -> bool:
-    return finding.topic == settings_rules.SIDE_CHANNEL_PORT
+    return finding.code == "side_channel_port"

@@ -59,3 +59,37 @@ def test_the_registry_has_the_gates() -> None:
 def test_the_page_of_the_gates_has_every_gate() -> None:
     text = (ROOT / "docs" / "methodology.md").read_text(encoding="utf-8").partition("\n| gate |")[2]
     assert set(re.findall(r"^\| ([a-z_]+) \|", text.partition("\n\n")[0], re.MULTILINE)) == set(gates())
+
+
+def test_the_page_of_the_doctor_names_what_the_doctor_finds() -> None:
+    """``ERROR host name`` on the page: a topic of the registry, which can be that severe."""
+    page = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(ERROR|WARNING) ([^`]+)`", page))
+    rows = [row for row in CODES.values() if row.source == "doctor"]
+    worst = {"ERROR": ("error",), "WARNING": ("error", "warning")}
+    known = {(re.sub(r"\\{name\\}", ".+", re.escape(row.template)), row.severity) for row in rows}
+    assert len(named) > 10
+    for severity, topic in named:
+        assert any(re.fullmatch(words, topic) and worst_of in worst[severity] for words, worst_of in known), topic
+
+
+def test_a_doctors_row_has_the_worst_severity_of_its_findings() -> None:
+    order = ("note", "warning", "error")
+    seen: dict[str, set[str]] = {}
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DoctorFinding":
+                severities, codes = (
+                    {
+                        each.value
+                        for each in ast.walk(arg)
+                        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    }
+                    for arg in node.args[:2]
+                )
+                for code in codes & set(CODES):
+                    seen.setdefault(code, set()).update(severities & set(order))
+    assert set(seen) == {code for code, row in CODES.items() if row.source == "doctor"}
+    assert {code: max(found, key=order.index) for code, found in seen.items()} == {
+        code: CODES[code].severity for code in seen
+    }

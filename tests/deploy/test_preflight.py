@@ -19,14 +19,13 @@ from pdlab.deploy.preflight import judge
 from pdlab.placement.place import place
 from pdlab.remote import node
 from pdlab.transfer.doctor.findings import DoctorFinding
-from pdlab.transfer.doctor.settings_rules import SIDE_CHANNEL_PORT
 
-TAKEN = DoctorFinding("error", SIDE_CHANNEL_PORT, ("n1",), "taken: 20000 (unknown)", "cannot start", "stop it")
+TAKEN = DoctorFinding("error", "side_channel_port", ("n1",), "taken: 20000 (unknown)", "cannot start", "stop it")
 ENGINE = DoctorFinding(
-    "note", SIDE_CHANNEL_PORT, ("n1",), "taken: 20000 (VLLM::EngineCore)", "its port is taken", "stop it"
+    "note", "side_channel_port", ("n1",), "taken: 20000 (VLLM::EngineCore)", "its port is taken", "stop it"
 )
 WARNING = DoctorFinding("warning", "memlock", ("n1",), "memlock is 64 KiB", "slower", "ulimit -l unlimited")
-ERROR = DoctorFinding("error", "versions", ("n1",), "nixl 1.0 and 1.3", "they do not agree", "install one")
+ERROR = DoctorFinding("error", "builds_differ", ("n1",), "nixl 1.0 and 1.3", "they do not agree", "install one")
 
 
 def test_nothing_found_says_nothing() -> None:
@@ -58,7 +57,7 @@ def test_a_port_that_stays_taken(held: DoctorFinding) -> None:
 
 def test_an_error_stops_at_once() -> None:
     answers = iter([[ERROR]])
-    with pytest.raises(DeployError, match="versions on n1"):
+    with pytest.raises(DeployError, match="builds differ on n1"):
         judge(lambda: next(answers), lambda _: None)
 
 

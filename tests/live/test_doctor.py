@@ -95,7 +95,9 @@ def test_what_differs_between_nodes_is_named_with_the_node(unlike: Unlike) -> No
         assert unlike.run("debug/doctor.py", "--json", str(out)).returncode == 3
     report: dict[str, Any] = json.loads(out.read_text())
     assert set(report["nodes"]) == {"local-1", "local-2"}
-    findings = {each["topic"]: DoctorFinding(**{**each, "nodes": tuple(each["nodes"])}) for each in report["findings"]}
+    findings = {
+        each.pop("topic"): DoctorFinding(**{**each, "nodes": tuple(each["nodes"])}) for each in report["findings"]
+    }
     for name in ("vllm", "nixl"):
         version = findings[f"{name} version"]
         assert version.severity == "error"

@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from pdlab.core.findings import Severity
 from pdlab.core.text import counted
 from pdlab.transfer.doctor import engine_rules, fabric_rules, settings_rules, software_rules
 from pdlab.transfer.doctor.fabric_rules import fabric_of, fabric_text
-from pdlab.transfer.doctor.findings import SPANNING, Concern, DoctorFinding, Facts, Rule, Severity
+from pdlab.transfer.doctor.findings import SPANNING, Concern, DoctorFinding, Facts, Rule
 
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 RULES = (*engine_rules.RULES, *fabric_rules.RULES, *software_rules.RULES, *settings_rules.RULES)
@@ -91,7 +92,7 @@ def summary(findings: Sequence[DoctorFinding]) -> str:
 
 def as_json(facts: Facts, findings: Sequence[DoctorFinding]) -> dict[str, Any]:
     """All facts and findings, for scripts."""
-    return {"nodes": dict(facts), "findings": [asdict(finding) for finding in findings]}
+    return {"nodes": dict(facts), "findings": [{**asdict(finding), "topic": finding.topic} for finding in findings]}
 
 
 def _by_device(transports: Sequence[str]) -> list[str]:

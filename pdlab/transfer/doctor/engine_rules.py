@@ -48,7 +48,7 @@ def _driver(facts: Facts) -> Iterator[DoctorFinding]:
         if fact.get("gpus") and version and int(version.split(".")[0]) < LEAST_DRIVER:
             yield DoctorFinding(
                 "error",
-                "NVIDIA driver",
+                "driver_too_old",
                 (node,),
                 f"driver {version}",
                 "torch is built for CUDA 13: no engine starts",
@@ -67,7 +67,7 @@ def _shm(facts: Facts) -> Iterator[DoctorFinding]:
         if shm and shm["free_bytes"] < LEAST_SHM_BYTES:
             yield DoctorFinding(
                 "warning",
-                "/dev/shm",
+                "dev_shm",
                 (node,),
                 f"{shm['free_bytes'] / 2**20:.0f} MiB free of {shm['bytes'] / 2**20:.0f} MiB",
                 "vLLM's queue takes 240 MiB of it per engine with TP > 1, NCCL and Ray's object store take more: "
@@ -86,11 +86,12 @@ def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
             if interfaces and value and not _names_one(variable, value, interfaces):
                 yield DoctorFinding(
                     "error",
-                    variable,
+                    "interface_variable",
                     (node,),
                     f"{variable}={value}; this node has {', '.join(sorted(interfaces))}",
                     "the ranks of an engine find no interface to meet at: it does not start",
                     f"unset {variable}, or name an interface that every node has",
+                    name=variable,
                 )
         resolved = fact.get("resolved")
         if not resolved or environment.get("GLOO_SOCKET_IFNAME") or len(machines) < 2:
@@ -100,7 +101,7 @@ def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
             to = f"resolves to {', '.join(addresses)}" if addresses else f"does not resolve ({resolved['error']})"
             yield DoctorFinding(
                 "error",
-                "host name",
+                "host_name",
                 (node,),
                 f"{fact.get('host')} {to}",
                 "Gloo tells the ranks on other nodes this address: an engine over several nodes hangs at its start",
@@ -124,7 +125,7 @@ def _mig(facts: Facts) -> Iterator[DoctorFinding]:
         if any(modes):
             yield DoctorFinding(
                 "warning",
-                "MIG",
+                "mig",
                 (node,),
                 f"MIG is on for {sum(modes)} of {len(modes)} GPUs",
                 "slices of GPUs cannot reach each other (no cuda_ipc, no NVLink, no NCCL): TP > 1 fails, the KV cache "

@@ -15,7 +15,6 @@ from pdlab.transfer.ucx_log import failed_modules
 from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
 from pdlab.transfer.verdict import SHARED_MEMORY, allows
 
-SRD, RDMA, NCCL_PLUGIN, UCX_TLS, UCX_NET_DEVICES = "SRD", "RDMA", "NCCL plugin", "UCX_TLS", "UCX_NET_DEVICES"
 DEFAULT_RAILS = 2  # NIXL's (ucx_utils.cpp of 1.3.2)
 NAMES = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "RoCE"}
 UNUSED = "are excluded: KV crosses nodes over TCP, many times slower"
@@ -72,7 +71,7 @@ def _usable(facts: Facts) -> Iterator[DoctorFinding]:
             evidence = f"{len(refused)} of {len(fabric.devices)} {fabric.name} devices may not be opened ({refused[0]})"
         yield DoctorFinding(
             "warning" if fabric.usable else "error",
-            f"{fabric.name} not usable",
+            "fabric_not_usable",
             (node,),
             evidence,
             "UCX and libfabric do not see them: transfers go over "
@@ -80,6 +79,7 @@ def _usable(facts: Facts) -> Iterator[DoctorFinding]:
             "give the process /dev/infiniband (containers: --device /dev/infiniband/uverbsN; Kubernetes: the device "
             "plugin's resource), readable and writable",
             (fabric.wire,),
+            name=fabric.name,
         )
 
 
@@ -89,7 +89,7 @@ def _libraries(facts: Facts) -> Iterator[DoctorFinding]:
         if fabric.wire == "efa" and "libefa" not in system:
             yield DoctorFinding(
                 "error",
-                "libefa missing",
+                "libefa_missing",
                 (node,),
                 "EFA devices, but the dynamic loader finds no libefa",
                 "UCX's EFA module does not load, and logs that only with UCX_MODULE_LOG_LEVEL=info",
@@ -101,7 +101,7 @@ def _libraries(facts: Facts) -> Iterator[DoctorFinding]:
         if newer[0] and newer[1] and newer[0] > newer[1]:
             yield DoctorFinding(
                 "warning",
-                "rdma-core ABI",
+                "rdma_core_abi",
                 (node,),
                 f"libibverbs 1.14.{newer[0]} of the system, 1.14.{newer[1]} in the nixl wheel",
                 "providers of a newer rdma-core do not load into an older libibverbs: UCX may see no "
@@ -142,7 +142,7 @@ def _gpu_direct(facts: Facts) -> Iterator[DoctorFinding]:
         if fact.get("gpus") and fact.get(module) is False:
             yield DoctorFinding(
                 "warning",
-                "GPUDirect",
+                "gpudirect",
                 (node,),
                 f"{fabric.name} devices and GPUs, but no kernel module {module} (/sys/module)",
                 f"{fabric.name} may not reach GPU memory: KV cache goes through host memory, many times slower",
@@ -163,7 +163,7 @@ def _not_found(facts: Facts) -> Iterator[DoctorFinding]:
             build = "debug/build_nixl_ucx_efa.sh"
             yield DoctorFinding(
                 "error",
-                SRD if fabric.wire == "efa" else RDMA,
+                "ucx_finds_no_srd" if fabric.wire == "efa" else "ucx_finds_no_rdma",
                 (node,),
                 f"{fabric}, and UCX finds none of them (its transports: {transport_names})",
                 "KV crosses nodes over TCP, many times slower, and nothing reports it",
@@ -179,7 +179,7 @@ def _nccl_plugin(facts: Facts) -> Iterator[DoctorFinding]:
         if fabric.wire == "efa" and fact.get("gpus") and fact.get("nccl_net") == []:
             yield DoctorFinding(
                 "note",
-                NCCL_PLUGIN,
+                "nccl_plugin",
                 (node,),
                 "EFA devices, and no libnccl-net*.so (aws-ofi-nccl)",
                 "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes are very slow; engines "
@@ -200,13 +200,14 @@ def _modules(facts: Facts) -> Iterator[DoctorFinding]:
             needed = _needs(module, fabric, fact)
             yield DoctorFinding(
                 "note" if needed is None else "error",
-                f"UCX module {module}",
+                "ucx_module",
                 (node,),
                 why,
                 "UCX continues without it and logs nothing"
                 + ("; this node does not need it" if needed is None else ""),
                 "none needed" if needed is None else "install the library that it names",
                 needed or (),
+                name=module,
             )
 
 
@@ -238,7 +239,7 @@ def _memory(facts: Facts) -> Iterator[DoctorFinding]:
         if fabric.wire == "efa" and fact.get("hugepages") == 0:
             yield DoctorFinding(
                 "note",
-                "huge pages",
+                "huge_pages",
                 (node,),
                 "HugePages_Total: 0",
                 "libfabric's EFA provider uses huge pages for its buffers if there are any",
@@ -257,7 +258,7 @@ def _net_devices(facts: Facts) -> Iterator[DoctorFinding]:
         if unknown and not value.startswith("^"):
             yield DoctorFinding(
                 "error",
-                UCX_NET_DEVICES,
+                "ucx_net_devices",
                 (node,),
                 f"UCX_NET_DEVICES={value}; this node has {', '.join(sorted(there)) or 'none'}",
                 "UCX uses the named devices only, so there is no transport between nodes",
@@ -267,7 +268,7 @@ def _net_devices(facts: Facts) -> Iterator[DoctorFinding]:
         elif fabric and not _chosen(fact, fabric):
             yield DoctorFinding(
                 "error",
-                UCX_NET_DEVICES,
+                "ucx_net_devices",
                 (node,),
                 f"UCX_NET_DEVICES={value}; {fabric}",
                 f"the {fabric.name} devices {UNUSED}",
@@ -284,7 +285,7 @@ def _one_nic(facts: Facts) -> Iterator[DoctorFinding]:
             reason = f"UCX_NET_DEVICES={by}" if by else str(fabric)
             yield DoctorFinding(
                 "warning" if len(fabric.devices) > 1 else "note",
-                "one NIC",
+                "one_nic",
                 (node,),
                 f"{reason}: {min(chosen)} alone serves {fact['gpus']} GPUs",
                 "all KV transfers of the node share the rate of one device, and most GPUs reach it through the CPU",
@@ -324,7 +325,7 @@ def _tls(facts: Facts) -> Iterator[DoctorFinding]:
         if not allows(value, ("tcp", *FABRIC_TRANSPORTS["efa"], *FABRIC_TRANSPORTS["rdma"])):
             yield DoctorFinding(
                 "error",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 text,
                 "no transport with error handling and none between nodes: NIXL fails to create its UCX backend",
@@ -333,7 +334,7 @@ def _tls(facts: Facts) -> Iterator[DoctorFinding]:
         elif fabric and not allows(value, FABRIC_TRANSPORTS[fabric.wire]):
             yield DoctorFinding(
                 "error",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 f"{text}; {fabric}",
                 f"the {fabric.name} devices {UNUSED}",
@@ -344,7 +345,7 @@ def _tls(facts: Facts) -> Iterator[DoctorFinding]:
         if fact.get("gpus") and not allows(value, ("cuda_ipc",)):
             yield DoctorFinding(
                 "warning",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 text,
                 "without cuda_ipc GPUs of one node exchange KV through host memory or the network",
@@ -354,7 +355,7 @@ def _tls(facts: Facts) -> Iterator[DoctorFinding]:
         elif not fact.get("gpus") and not allows(value, tuple(set(SHARED_MEMORY) - {"self"})):
             yield DoctorFinding(
                 "warning",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 text,
                 "without sm (cma) engines of one machine exchange KV over the loopback network",
@@ -371,7 +372,7 @@ def _emulation(facts: Facts) -> Iterator[DoctorFinding]:
         fabric = fabric_of(fact)
         yield DoctorFinding(
             "note" if fabric else "error",
-            "UCX emulation",
+            "ucx_emulation",
             (node,),
             f"UCX_PROTO_EMULATION_ENABLE={value}",
             f"a silent fallback to software becomes an error: useful on {fabric.name}, but TCP reads fail"

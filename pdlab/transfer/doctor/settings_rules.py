@@ -11,9 +11,7 @@ from pdlab.transfer.doctor.findings import ONE_MACHINE, DoctorFinding, Facts, Ru
 
 DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
 MAX_SKEW_S = 1.0
-SIDE_CHANNEL_PORT = "side-channel port"
 SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000, "fluid": 20000}  # Ray Serve LLM 2.60
-OPEN_PORT = "open port"
 
 
 class Listening(NamedTuple):
@@ -80,7 +78,7 @@ def _exported_port(facts: Facts) -> Iterator[DoctorFinding]:
         if value is not None:
             yield DoctorFinding(
                 "error",
-                "exported port",
+                "exported_port",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_PORT={value}",
                 "every engine of the node uses that one port: the second waits for it for ever and logs nothing",
@@ -95,7 +93,7 @@ def _log_levels(facts: Facts) -> Iterator[DoctorFinding]:
             if value.lower() in DEBUG_LEVELS:
                 yield DoctorFinding(
                     "error",
-                    "debug logging",
+                    "debug_logging",
                     (node,),
                     f"{name}={value}",
                     "KV transfers are 5 to 10 times slower",
@@ -109,7 +107,7 @@ def _gpus(facts: Facts) -> Iterator[DoctorFinding]:
         if fact.get("gpus") and visible not in (None, "all") and len(visible.split(",")) < fact["gpus"]:
             yield DoctorFinding(
                 "warning",
-                "GPU visibility",
+                "gpu_visibility",
                 (node,),
                 f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
                 "cuda_ipc needs both GPUs visible to both processes: in a pack, KV goes through host memory",
@@ -127,12 +125,13 @@ def _allocator(facts: Facts) -> Iterator[DoctorFinding]:
             if fact.get("gpus") and re.search(r"expandable_segments\s*:\s*true", value, re.IGNORECASE):
                 yield DoctorFinding(
                     "error",
-                    name,
+                    "allocator",
                     (node,),
                     f"{name}={value}",
                     "KV cache is in memory that PyTorch may map anew: cuda_ipc cannot open it, and what a NIC has "
                     "registered goes stale; where vLLM sees it, no engine with a KV transfer starts",
                     f"take expandable_segments out of {name} where `ray start` runs, and restart Ray there",
+                    name=name,
                 )
 
 
@@ -147,12 +146,13 @@ def _namespaces(facts: Facts) -> Iterator[DoctorFinding]:
             if len(spaces) > 1:
                 yield DoctorFinding(
                     "warning",
-                    f"{kind} namespaces",
+                    "namespaces",
                     tuple(nodes),
                     f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
                     "there is no shared memory and no cuda_ipc between them: their KV goes over the network",
                     f"one Ray node per machine, or containers with --{kind}=host",
                     ONE_MACHINE,
+                    name=kind,
                 )
 
 
@@ -164,7 +164,7 @@ def _ports(facts: Facts) -> Iterator[DoctorFinding]:
         if strangers:
             yield DoctorFinding(
                 "error",
-                SIDE_CHANNEL_PORT,
+                "side_channel_port",
                 (node,),
                 _holders_text(strangers),
                 "the engine that needs the port cannot start, or peers shake hands with another process",
@@ -173,7 +173,7 @@ def _ports(facts: Facts) -> Iterator[DoctorFinding]:
         if engines:
             yield DoctorFinding(
                 "note",
-                SIDE_CHANNEL_PORT,
+                "side_channel_port",
                 (node,),
                 _holders_text(engines),
                 "expected while that deployment serves; otherwise a new deployment finds its port taken",
@@ -197,7 +197,7 @@ def _addresses(facts: Facts) -> Iterator[DoctorFinding]:
         if not advertised["mine"]:
             yield DoctorFinding(
                 "error",
-                "advertised host",
+                "advertised_host",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} is not an address of this node",
                 "peers shake hands with another machine, or with none",
@@ -206,7 +206,7 @@ def _addresses(facts: Facts) -> Iterator[DoctorFinding]:
         elif advertised.get("loopback") and len(machines) > 1:
             yield DoctorFinding(
                 "error",
-                "advertised host",
+                "advertised_host",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} on a cluster of several machines",
                 "peers on other machines shake hands with themselves",
@@ -221,7 +221,7 @@ def _auth(facts: Facts) -> Iterator[DoctorFinding]:
     if nodes_without_token:
         yield DoctorFinding(
             "error",
-            "Ray token",
+            "ray_token",
             tuple(nodes_without_token),
             "RAY_AUTH_MODE=token, and neither RAY_AUTH_TOKEN nor a token file",
             "Ray refuses the calls of this node",
@@ -230,7 +230,7 @@ def _auth(facts: Facts) -> Iterator[DoctorFinding]:
     if len({auth["token"] for auth in token_nodes.values() if auth["token"]}) > 1:
         yield DoctorFinding(
             "error",
-            "Ray token",
+            "ray_token",
             tuple(token_nodes),
             "nodes have different tokens",
             "Ray refuses calls between them",
@@ -253,7 +253,7 @@ def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
             risky = kind.token and not guarded
             yield DoctorFinding(
                 "warning" if risky or not kind.token else "note",
-                OPEN_PORT,
+                "open_port",
                 (node,),
                 f"{kind.name} listens beyond loopback: {', '.join(places)}",
                 f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
@@ -263,7 +263,7 @@ def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
         if foreign:
             yield DoctorFinding(
                 "note",
-                OPEN_PORT,
+                "open_port",
                 (node,),
                 f"other processes listen beyond loopback: {', '.join(foreign)}",
                 "by their names they do not belong to Ray or vLLM",
@@ -299,7 +299,7 @@ def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[DoctorFinding]:
         if offset_s > MAX_SKEW_S:
             yield DoctorFinding(
                 "warning",
-                "clock",
+                "clock_differs",
                 (node,),
                 f"its clock differs by {offset_s:.1f} s",
                 "log lines and KV leases of different nodes cannot be compared",

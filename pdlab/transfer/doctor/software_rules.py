@@ -18,22 +18,24 @@ def _versions(facts: Facts) -> Iterator[DoctorFinding]:
             version_list = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
             yield DoctorFinding(
                 "error" if name in ("vllm", "nixl") else "warning",
-                f"{name} version",
+                "package_version",
                 tuple(by_node),
                 version_list,
                 "the NIXL handshake compares hashes of vLLM and connector: transfers are refused"
                 if name in ("vllm", "nixl")
                 else "nodes behave differently",
                 f"install the same {name} on every node (requirements.txt)",
+                name=name,
             )
         elif name in ("vllm", "nixl") and set(by_node.values()) == {None}:
             yield DoctorFinding(
                 "error",
-                f"{name} version",
+                "package_version",
                 tuple(by_node),
                 f"{name} is not installed for the Python that Ray runs",
                 "no engine starts" if name == "vllm" else "no KV transfer is possible",
                 "make setup-gpu on the node, in the environment of `ray start`",
+                name=name,
             )
 
 
@@ -45,7 +47,7 @@ def _ucx_versions(facts: Facts) -> Iterator[DoctorFinding]:
         version_list = ", ".join(f"{node} {version}" for node, version in ucx_versions.items())
         yield DoctorFinding(
             "error",
-            "UCX version",
+            "ucx_version",
             tuple(ucx_versions),
             version_list,
             "UCX of different versions may choose different protocols, or fail to connect",
@@ -57,7 +59,7 @@ def _ucx_versions(facts: Facts) -> Iterator[DoctorFinding]:
         if old and fabric and fabric.wire == "efa":
             yield DoctorFinding(
                 "error",
-                "UCX version",
+                "ucx_version",
                 (node,),
                 f"UCX {version} with EFA devices",
                 "SRD without zero-copy get: every read is emulated in software",
@@ -73,7 +75,7 @@ def _system_ucx(facts: Facts) -> Iterator[DoctorFinding]:
         if outside and len(loaded) > 1:
             yield DoctorFinding(
                 "error",
-                "UCX twice",
+                "ucx_twice",
                 (node,),
                 ", ".join(loaded),
                 "two copies of UCX in one process crash, or settings reach only one of them",
@@ -82,7 +84,7 @@ def _system_ucx(facts: Facts) -> Iterator[DoctorFinding]:
         elif outside:
             yield DoctorFinding(
                 "note",
-                "UCX of the system",
+                "ucx_of_the_system",
                 (node,),
                 outside[0],
                 "NIXL runs on this UCX instead of the one in its wheel",
@@ -102,12 +104,13 @@ def _duplicates(facts: Facts) -> Iterator[DoctorFinding]:
             if len(paths) > 1:
                 yield DoctorFinding(
                     "error",
-                    f"{name} twice",
+                    "library_twice",
                     (node,),
                     ", ".join(sorted(paths)),
                     "two copies keep two lists of devices: UCX sees none, falls back to TCP and logs nothing",
                     "build NIXL and UCX against the system's rdma-core (debug/build_nixl_ucx_efa.sh)",
                     FABRIC,
+                    name=name,
                 )
 
 
@@ -141,7 +144,7 @@ def _builds(facts: Facts) -> Iterator[DoctorFinding]:
         library, nodes = next(iter(differing.items()))
         yield DoctorFinding(
             "warning",
-            "builds differ",
+            "builds_differ",
             tuple(dict.fromkeys(node for nodes in differing.values() for node in nodes)),
             f"{', '.join(differing)}; hashes of {library}: "
             + ", ".join(f"{n} {digest}" for n, digest in nodes.items()),
@@ -158,7 +161,7 @@ def _backends(facts: Facts) -> Iterator[DoctorFinding]:
         if loaded.get("error"):
             yield DoctorFinding(
                 "error",
-                "NIXL",
+                "nixl_does_not_load",
                 (node,),
                 loaded["error"],
                 "no KV transfer is possible",
@@ -168,11 +171,12 @@ def _backends(facts: Facts) -> Iterator[DoctorFinding]:
             if why:
                 yield DoctorFinding(
                     "error",
-                    f"NIXL backend {name}",
+                    "nixl_backend",
                     (node,),
                     why,
                     "the backend does not load: a deployment that uses it fails",
                     "use another --kv-backend, or install the libraries that the plugin needs (docs/debugging.md)",
+                    name=name,
                 )
 
 
@@ -183,11 +187,12 @@ def _shadowed(facts: Facts) -> Iterator[DoctorFinding]:
             if path and "site-packages" not in path and "dist-packages" not in path:
                 yield DoctorFinding(
                     "warning",
-                    f"{name} from elsewhere",
+                    "library_from_elsewhere",
                     (node,),
                     path,
                     "the imported package is not the installed one: the versions above may not be those that run",
                     "check PYTHONPATH and the working directory of `ray start`",
+                    name=name,
                 )
 
 
