@@ -24,9 +24,9 @@ class FindingCode:
     """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
     a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
 
-    ``source``: the gates of a level, the reading of files of others, the audit, or the doctor. The sentences of the last
-    two are with their rules: there ``template`` is the topic in words, and ``severity`` the worst. ``gate``: the gate
-    that the finding fails.
+    ``source``: the gates of a level, the reading of files of others, the audit, or the doctor. The sentences of the
+    last two are with their rules: there ``template`` is the topic in words, and ``severity`` the worst. ``gate``: the
+    gate that the finding fails.
     """
 
     source: Source
