@@ -20,6 +20,7 @@ Means of some hundred requests drawn from one set of conversations, whose length
 long, differ by 5 to 10 % by chance; so do answers that end at their end-of-sequence token. A workload that is meant to
 be another one differs by more. Rates and latencies may differ by about the same share, so the difference is printed.
 """
+HAVE = "the experiments have "
 Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
 OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "size")
 
@@ -159,8 +160,8 @@ def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> tuple[str, str]:
     if obstacle == "size":
         return "", f"the deployments have different sizes ({names}); normalise them"
     if obstacle == "model":
-        return "the experiments have ", f"different models ({names})"
-    return "the experiments have ", f"different workloads ({names}; input:output tokens)"
+        return HAVE, f"different models ({names})"
+    return HAVE, f"different workloads ({names}; input:output tokens)"
 
 
 def _words(curves: Sequence[Curve], obstacle: Obstacle) -> str:
