@@ -228,8 +228,9 @@ FOREIGN: dict[str, str] = {
     }.items()
     for text in texts
 }
-# These end with the step runner that the demo, the experiments and the first hour share: there or not.
-LEAVING = {"error: ", "not tried again: ", "logs kept in ", "launch "}
+# There or not: the step runner that the demo, the experiments and the first hour share ends the first four; the last is
+# about keys of metadata in files of others.
+LEAVING = {"error: ", "not tried again: ", "logs kept in ", "launch ", " per "}
 TEXT_METHODS = {
     "startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "find",
     "index", "count", "replace",
