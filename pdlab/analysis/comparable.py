@@ -146,20 +146,26 @@ def incomparable(curves: Sequence[Curve], view: View) -> str | None:
     """Why not all of these experiments may be compared with each other; None if they may."""
     apart = _between([[curve] for curve in own(curves)], view)
     reasons = [_reason(curves, obstacle) for obstacle in apart]
-    return " and ".join([*reasons[:1], *(each.removeprefix(HAVE) for each in reasons[1:])]) or None
+    return (
+        " and ".join(
+            predicate if number else f"{subject}{predicate}" for number, (subject, predicate) in enumerate(reasons)
+        )
+        or None
+    )
 
 
-def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> str:
+def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> tuple[str, str]:
+    """Two parts of a clause; the first is left out where another clause with it comes before."""
     if obstacle == "rehearsal":
-        return "some experiments were rehearsed with simulated engines and some were not"
+        return "", "some experiments were rehearsed with simulated engines and some were not"
     if obstacle == "device":
-        return "some experiments ran on GPUs and some on CPU engine ranks"
+        return "", "some experiments ran on GPUs and some on CPU engine ranks"
     names = listed(list(dict.fromkeys(_words([curve], obstacle) for curve in own(curves))))
     if obstacle == "size":
-        return f"the deployments have different sizes ({names}); normalise them"
+        return "", f"the deployments have different sizes ({names}); normalise them"
     if obstacle == "model":
-        return f"{HAVE}different models ({names})"
-    return f"{HAVE}different workloads ({names}; input:output tokens)"
+        return HAVE, f"different models ({names})"
+    return HAVE, f"different workloads ({names}; input:output tokens)"
 
 
 def _words(curves: Sequence[Curve], obstacle: Obstacle) -> str:

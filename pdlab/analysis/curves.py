@@ -476,6 +476,7 @@ def short_labels(experiments: Sequence[Experiment]) -> list[str]:
         for e in experiments
     ]
     labels: list[str] = []
+    unnumbered: list[str] = []
     for experiment, label in zip(experiments, short, strict=True):
         namesakes = [e for e, other in zip(experiments, short, strict=True) if other == label]
         if len(namesakes) > 1:
@@ -485,7 +486,8 @@ def short_labels(experiments: Sequence[Experiment]) -> list[str]:
                 common = set(_words(namesakes[0].name)).intersection(*(_words(e.name) for e in namesakes))
                 own = " ".join(word for word in _words(experiment.name) if word not in common)
             label = f"{label} ({own})" if own else label
-        copies = sum(other == label or other.startswith(f"{label} #") for other in labels)
+        copies = unnumbered.count(label)
+        unnumbered.append(label)
         labels.append(f"{label} #{copies + 1}" if copies else label)
     return labels
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pdlab.analysis.audit.content_rules import impossible_latencies, is_figure
 from pdlab.analysis.requests import Requests, load_requests
+from pdlab.core.findings import found
 from pdlab.core.workload import RunKey
 from pdlab.results.published_folders import load_experiments
 from pdlab.results.schema import Experiment, Run, Summary
@@ -71,11 +72,10 @@ def possible(experiment: Experiment) -> Experiment:
 
 def _possible(run: Run) -> Run:
     windows = {name: summary for name in ("whole", "steady") if (summary := getattr(run, name)) is not None}
-    impossible_figures = [text for summary in windows.values() for text in _impossible(summary)]
-    if not impossible_figures:
+    impossible = [found("figures_impossible", what=text) for each in windows.values() for text in _impossible(each)]
+    if not impossible:
         return run
-    reasons = tuple(dict.fromkeys((*run.validity.reasons, *impossible_figures)))
-    validity = run.validity.model_copy(update={"reasons": reasons})
+    validity = run.validity.failing(*impossible)
     cleaned = {name: summary.model_copy(update=_without(summary)) for name, summary in windows.items()}
     return run.model_copy(update={"validity": validity, **cleaned})
 

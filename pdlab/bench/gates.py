@@ -1,7 +1,7 @@
-"""Rules after which a level does not count: each is a gate with a name, and says what it found. Pure.
+"""Rules after which a level does not count: each is a gate with a name, and yields findings. Pure.
 
 Every rule, its limit and its source: docs/methodology.md. A gate whose data is missing is not
-passed but *unchecked*, with the reason. New gates join `GATES`.
+passed but *unchecked*, with the reason. New gates join `GATES`; what they find joins `pdlab.core.findings.CODES`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import Field, InstanceOf
 
 from pdlab.core.errors import BenchError
+from pdlab.core.findings import Finding, found
 from pdlab.core.length_distribution import Pair
 from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
@@ -123,31 +124,32 @@ class Evidence(Frozen):
         return False
 
 
-def failed_requests(evidence: Evidence) -> Iterator[str]:
+def failed_requests(evidence: Evidence) -> Iterator[Finding]:
     """Any request without a complete answer."""
     total = evidence.run.num_requests
     if len(evidence.records) != total:
-        yield f"{len(evidence.records)} of {total} requests were recorded"
+        yield found("requests_unrecorded", recorded=len(evidence.records), requests=total)
     failed = [record for record in evidence.records if not record.ok]
     if failed:
-        yield f"{len(failed)} of {total} requests failed (first: {failed[0].error or 'no answer'})"
+        first = failed[0].error or "no answer"
+        yield found("requests_failed", failed=len(failed), requests=total, first=first)
 
 
-def token_counts(evidence: Evidence) -> Iterator[str]:
+def token_counts(evidence: Evidence) -> Iterator[Finding]:
     """An answered request whose token counts, as the server reports them, are not those asked of it."""
     workload = evidence.run.workload
     yield from _wrong_counts(evidence.answered, (workload.sent_input_tokens, workload.sent_output_tokens))
 
 
-def _wrong_counts(answered: Sequence[RequestRecord], nominal: Pair) -> Iterator[str]:
+def _wrong_counts(answered: Sequence[RequestRecord], nominal: Pair) -> Iterator[Finding]:
     """``nominal``: input and output tokens of every request that has no lengths of its own."""
     for side in (0, 1):
         counts = [(r.output_tokens if side else r.input_tokens, (r.asked or nominal)[side]) for r in answered]
         wrong = [(count, requested) for count, requested in counts if count != requested]
         if wrong:
             count, requested = wrong[0]
-            name = ("input", "output")[side]
-            yield f"{len(wrong)} of {len(counts)} answers have a wrong {name} token count ({count}, not {requested})"
+            numbers = {"wrong": len(wrong), "answers": len(counts), "count": count, "asked": requested}
+            yield found("token_count_wrong", side=("input", "output")[side], **numbers)
 
 
 def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
@@ -160,8 +162,8 @@ def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Itera
     wrong = list(_wrong_counts(answered, workload.typical))
     if wrong:
         raise BenchError(
-            f"warm-up: {'; '.join(wrong)}: every level would be invalid; is --tokenizer the model's own, and does the "
-            "server count tokens as OpenAI's usage does?"
+            f"warm-up: {'; '.join(each.text for each in wrong)}: every level would be invalid; is --tokenizer the "
+            "model's own, and does the server count tokens as OpenAI's usage does?"
         )
     tokens = workload.typical[1]
     if tokens > 1 and answered and median(sum(record.itl_s) for record in answered) < AT_ONCE_S * (tokens - 1):
@@ -174,7 +176,7 @@ def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Itera
         yield f"{text}; the answers are too short to tell whether the server streams"
 
 
-def kv_transfers(evidence: Evidence) -> Iterator[str]:
+def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
     """A KV transfer that failed or expired, or transfers that cannot be seen where they must happen."""
     before, after = evidence.run.nixl_before, evidence.run.nixl_after
     if after is None or evidence.went_back or evidence.strangers:
@@ -184,19 +186,19 @@ def kv_transfers(evidence: Evidence) -> Iterator[str]:
         for name in NixlCounters.model_fields
         if (value := getattr(after, name)) is not None
     }
-    names = {
-        "failed_transfers": "KV transfers failed",
-        "failed_notifications": "KV-transfer notifications failed",
-        "kv_expired_requests": "requests' KV blocks expired before decode took them",
+    codes = {
+        "failed_transfers": "kv_transfers_failed",
+        "failed_notifications": "kv_notifications_failed",
+        "kv_expired_requests": "kv_expired",
     }
-    for name, words in names.items():
+    for name, code in codes.items():
         if delta.get(name, 0.0) > 0:
-            yield f"{delta[name]:g} {words}"
+            yield found(code, count=delta[name])
     if evidence.kv_expected and evidence.answered and not delta.get("bytes_transferred"):
-        yield "no KV bytes were transferred, by vLLM's counters"
+        yield found("kv_nothing_transferred")
 
 
-def prefill_calls(evidence: Evidence) -> Iterator[str]:
+def prefill_calls(evidence: Evidence) -> Iterator[Finding]:
     """A call of prefill failed or was late, and its prompt was prefilled elsewhere: figures are of another deployment
     than the one that is measured."""
     names = {
@@ -204,14 +206,11 @@ def prefill_calls(evidence: Evidence) -> Iterator[str]:
         "prefill_local": "computed on decode",
         "prefill_failures": "answered with an error",
     }
-    counts = {words: evidence.delta(name) or 0.0 for name, words in names.items()}
+    counts = {name: evidence.delta(name) or 0.0 for name in names}
     if any(count > 0 for count in counts.values()):
         late = evidence.delta("prefill_timeouts") or 0.0
-        done = ", ".join(f"{count:g} {words}" for words, count in counts.items() if count > 0)
-        yield (
-            f"calls of prefill failed ({late:g} had no answer within --prefill-timeout-s), and their prompts were "
-            f"{done}; see decode's logs, or give prefill more time"
-        )
+        done = ", ".join(f"{count:g} {names[name]}" for name, count in counts.items() if count > 0)
+        yield found("prefill_calls_failed", late=late, done=done, **counts)
 
 
 def _guarded(evidence: Evidence, name: str) -> float:
@@ -220,74 +219,58 @@ def _guarded(evidence: Evidence, name: str) -> float:
     return (getattr(after, name, None) or 0.0) - (getattr(before, name, None) or 0.0)
 
 
-def guard_recomputed(evidence: Evidence) -> Iterator[str]:
+def guard_recomputed(evidence: Evidence) -> Iterator[Finding]:
     """The KV guard had prompts computed on decode: the answers are right, the figures are not of PD alone."""
     count, receives = _guarded(evidence, "guard_recomputed"), _guarded(evidence, "guard_receives")
     if count > 0:
-        yield (
-            f"the KV guard had decode compute {count:g} prompts whose KV cache did not arrive or was not confirmed "
-            f"({receives:g} receives)"
-        )
+        yield found("guard_recomputed", count=count, receives=receives)
 
 
-def guard_deadline(evidence: Evidence) -> Iterator[str]:
+def guard_deadline(evidence: Evidence) -> Iterator[Finding]:
     """KV receives did not end in time, and the KV guard went on without them."""
     late, errors = _guarded(evidence, "guard_deadlines"), _guarded(evidence, "guard_errors")
     if late > 0:
-        yield f"the KV guard gave up {late:g} KV receives at their deadline"
+        yield found("guard_gave_up", count=late)
     if errors > 0:
-        yield f"the KV guard failed {errors:g} requests for which late KV receives left no room"
+        yield found("guard_no_room", count=errors)
 
 
-def kv_connections(evidence: Evidence) -> Iterator[str]:
+def kv_connections(evidence: Evidence) -> Iterator[Finding]:
     """A connection between a prefill and a decode engine failed in the level."""
     names = {
         "failed_transfers": "KV reads failed",
         "guard_failed_reads": "prompts were computed on decode because of failed reads",
         "guard_handshakes_renewed": "connections were made anew",
     }
-    counts = {words: _guarded(evidence, name) for name, words in names.items()}
-    if counts[names["guard_failed_reads"]] > 0 or counts[names["guard_handshakes_renewed"]] > 0:
-        found = ", ".join(f"{count:g} {words}" for words, count in counts.items())
-        yield f"a connection between prefill and decode failed: {found}"
+    counts = {name: _guarded(evidence, name) for name in names}
+    if counts["guard_failed_reads"] > 0 or counts["guard_handshakes_renewed"] > 0:
+        done = ", ".join(f"{count:g} {names[name]}" for name, count in counts.items())
+        yield found("kv_connection_failed", done=done, **counts)
 
 
-def restarts(evidence: Evidence) -> Iterator[str]:
+def restarts(evidence: Evidence) -> Iterator[Finding]:
     """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
     if evidence.strangers:
-        yield (
-            f"a replica was replaced: {', '.join(evidence.strangers)} answers, which the launch neither started "
-            "nor verified; wait until Ray Serve has replaced it, launch again, and measure anew"
-        )
+        yield found("replica_replaced", replicas=", ".join(evidence.strangers))
     elif evidence.went_back:
-        yield "an engine was restarted during the level: its counters went back"
+        yield found("engine_restarted")
 
 
-def roles(evidence: Evidence) -> Iterator[str]:
+def roles(evidence: Evidence) -> Iterator[Finding]:
     """The split of a fluid pool was set by hand: the curve is not the one that its label names."""
     if evidence.roles_changed:
-        yield (
-            f"the split of the fluid pool was set by hand, and {evidence.run.label} is the curve of another: "
-            "launch with --roles P:D to measure a split, or set that of the launch again (python -m pdlab roles P:D or "
-            "auto) and measure again"
-        )
+        yield found("roles_set_by_hand", label=evidence.run.label)
 
 
-def other_requests(evidence: Evidence) -> Iterator[str]:
+def other_requests(evidence: Evidence) -> Iterator[Finding]:
     """Engines finished other requests than the client's: its figures are then of a deployment under another load."""
     for pool, finished in _finished(evidence).items():
         most, least = evidence.run.num_requests, len(evidence.answered)
         where = "" if pool == "collocated" else f" {pool}"
         if finished > most:
-            yield (
-                f"the{where} engines finished {finished:g} requests during the level, {most} are the client's: "
-                "another client used the deployment (a sweep, a user, a probe); measure again without it"
-            )
+            yield found("other_requests_more", pool=where, finished=finished, sent=most)
         elif finished < least and pool != "prefill":
-            yield (
-                f"the{where} engines finished {finished:g} requests during the level, but the client has {least} "
-                "answers: others than the published replicas gave them; launch again and measure again"
-            )
+            yield found("other_requests_fewer", pool=where, finished=finished, answered=least)
 
 
 def _finished(evidence: Evidence) -> dict[str, float]:
@@ -300,14 +283,14 @@ def _finished(evidence: Evidence) -> dict[str, float]:
     }
 
 
-def preemptions(evidence: Evidence) -> Iterator[str]:
+def preemptions(evidence: Evidence) -> Iterator[Finding]:
     """The KV cache was full: requests lost theirs and were computed again."""
     count = evidence.delta("preemptions")
     if count and count > 0:
-        yield f"engines preempted requests {count:g} times: their KV cache was full"
+        yield found("preempted", count=count)
 
 
-def prefix_cache(evidence: Evidence) -> Iterator[str]:
+def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
     """More of the prompts came from the prefix cache than the workload declares. Of PD both engines of a request look
     its prompt up, each in its own cache."""
     input_tokens = sum(record.input_tokens for record in evidence.answered)
@@ -318,28 +301,25 @@ def prefix_cache(evidence: Evidence) -> Iterator[str]:
     lookups = 2 if "fluid" in hits else 1
     share = max((count for count in hits.values() if count is not None), default=0.0) / (lookups * input_tokens)
     if share > declared + CACHE_SLACK:
-        yield f"{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}"
+        yield found("prefix_cache_hits", share=share, declared=declared)
 
 
-def decode_context(evidence: Evidence) -> Iterator[str]:
+def decode_context(evidence: Evidence) -> Iterator[Finding]:
     """decode-only: the engines computed prompts instead of filling their KV cache."""
     filled = evidence.delta("external_cache_hits")
     every = evidence.run.workload.sent_input_tokens
     requested_tokens = sum((record.asked[0] if record.asked else every) - 1 for record in evidence.answered)
     if filled is not None and requested_tokens and filled < FILLED_LEAST * requested_tokens:
-        yield (
-            f"only {filled:g} of {requested_tokens} context tokens were filled: the others were computed, which is no "
-            "decode"
-        )
+        yield found("context_computed", filled=filled, tokens=requested_tokens)
 
 
-def client_saturation(evidence: Evidence) -> Iterator[str]:
+def client_saturation(evidence: Evidence) -> Iterator[Finding]:
     """The load generator was the bottleneck: its timestamps then measure itself."""
     client = evidence.run.client
     if client is None:
         return
     if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
-        yield f"load generator saturated: {client.cpu_share:.2f} of one core (limit {MAX_CPU_SHARE})"
+        yield found("client_cpu", cores=client.cpu_share, limit=MAX_CPU_SHARE)
     # A late timestamp is part of the TTFT at the first token, of the decode time at the first and the last.
     spans = {
         "median TTFT": _median(record.ttft_s for record in evidence.answered),
@@ -351,7 +331,7 @@ def client_saturation(evidence: Evidence) -> Iterator[str]:
     }
     limit_s, why = _late_limit(spans)
     if client.loop_lag_s is not None and client.loop_lag_s > limit_s:
-        yield f"load generator saturated: event loop late by {1000 * client.loop_lag_s:.0f} ms (p95, limit {why})"
+        yield found("client_lag", late_ms=1000 * client.loop_lag_s, limit=why)
 
 
 _FRONT_CURES = {
@@ -361,15 +341,15 @@ _FRONT_CURES = {
 }
 
 
-def front_saturation(evidence: Evidence) -> Iterator[str]:
+def front_saturation(evidence: Evidence) -> Iterator[Finding]:
     """What hands requests and tokens on was the bottleneck: the figures are then its own, and not the engines'."""
     for name, cores in evidence.run.front_cores.items():
         share = cores / (evidence.ingress_replicas or 1 if name == "ingress" else 1)
         if share > MAX_CPU_SHARE:
-            yield f"{name} saturated: {share:.2f} of one core (limit {MAX_CPU_SHARE}){_FRONT_CURES.get(name, '')}"
+            yield found("front_cpu", name=name, cores=share, limit=MAX_CPU_SHARE, cure=_FRONT_CURES.get(name, ""))
 
 
-def lateness(evidence: Evidence) -> Iterator[str]:
+def lateness(evidence: Evidence) -> Iterator[Finding]:
     """Requests were sent later than they were due: in an open loop their wait is in no latency (coordinated omission),
     in a closed loop fewer were in flight than the level says."""
     late = sorted(record.lateness_s for record in evidence.records if record.lateness_s is not None)
@@ -383,7 +363,7 @@ def lateness(evidence: Evidence) -> Iterator[str]:
         when = "after they were due"
     p95_s = late[math.ceil(0.95 * len(late)) - 1]
     if p95_s > limit_s:
-        yield f"load generator late: requests were sent {1000 * p95_s:.0f} ms {when} (p95, limit {why})"
+        yield found("sent_late", late_ms=1000 * p95_s, when=when, limit=why)
 
 
 def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
@@ -401,19 +381,19 @@ def _median(values_s: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def clock(evidence: Evidence) -> Iterator[str]:
+def clock(evidence: Evidence) -> Iterator[Finding]:
     """The client's clock was set during the level, or times are in an order that cannot be."""
     for record in evidence.records:
         times = [t for t in (record.arrival_s, record.first_token_s, record.finish_s) if t is not None]
         if any(later < earlier - ORDER_SLACK_S for earlier, later in pairwise(times)):
-            yield f"clock: a request's times run backwards ({', '.join(f'{t:g}' for t in times)} s)"
+            yield found("clock_backwards", times=", ".join(f"{t:g}" for t in times))
             break
     step_s = evidence.run.client.clock_step_s if evidence.run.client else None
     if step_s is not None and abs(step_s) > CLOCK_SLACK_S + CLOCK_PPM * evidence.duration_s:
-        yield f"clock: the wall clock moved {step_s:+.3f} s against the monotonic one during the level"
+        yield found("clock_set", step_s=step_s)
 
 
-def few_requests(evidence: Evidence) -> Iterator[str]:
+def few_requests(evidence: Evidence) -> Iterator[Finding]:
     """Too few requests finish in the steady window."""
     load, steady = evidence.run.load, evidence.run.steady
     needed = max(LEAST_STEADY, 2 * load.concurrency) if isinstance(load, Closed) else LEAST_STEADY
@@ -421,10 +401,10 @@ def few_requests(evidence: Evidence) -> Iterator[str]:
     if completed < needed:
         window_text = f"{completed} requests finish in it" if steady else "there is none"
         more = "give more prompts per level" if isinstance(load, Closed) else "hold the rate longer (--hold-s)"
-        yield f"too few requests for a steady window: {needed} must finish in it, {window_text}; {more}"
+        yield found("few_requests", needed=needed, finished=completed, window=window_text, more=more)
 
 
-def steady_state(evidence: Evidence) -> Iterator[str]:
+def steady_state(evidence: Evidence) -> Iterator[Finding]:
     """Throughput or the number in flight drifts inside the window that is called steady."""
     drift = evidence.run.trend
     if behind := list(_falls_behind(evidence)):
@@ -435,18 +415,15 @@ def steady_state(evidence: Evidence) -> Iterator[str]:
     freedom = min(drift.slices - 2, max(T_LIMIT))
     if isinstance(evidence.run.load, Closed):
         if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > T_LIMIT[freedom]:
-            yield f"no steady state: output tokens/s changed by {drift.throughput_change:+.0%} within the window"
+            yield found("throughput_drifts", change=drift.throughput_change)
         return
     least = max(MAX_GROWTH * drift.arrivals, 3 * (2 * drift.in_flight_mean) ** 0.5)
     if drift.in_flight_growth > least and drift.in_flight_t > T_GROWTH[freedom]:
-        yield (
-            f"no steady state: requests in flight grew by {drift.in_flight_growth:.0f} while {drift.arrivals} arrived: "
-            "the rate is above what is served"
-        )
+        yield found("in_flight_grows", growth=drift.in_flight_growth, arrivals=drift.arrivals)
     yield from _little(evidence, drift)
 
 
-def _falls_behind(evidence: Evidence) -> Iterator[str]:
+def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
     """An open loop whose answers take ever longer, with a window or without; where mixes take turns, those of one."""
     if not isinstance(evidence.run.load, Open):
         return
@@ -458,10 +435,7 @@ def _falls_behind(evidence: Evidence) -> Iterator[str]:
             continue
         first_s, last_s, lasted_s = *delays, float(moments[-1] - moments[0])
         if last_s - first_s > max(MAX_DELAY * lasted_s, MAX_LONGER * first_s):
-            yield (
-                f"no steady state: answers{which} took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
-                f"{lasted_s:.0f} s of load: the rate is above what is served"
-            )
+            yield found("answers_take_longer", which=which, first_s=first_s, last_s=last_s, lasted_s=lasted_s)
             return
 
 
@@ -478,26 +452,22 @@ def _by_mix(requests: metrics.Columns, mixes: Mixes) -> Iterator[tuple[str, metr
         yield f" to {mix.input_tokens}:{mix.output_tokens}", requests.part(numbers == number)
 
 
-def _little(evidence: Evidence, drift: Trend) -> Iterator[str]:
+def _little(evidence: Evidence, drift: Trend) -> Iterator[Finding]:
     """The number in flight is not rate x time in the system."""
     by_rate = drift.in_flight_by_rate
     if by_rate is None or drift.in_flight_error is None:
         return
     if abs(drift.in_flight_mean - by_rate) > LITTLE_SHARE * by_rate + LITTLE_SIGMA * drift.in_flight_error:
-        yield (
-            f"no steady state: {drift.in_flight_mean:.1f} requests were in flight, rate x time in the system is "
-            f"{by_rate:.1f} (Little's law)"
-        )
+        yield found("in_flight_is_not_rate_times_time", in_flight=drift.in_flight_mean, by_rate=by_rate)
 
 
-def rehearsed_pace(evidence: Evidence) -> Iterator[str]:
+def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
     """In a rehearsal this machine, and not the model, set the pace: the client's times are not those that the simulated
     engines had for the same requests."""
     requests = evidence.delta("modelled_requests") or 0.0
     answered = evidence.answered
     if not answered or requests < PACE_KNOWN * len(answered):
         return
-    cure = "; launch with a larger --slow-down"
     spans = {
         "TTFT": ("modelled_ttft_s", PACE_TTFT, [r.ttft_s or 0.0 for r in answered]),
         "decode time": ("modelled_decode_s", PACE_DECODE, [(r.e2el_s or 0.0) - (r.ttft_s or 0.0) for r in answered]),
@@ -505,19 +475,14 @@ def rehearsed_pace(evidence: Evidence) -> Iterator[str]:
     for name, (field, limit, client_s) in spans.items():
         modelled_s, client_mean_s = (evidence.delta(field) or 0.0) / requests, math.fsum(client_s) / len(client_s)
         if modelled_s > 0 and abs(client_mean_s - modelled_s) > limit * modelled_s:
-            yield (
-                f"this machine set the pace: mean {name} is {1000 * client_mean_s:.3g} ms at the client and "
-                f"{1000 * modelled_s:.3g} ms by the model (limit {limit:.0%}){cure}"
-            )
+            means_ms = {"client_ms": 1000 * client_mean_s, "modelled_ms": 1000 * modelled_s}
+            yield found("pace_differs", name=name, limit=limit, **means_ms)
     late_s, ttft_s = evidence.delta("modelled_late_s") or 0.0, evidence.delta("modelled_ttft_s") or 0.0
     if late_s > PACE_LATE * ttft_s:
-        yield (
-            f"this machine set the pace: requests reached simulated engines {1000 * late_s / requests:.3g} ms too late "
-            f"on average (limit {PACE_LATE:.0%} of TTFT){cure}"
-        )
+        yield found("pace_late", late_ms=1000 * late_s / requests, limit=PACE_LATE)
 
 
-Judge = Callable[[Evidence], Iterator[str]]
+Judge = Callable[[Evidence], Iterator[Finding]]
 
 
 def _nothing_missing(evidence: Evidence) -> str | None:
@@ -708,10 +673,7 @@ def after_canary(validity: Validity, result: CanaryResult) -> Validity:
         return validity.model_copy(update={"unchecked": {**validity.unchecked, CANARY: result.detail}})
     if result.equal:
         return validity
-    reason = f"the deployment answered wrongly behind the sweep: {result.detail}"
-    return validity.model_copy(
-        update={"reasons": (*validity.reasons, reason), "failed_gates": (*validity.failed_gates, CANARY)}
-    )
+    return validity.failing(found("answers_wrong", detail=result.detail))
 
 
 OF_TIMES = {"few_requests", "steady_state"}
@@ -726,8 +688,7 @@ def validate_level(
     Metrics that could not be read where KV transfers must be proven fail ``kv_transfers``: HTTP 200 alone
     proves no transfer.
     """
-    reasons: list[str] = []
-    failed: list[str] = []
+    findings: list[Finding] = []
     unchecked: dict[str, str] = {}
     for gate in GATES:
         if not gate.applies(evidence) or (gate.name == "kv_transfers" and not moves_kv):
@@ -736,18 +697,16 @@ def validate_level(
             continue
         missing = gate.missing(evidence)
         if missing and gate.name == "kv_transfers" and evidence.kv_expected:
-            texts = [missing]
+            findings.append(found("kv_transfers_unseen", why=missing))
         elif missing:
             unchecked[gate.name] = missing
-            continue
         else:
-            texts = list(gate.judge(evidence))
-            if not texts and gate.counted and evidence.settling == "late":
+            judged = list(gate.judge(evidence))
+            if not judged and gate.counted and evidence.settling == "late":
                 unchecked[gate.name] = LATE
-        reasons += texts
-        failed += [gate.name] if texts else []
+            findings += judged
     notes = (*notes, *_behind_schedule(evidence))
-    return Validity(reasons=tuple(reasons), failed_gates=tuple(failed), unchecked=unchecked, notes=notes)
+    return Validity(findings=tuple(findings), unchecked=unchecked, notes=notes)
 
 
 def _behind_schedule(evidence: Evidence) -> Iterator[str]:

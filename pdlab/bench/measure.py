@@ -16,6 +16,7 @@ from pdlab.bench.target import Target, complaint, require_answering
 from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
+from pdlab.core.findings import Finding
 from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
@@ -120,9 +121,9 @@ class Driver:
         self._client.restart()
         self.warm_up(attempt)
 
-    def spoiled(self, level: Level, why: str) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def spoiled(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
         """The record of a level in which what it measured died, and what was sent of it until then."""
-        validity = Validity(reasons=(why,), failed_gates=("restarts",))
+        validity = Validity(findings=(died,))
         completed = sum(record.ok for record in self._sent)
         whole = self._told(metrics.whole(self._sent))
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
@@ -219,10 +220,9 @@ class Driver:
         processes = min(2 * self._client.processes, self._max_processes, most)
         if processes <= self._client.processes:
             return False
-        generator_reason = next(reason for reason in run.validity.reasons if reason.startswith("load generator"))
+        reason = next(finding.text for finding in run.validity.findings if finding.gate in OVERLOAD)
         notes.append(
-            f"measured again with {processes} load-generator processes: with {self._client.processes}, "
-            f"{generator_reason}"
+            f"measured again with {processes} load-generator processes: with {self._client.processes}, {reason}"
         )
         self._progress.note(f"{level.key.stem}: {notes[-1]}")
         self._client.grow(processes)

@@ -216,6 +216,7 @@ def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:
         in_flight=math.fsum(flying) / len(flying) if flying else None,
         clear=bool(counted) and all(sample.clear for sample in counted),
         served_rps=min(served, default=None),
+        piled_up=bool(good) and piled,
         reason=pooled[0].invalid if not good else PILED_UP if piled else None,
     )
 

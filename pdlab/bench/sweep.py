@@ -27,6 +27,7 @@ from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.core.arguments import MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
+from pdlab.core.findings import Finding, found
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
@@ -41,10 +42,6 @@ BASE_URL = "http://127.0.0.1:8000"
 MOST_CLIENTS = 8
 # Gates that a dead replica fails, beside others.
 SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
-# How `pdlab.bench.gates.restarts` begins, and the error of a request that took too long.
-REPLACED_IN_IT, LATE = "a replica was replaced", "no complete answer within"
-# How what a person is to do begins, behind what died (`pdlab.bench.watch`, `pdlab.bench.gates`).
-ADVICE = (": the running level", "; launch again", "; wait until")
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
@@ -407,15 +404,10 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
     )
 
 
-def _without_advice(why: str) -> str:
-    """What died, without what a person would have to do where no sweep waited."""
-    return min((why.partition(mark)[0] for mark in ADVICE), key=len)
-
-
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
     """False where all that failed did so for want of time, as under a load beyond what is served."""
-    failed = [record.error or "" for record in records if not record.ok]
-    return not failed or not all(error.startswith(LATE) for error in failed)
+    failed = [record for record in records if not record.ok]
+    return not failed or not all(record.timed_out for record in failed)
 
 
 class _Sweeper:
@@ -468,14 +460,12 @@ class _Sweeper:
         limit_s = self._options.recover_s
         if not limit_s:
             return self._driver.measure(level, once=once)
-        run, records, why = self._watched(level, once=once)
-        if why is None:
+        run, records, died = self._watched(level, once=once)
+        if died is None:
             assert run is not None
             return run, records
-        judged, records = (run, records) if run else self._driver.spoiled(level, why)
-        if not any(reason.startswith(why) for reason in judged.validity.reasons):
-            validity = judged.validity.model_copy(update={"reasons": (*judged.validity.reasons, why)})
-            judged = judged.model_copy(update={"validity": validity})
+        judged, records = (run, records) if run else self._driver.spoiled(level, died)
+        judged, why = judged.model_copy(update={"validity": judged.validity.failing(died)}), died.what
         replaced = self._store.spoil(judged, records)
         self._progress.level_done(f"SPOILED ({why}), kept in {replaced.file}")
         began = time.monotonic()
@@ -487,7 +477,7 @@ class _Sweeper:
         validity = run.validity.model_copy(update={"notes": (*run.validity.notes, note)})
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 
-    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, tuple[RequestRecord, ...], str | None]:
+    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, tuple[RequestRecord, ...], Finding | None]:
         """A measurement (None: it did not come to its end), and how what it measured died (None: it did not)."""
         run: Run | None = None
         records: tuple[RequestRecord, ...] = ()
@@ -496,9 +486,9 @@ class _Sweeper:
             if SIGNS_OF_DEATH & set(run.validity.failed_gates) and _not_all_late(records):
                 self._driver.require_alive()
         except DeploymentDied as died:
-            return run, records, _without_advice(str(died))
-        replaced = [reason for reason in run.validity.reasons if reason.startswith(REPLACED_IN_IT)]
-        return run, records, _without_advice(replaced[0]) if replaced else None
+            return run, records, found("replica_died", why=died.what)
+        replaced = [finding for finding in run.validity.findings if finding.code == "replica_replaced"]
+        return run, records, replaced[0] if replaced else None
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
         """The load after a first round of it that nobody keeps: there the load generator gets the processes that it

@@ -337,6 +337,6 @@ def require_answering(url: str) -> None:
         _served_models(url)
     except UsageError as error:
         raise DeploymentDied(
-            f"{url} no longer answers: the running level is not kept ({error}); "
-            "bring the deployment back and use --resume"
+            f"{url} no longer answers",
+            f": the running level is not kept ({error}); bring the deployment back and use --resume",
         ) from error

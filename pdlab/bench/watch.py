@@ -118,7 +118,7 @@ class Watch:
         self._pages = tuple(metrics_urls)
         self._replicas = tuple(replicas)
         self._answered = 0
-        self._reason: str | None = None
+        self._died: DeploymentDied | None = None
         self._unseen: dict[str, int] = {}
         self._front: dict[str, list[float]] = {}
 
@@ -137,20 +137,20 @@ class Watch:
 
         Raises DeploymentDied then, in place of what ``end`` made the block raise.
         """
-        self._answered, self._reason, self._front = 0, None, {}
+        self._answered, self._died, self._front = 0, None, {}
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over, end), daemon=True)
         thread.start()
         try:
             yield
         except Exception:
-            if self._reason is None:
+            if self._died is None:
                 raise
         finally:
             over.set()
             thread.join(ANSWER_TIMEOUT_S)
-        if self._reason is not None:
-            raise DeploymentDied(self._reason)
+        if self._died is not None:
+            raise self._died
 
     def require_replicas(self, within_s: float = 0.0) -> None:
         """Raises DeploymentDied when a published replica is dead or was replaced, as told within that time.
@@ -162,7 +162,7 @@ class Watch:
             health = self._health()
             dead = self._dead(health)
             if dead:
-                raise DeploymentDied(dead)
+                raise dead
             waiting = time.monotonic() < deadline or any(self._unseen.values())
             if not health or not waiting:
                 return
@@ -184,19 +184,19 @@ class Watch:
             if silent and silent.limit_s == SILENT_S and self._answered > answered:
                 silent = None  # too busy to say so, but it answers requests
             answered = self._answered
-            reason = server.reason_after(silent, began)
+            died = server.death_after(silent, began)
             for url, patience in nodes.items():
                 if url not in unseen:
-                    reason = reason or patience.reason_after(
+                    died = died or patience.death_after(
                         None if _accepts(url) else _Silence("refused", REFUSED_S), began
                     )
-            if not reason and time.monotonic() >= pages_at:
+            if not died and time.monotonic() >= pages_at:
                 pages_at = time.monotonic() + PAGES_EVERY_S
                 pages = self._read_pages()
                 self._note_front(pages)
-                reason = self._dead(replica_health(pages))
-            if reason and not over.is_set():
-                self._reason = reason
+                died = self._dead(replica_health(pages))
+            if died and not over.is_set():
+                self._died = died
                 end()
                 return
             failing = server.failing or any(patience.failing for patience in nodes.values())
@@ -215,7 +215,7 @@ class Watch:
     def _read_pages(self) -> list[str]:
         return _read_pages(self._pages if self._replicas else ())
 
-    def _dead(self, health: Sequence[Health]) -> str | None:
+    def _dead(self, health: Sequence[Health]) -> DeploymentDied | None:
         ours = [one for one in health if one.replica in self._replicas]
         # Ray Serve stops the router of a node that has no engine any more: that one's death is what happened.
         for one in sorted(ours, key=lambda one: one.deployment.startswith(ROUTER)):
@@ -230,13 +230,15 @@ class Watch:
                 continue
             self._unseen[one.replica] = 0
             if new:
-                return (
+                return DeploymentDied(
                     f"replica {one.replica} of {one.deployment} was replaced: {', '.join(new)} answers now, not "
-                    "verified and with cold caches; launch again, then use --resume"
+                    "verified and with cold caches",
+                    "; launch again, then use --resume",
                 )
-            return (
-                f"replica {one.replica} of {one.deployment} died and is not replaced yet: the running level is not "
-                "kept; wait until Ray Serve has replaced it and launch again, then use --resume"
+            return DeploymentDied(
+                f"replica {one.replica} of {one.deployment} died and is not replaced yet",
+                ": the running level is not kept; wait until Ray Serve has replaced it and launch again, then use "
+                "--resume",
             )
         return None
 
@@ -257,7 +259,7 @@ class _Patience:
     def failing(self) -> bool:
         return self._since is not None
 
-    def reason_after(self, silence: _Silence | None, began: float) -> str | None:
+    def death_after(self, silence: _Silence | None, began: float) -> DeploymentDied | None:
         if silence is None:
             self._since = None
             return None
@@ -267,7 +269,7 @@ class _Patience:
         for_s = time.monotonic() - self._since
         if for_s < silence.limit_s:
             return None
-        return f"{self._subject} ({silence.reason}, for {for_s:.0f} s): {self._then}"
+        return DeploymentDied(f"{self._subject} ({silence.reason}, for {for_s:.0f} s)", f": {self._then}")
 
 
 def _silence(base_url: str) -> _Silence | None:

@@ -85,12 +85,12 @@ class OneLineParser(argparse.ArgumentParser):
             word = match[1].split(" ")[0].partition("=")[0]
             if not word.startswith("-"):
                 return f"{word!r} stands where no word is expected: a flag's value follows its flag {help_text}"
-            near = choices(word, self._option_string_actions, cutoff=0.75)
-            return f"{word} is not a flag{'; ' + near if near.startswith('did') else ''} {help_text}"
+            suggested = choices(word, self._option_string_actions, cutoff=0.75)
+            return f"{word} is not a flag{f'; {suggested}' if suggested.near else ''} {help_text}"
         if match := re.fullmatch(r"invalid choice: (.+?) \(choose from (.*)\)", rest, re.DOTALL):
             known = [name.strip("' ") for name in match[2].split(",")]
-            near = choices(match[1].strip("'"), known, cutoff=0.81)
-            both = f"{near} " if near.startswith("did") else ""
+            suggested = choices(match[1].strip("'"), known, cutoff=0.81)
+            both = f"{suggested} " if suggested.near else ""
             named = f"{flag} " if flag.startswith("-") else ""  # a word on its own has no flag before it
             return f"{named}{match[1]}: {both}choose from {', '.join(known)}"
         if match := re.fullmatch(r"invalid (\w+) value: (.*)", rest, re.DOTALL):
@@ -104,9 +104,9 @@ class OneLineParser(argparse.ArgumentParser):
             return f"{flag} takes no value, got {match[1]}"
         if match := re.fullmatch(r"the following arguments are required: (.*)", rest):
             for name in self._unknown:
-                near = choices(name, self._option_string_actions, cutoff=0.75)
-                if near.startswith("did"):
-                    return f"{name} is not a flag; {near} {help_text}"
+                suggested = choices(name, self._option_string_actions, cutoff=0.75)
+                if suggested.near:
+                    return f"{name} is not a flag; {suggested} {help_text}"
             return f"{match[1]} {'are' if ',' in match[1] else 'is'} needed {help_text}"
         return f"{flag}: {rest}" if flag else f"{rest} {help_text}"
 

@@ -52,7 +52,14 @@ class BenchError(PdlabError):
 
 
 class DeploymentDied(BenchError):
-    """The measured deployment died, in part or as a whole: the running level is discarded."""
+    """The measured deployment died, in part or as a whole: the running level is discarded.
+
+    ``what`` died, without the ``advice`` behind it for a person who has to bring it back.
+    """
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(what + advice)
+        self.what = what
 
 
 class TransferError(PdlabError):

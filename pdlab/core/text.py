@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 # Sums of the same numbers in another order differ by less than this.
 ROUNDING = 1e-9
@@ -78,11 +79,26 @@ LEAST_BEGUN = 4  # so many characters of a name, written alone, say which is mea
 LISTED = 8  # up to so many known names are listed in a message
 
 
-def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A suggestion in place of ``word``: the nearest known names, or as many known names as fit a line.
+class Choices(NamedTuple):
+    """What can be suggested in place of a word: the known names that are ``near`` it, or else all that are ``known``.
 
-    ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
+    As text ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
     """
+
+    near: tuple[str, ...]
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = self.known
+        if self.near:
+            return f"did you mean {' or '.join(self.near)}?"
+        if len(names) <= LISTED:
+            return f"known are {', '.join(names)}" if names else "none are known"
+        return f"known are {', '.join(names[:LISTED])}, ... ({len(names)} in all)"
+
+
+def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> Choices:
+    """What to suggest in place of ``word``; ``cutoff`` is difflib's, 1 for the same name only."""
     import difflib  # needed for a misspelt name only
 
     names = sorted(dict.fromkeys(known))
@@ -91,8 +107,4 @@ def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     near = begun[:LISTED] or [
         by_case[name] for name in difflib.get_close_matches(word.casefold(), by_case, n=3, cutoff=cutoff)
     ]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    if len(names) <= LISTED:
-        return f"known are {', '.join(names)}" if names else "none are known"
-    return f"known are {', '.join(names[:LISTED])}, ... ({len(names)} in all)"
+    return Choices(tuple(near), tuple(names))

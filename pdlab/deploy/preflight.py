@@ -16,7 +16,7 @@ from pdlab.deploy.serve_config import gpu_env, transport_env
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
 from pdlab.transfer.doctor import diagnosis, engine_rules, settings_rules
-from pdlab.transfer.doctor.findings import FABRIC, NETWORK, ONE_MACHINE, SPANNING, Concern, Facts, Finding
+from pdlab.transfer.doctor.findings import FABRIC, NETWORK, ONE_MACHINE, SPANNING, Concern, DoctorFinding, Facts
 
 PORT_WAIT_S = 20.0
 """Engines of an application that was just taken down hold their side-channel ports until their process has ended:
@@ -137,7 +137,7 @@ def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, 
 
 
 def judge(
-    findings_now: Callable[[], list[Finding]], print_line: Callable[[str], None], wait_s: float = PORT_WAIT_S
+    findings_now: Callable[[], list[DoctorFinding]], print_line: Callable[[str], None], wait_s: float = PORT_WAIT_S
 ) -> None:
     """Print the warnings. Raises DeployError on the first error.
 
@@ -152,7 +152,7 @@ def judge(
         findings = findings_now()
     for finding in findings:
         # A launch has its own rule for open clusters, and local nodes have no open ports.
-        if finding.severity == "warning" and finding.topic != settings_rules.OPEN_PORT:
+        if finding.severity == "warning" and finding.code != "open_port":
             print_line(f"doctor: {finding.topic}: {finding.evidence}; {finding.consequence}")
     # Nothing of this application serves any more: an engine on one of its ports was left behind.
     broken = next((finding for finding in findings if finding.severity == "error" or _port(finding)), None)
@@ -168,5 +168,5 @@ def judge(
         )
 
 
-def _port(finding: Finding) -> bool:
-    return finding.topic == settings_rules.SIDE_CHANNEL_PORT
+def _port(finding: DoctorFinding) -> bool:
+    return finding.code == "side_channel_port"

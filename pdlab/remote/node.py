@@ -81,7 +81,7 @@ for path in found["libraries"]:
             os.unlink(name)
             found["transports"] = sorted({"/".join(pair) for pair in resources})
 ctypes.CDLL(None).fflush(None)
-print("FOUND " + json.dumps(found), flush=True)
+print("FOUND:" + json.dumps(found), flush=True)
 """
 
 
@@ -157,12 +157,12 @@ def load(
     except subprocess.TimeoutExpired:
         return {"error": f"did not load within {LOAD_TIMEOUT_S:g} s", "backends": {}, "libraries": [], "log": ""}
     output = completed.stdout + completed.stderr
-    line = next((text for text in output.splitlines() if text.startswith("FOUND ")), None)
+    line = next((text for text in output.splitlines() if text.startswith("FOUND:")), None)
     if line is None:
         last_line = next((text for text in reversed(output.splitlines()) if text.strip()), "no output")
         error = f"exit code {completed.returncode}: {last_line.strip()[:200]}"
         return {"error": error, "backends": {}, "libraries": [], "log": output[-20000:]}
-    loaded: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    loaded: dict[str, Any] = json.loads(line.removeprefix("FOUND:"))
     loaded["libraries"] = [path for path in loaded["libraries"] if LIBRARIES.search(path)]
     loaded["digests"] = {path: _digest(path) for path in loaded["libraries"]}
     loaded["log"] = output[-20000:]

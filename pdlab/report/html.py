@@ -80,7 +80,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     by_label = {label: source for label, source in _labelled(loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
-    findings = [finding for finding in report.findings if finding.kind != "invalid"]
+    findings = [finding for finding in report.findings if finding.code != "invalid"]
     records = _records(loaded)
     return environment.from_string(_asset("html")).render(
         title=f"{_models(curves)}: {len(curves)} configurations compared",
@@ -181,12 +181,11 @@ def _models(curves: Sequence[Curve]) -> str:
 
 def _question(curves: Sequence[Curve], view: View) -> str:
     per = f"per {tables.node_name(curves, view)}" if view.normalized else "of the whole deployment"
-    most = f"the most {view.throughput_metric} tokens/s {per} at a {view.latency_name} that users accept?"
+    most = f"the most {view.throughput_metric} tokens/s {per}"
     if len(curves) == 1:
-        return (
-            f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most.split(' at a ')[0]}?"
-        )
-    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most}"
+        return f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most}?"
+    accepted = f"at a {view.latency_name} that users accept?"
+    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most} {accepted}"
 
 
 def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
@@ -335,8 +334,7 @@ def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def _cell(estimate: Estimate | None, confidence: float) -> TableCell:
-    value, _, half = tables.figure(estimate, confidence).partition(" ")
-    return TableCell(value, half)
+    return TableCell(*tables.value_and_half(estimate, confidence))
 
 
 def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:

@@ -178,13 +178,18 @@ def node_name(curves: Sequence[Curve], view: View) -> str:
 
 def figure(estimate: Estimate | None, confidence: float) -> str:
     """``118.0 ±4%`` over repeats, ``118.0 (±4%)`` of one repeat's requests, ``118.0`` with unknown scatter."""
+    return " ".join(filter(None, value_and_half(estimate, confidence)))
+
+
+def value_and_half(estimate: Estimate | None, confidence: float) -> tuple[str, str]:
+    """The two parts of a `figure`; the second is empty with unknown scatter."""
     if estimate is None or not math.isfinite(estimate.value):  # nothing was served: no token has a price
-        return "-"
+        return "-", ""
     interval = estimate.interval(confidence)
     if interval is None or not estimate.value:
-        return number(estimate.value)
+        return number(estimate.value), ""
     half = f"±{tolerance((interval.high - estimate.value) / abs(estimate.value))}"
-    return f"{number(estimate.value)} {half if estimate.basis == 'repeats' else f'({half})'}"
+    return number(estimate.value), half if estimate.basis == "repeats" else f"({half})"
 
 
 def tolerance(share: float) -> str:

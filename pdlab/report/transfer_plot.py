@@ -7,6 +7,7 @@ from typing import Any
 
 from pdlab.report.style import HUES, MARKERS, STYLE_FILE, save
 from pdlab.transfer.check import BackendResult, TransferPlan
+from pdlab.transfer.report import NETWORKS
 
 SOFT = "#666666"
 
@@ -48,7 +49,7 @@ def _backend(axes: Any, result: BackendResult, color: str, marker: str) -> None:
     axes.errorbar(sizes, medians, yerr=(low, high), color=color, marker=marker, capsize=3, label=label)
     verdict = result.verdict
     ceilings = [("memcpy, one thread", result.memcpy_gb_per_s, ":"), ("raw UCX, one thread", result.raw_gb_per_s, "--")]
-    if verdict.share and ("line rate" in verdict.of or "rail" in verdict.of):
+    if verdict.share and verdict.ceiling in NETWORKS:
         ceilings.append((verdict.of, result.sizes[-1].gb_per_s / verdict.share, "-."))
     for name, rate, line in ceilings:
         if rate:

@@ -11,9 +11,10 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.core.errors import StoreError
+from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.published_names import FileName, FolderName, parse_file_name
 from pdlab.results.schema import Distribution, Run, Summary, Validity
@@ -33,21 +34,13 @@ _LATENCY = re.compile(
 _METRIC = {"e2e_latency": "e2el"}
 
 
-class Fault(NamedTuple):
-    """Why a level is not valid. ``name``: a name contradicts the file. ``capped``: see `capped_at`."""
-
-    kind: Literal["name", "capped", "latency", "failed"]
-    text: str
-
-
 class PublishedLevel(NamedTuple):
-    """One file: its content, what its name says, and the run, with the faults that make the run invalid."""
+    """One file: its content, what its name says, and the run."""
 
     file: Path
     data: dict[str, Any]
     name: FileName
     run: Run
-    faults: tuple[Fault, ...]
 
 
 def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
@@ -65,7 +58,7 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
     load, faults = _load(file, data, name)
     faults += _no_latencies(data)
     if failed:
-        faults.append(Fault("failed", f"{failed} of {num_requests} requests failed"))
+        faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
     latencies = _latencies(file, data, duration_s, gaps=output_tokens / completed - 1 if completed else 0.0)
     whole = Summary(
@@ -81,13 +74,7 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
     )
     limit = capped_at(load, whole, limit=number(data.get("max_concurrency")), peak=peak_in_flight(data))
     if limit is not None:
-        faults.append(
-            Fault(
-                "capped",
-                f"{offered_rps(load):g} requests/s were to arrive, but the client stopped at {limit:g} in flight: "
-                f"{whole.requests_per_s:.2f} requests/s were served",
-            )
-        )
+        faults.append(found("file_rate_capped", offered=offered_rps(load), limit=limit, served=whole.requests_per_s))
     faults += lengths.faults
     run = Run(
         origin="imported",
@@ -101,9 +88,9 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
         failed=failed,
         asked_tokens=lengths.asked,
         whole=whole,
-        validity=Validity(reasons=tuple(fault.text for fault in faults), notes=lengths.notes),
+        validity=Validity(findings=tuple(faults), notes=lengths.notes),
     )
-    return PublishedLevel(file, data, name, run, tuple(faults))
+    return PublishedLevel(file, data, name, run)
 
 
 def number(value: Any) -> float | None:
@@ -183,7 +170,7 @@ def _read(file: Path) -> dict[str, Any]:
     return data
 
 
-def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Fault]]:
+def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Finding]]:
     """The load of one level, and where the file's name contradicts its content (the content counts).
 
     A request-rate run is a run at that rate, whatever max_concurrency it carries; a ramp is a ramp, whatever rate.
@@ -235,7 +222,7 @@ def _burstiness(file: Path, data: dict[str, Any]) -> float:
 class _Lengths(NamedTuple):
     workload: Workload
     asked: tuple[float, float] | None
-    faults: tuple[Fault, ...]
+    faults: tuple[Finding, ...]
     notes: tuple[str, ...]
 
 
@@ -258,7 +245,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
     if mode is None or (alone is not None and not _agree(1, sent[alone])):
         mode = _mode(sent["input"], sent["output"])
     nominal, asked = dict(sent), None
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     notes: list[str] = []
     for side, tokens in named.items():
         expected = 1 if side == alone else tokens
@@ -271,8 +258,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
             notes.append(f"answers ended before --otl {expected}: they have {output_tokens / completed:.4g} tokens")
         else:
             whose = "file" if getattr(file, f"{side}_tokens") is not None else "folder"
-            text = f"the {whose}'s name says {expected} {side} tokens per request, the file has {sent[side]}"
-            faults.append(Fault("name", text))
+            faults.append(found("file_tokens_differ", whose=whose, side=side, named=expected, actual=sent[side]))
     workload = Workload(input_tokens=nominal["input"], output_tokens=nominal["output"], mode=mode)
     return _Lengths(workload, asked, tuple(faults), tuple(notes))
 
@@ -285,19 +271,19 @@ def _mode(input_tokens: int, output_tokens: int) -> WorkloadMode:
     return "prefill-only" if output_tokens == 1 else "decode-approx" if input_tokens == 1 else "mixed"
 
 
-def _contradiction(name: str, named: float | None, actual: float) -> list[Fault]:
+def _contradiction(name: str, named: float | None, actual: float) -> list[Finding]:
     if named is None or math.isclose(named, actual, rel_tol=1e-6):
         return []
-    return [Fault("name", f"the file's name says {name} {named:g}, its content {actual:g}")]
+    return [found("file_name_differs", name=name, named=named, actual=actual)]
 
 
-def _no_latencies(data: dict[str, Any]) -> list[Fault]:
+def _no_latencies(data: dict[str, Any]) -> list[Finding]:
     latencies = {key: value for key, value in data.items() if key.endswith("_ms") or _LATENCY.fullmatch(key)}
     wrong = [key for key, value in latencies.items() if is_no_figure(value)]
     if not wrong:
         return []
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return [Fault("latency", f"{wrong[0]} is {data[wrong[0]]!r:.40}{more}: not a latency")]
+    return [found("file_no_latency", name=wrong[0], value=f"{data[wrong[0]]!r:.40}", more=more)]
 
 
 def is_no_figure(value: Any) -> bool:

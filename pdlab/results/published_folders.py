@@ -17,18 +17,17 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguard
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
 from pdlab.results.published_curves import DEPLOYMENT, Difference, PublishedCurve, separated
-from pdlab.results.published_files import Fault, PublishedLevel, read_level
+from pdlab.results.published_files import PublishedLevel, read_level
 from pdlab.results.published_names import parse_file_name, parse_name
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
 
 
 class SourcedRun(NamedTuple):
-    """A run, the file of others that it came from, and why it is not valid."""
+    """A run and the file of others that it came from."""
 
     run: Run
     file: Path
-    faults: tuple[Fault, ...]
 
 
 class SourcedExperiment(NamedTuple):
@@ -80,12 +79,10 @@ def require_folder(path: Path) -> None:
             return
         exists = path.exists()
         beside = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
-    near = choices(path.name, (name for name in beside if not name.startswith(".")))
+    suggested = choices(path.name, (name for name in beside if not name.startswith(".")))
     if exists:
         raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
-    hint = (
-        near if near.startswith("did") else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
-    )
+    hint = suggested if suggested.near else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
     raise StoreError(f"{path} does not exist; {hint}")
 
 
@@ -168,7 +165,7 @@ def _experiment(
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file, level.faults))
+        runs.append(SourcedRun(run, level.file))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, computed_field, model_validator
 
 from pdlab.core.deployment import Deployment
+from pdlab.core.findings import UNCLASSIFIED, Finding
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
@@ -25,6 +26,7 @@ class RequestRecord(Frozen):
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
     (open loop: by the schedule; closed loop: when an answer had left its place free); None where that is not known.
     ``asked`` are the input and output tokens that it was to have where lengths vary; None: those of the workload.
+    ``timed_out``: it had no complete answer within the client's limit (False too in what earlier versions stored).
     TTFT, TPOT and E2EL are defined here once; they begin when the request is sent.
     """
 
@@ -37,6 +39,7 @@ class RequestRecord(Frozen):
     error: str | None = None
     lateness_s: float | None = None
     asked: tuple[int, int] | None = None
+    timed_out: bool = False
 
     @property
     def ok(self) -> bool:
@@ -111,21 +114,50 @@ class Summary(Frozen):
 
 
 class Validity(Frozen):
-    """``reasons`` says how the level failed its gates, one text per finding; empty means valid.
+    """How a level failed its gates (docs/methodology.md): ``findings``, none where it is valid.
 
-    ``failed_gates`` are the names of those gates (docs/methodology.md), ``unchecked`` the names of
-    gates that could not be judged for want of data, with why: such a level is valid as far as is
-    known. ``notes`` belong to the figures and do not invalidate them.
+    ``unchecked`` are the names of gates that could not be judged for want of data, with why: such a level is valid as
+    far as is known. ``notes`` belong to the figures and do not invalidate them. ``reasons``, the sentences of the
+    findings, and ``failed_gates``, their gates, stand in every stored level for those who read it without pdlab.
+    Earlier versions stored nothing else: their sentences are read as findings that are not classified.
     """
 
-    reasons: tuple[str, ...] = ()
-    failed_gates: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     unchecked: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(finding.text for finding in self.findings if finding.text)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def failed_gates(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(finding.gate for finding in self.findings if finding.gate))
+
     @property
     def valid(self) -> bool:
-        return not self.reasons
+        return not self.findings
+
+    def failing(self, *findings: Finding) -> Validity:
+        """The same with these findings too, each once."""
+        every = list(self.findings)
+        every += [new for number, new in enumerate(findings) if new not in self.findings + findings[:number]]
+        return self.model_copy(update={"findings": tuple(every)})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_sentences(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {name: value for name, value in data.items() if name not in ("reasons", "failed_gates")}
+        if "findings" in data:
+            return kept
+        gates, reasons = data.get("failed_gates", ()), data.get("reasons", ())
+        # Which sentence is of which gate was not stored.
+        nameless = [{"code": UNCLASSIFIED, "gate": gate, "what": ""} for gate in gates]
+        return {**kept, "findings": [*nameless, *({"code": UNCLASSIFIED, "what": reason} for reason in reasons)]}
 
 
 class NixlCounters(Frozen):
@@ -351,6 +383,7 @@ class SloPoint(Frozen):
     for a steady state and was in it; None: some could not be checked. ``in_flight``: mean number, over all of them.
     ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`). ``served_rps``:
     where requests piled up, what was served at least (`pdlab.results.slo.served_rps`).
+    ``piled_up``: they did in every look.
     """
 
     rate_rps: float
@@ -368,6 +401,7 @@ class SloPoint(Frozen):
     in_flight: float | None = None
     clear: bool = False
     served_rps: float | None = None
+    piled_up: bool = False
     reason: str | None = None
 
 

@@ -192,7 +192,7 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     verdict: SloVerdict = "undecided"
     if point.verdict == "invalid":
         verdict = "invalid"
-    elif (point.reason == PILED_UP and point.looks > 1) or (high < quantile and latest < quantile):
+    elif (point.piled_up and point.looks > 1) or (high < quantile and latest < quantile):
         verdict = "misses"
     elif (low >= quantile or point.clear) and latest >= quantile and (point.steady is True or earlier):
         verdict = "meets"

@@ -13,7 +13,7 @@ from pdlab.transfer.rank.layout import KvShape
 
 SCHEMA_VERSION = 1
 PROMPT_TOKENS = 5000
-COPIES = ("memcpy", "the GPU's own copy")  # ceilings of a transfer inside a host, as the verdict names them
+COPIES, NETWORKS = ("memcpy", "GPU copy"), ("line rate", "rails")  # ceilings inside a host, and between hosts
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _ceilings(result: BackendResult) -> list[str]:
     best = result.sizes[-1].gb_per_s
     ceilings = []
     if result.memcpy_gb_per_s:
-        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if result.verdict.of in COPIES else ""
+        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if result.verdict.ceiling in COPIES else ""
         ceilings.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
     else:
         ceilings.append("memcpy not measured")
@@ -161,7 +161,7 @@ def _ceilings(result: BackendResult) -> list[str]:
         )
     else:
         ceilings.append(f"raw UCX not measured ({result.raw_why})")
-    if "line rate" in result.verdict.of or "rail" in result.verdict.of:
+    if result.verdict.ceiling in NETWORKS:
         rate_known = result.verdict.share is not None
         ceilings.append(
             f"{result.verdict.of} {result.verdict.share:.0%} reached"

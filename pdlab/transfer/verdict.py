@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pdlab.remote.network import Interface, RankHost
 from pdlab.transfer.ucx_log import Wire
@@ -27,7 +28,8 @@ FABRIC: dict[str, tuple[str, ...]] = {
 # Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
 # to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
 # are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).
-SLOW_SHARE = {"memcpy": 0.2, "GPU's own copy": 0.002, "line rate": 0.5, "rail": 0.2}
+Ceiling = Literal["memcpy", "GPU copy", "line rate", "rails"]
+SLOW_SHARE: dict[Ceiling, float] = {"memcpy": 0.2, "GPU copy": 0.002, "line rate": 0.5, "rails": 0.2}
 # Smaller requests are not judged slow: posting and polling, not the wire, set their time.
 LEAST_BYTES = 64_000_000
 UNPROVEN = "a wire that is not proven (no table of UCX's, and no interface counted it)"
@@ -64,7 +66,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``. ``proven``: UCX's table or
+    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``, whose kind is
+    ``ceiling``. ``proven``: UCX's table or
     the counters of interfaces name the wire; without them it can only be that no interface carried it."""
 
     code: int
@@ -77,13 +80,15 @@ class Verdict:
     cause: str | None = None
     remedy: str | None = None
     proven: bool = True
+    ceiling: Ceiling | None = None
 
 
 def judge(run: Observed) -> Verdict:
     """Right and fast (0), or slow or on the wrong wire (3) with the likely cause and what to try."""
     expected, right_transports = _expected(run)
-    name, transports, protocol = _actual(run)
-    share, ceiling_name = _share(run, transports)
+    proven_name, transports, protocol = _actual(run)
+    name = proven_name or UNPROVEN
+    share, ceiling, ceiling_name = _share(run, transports)
     speed = f"{_gb(run.gb_per_s)} GB/s"
     of_text = "" if share is None else f", {share:.0%} of {ceiling_name}"
     contradiction = _contradiction(run, transports)
@@ -91,7 +96,8 @@ def judge(run: Observed) -> Verdict:
     def verdict(code: int, text: str, cause: str | None = None, remedy: str | None = None) -> Verdict:
         if cause:
             text += f"; likely cause: {cause}; try: {remedy}"
-        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy, name != UNPROVEN)
+        proven = proven_name is not None
+        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy, proven, ceiling)
 
     wrong = not transports or not set(transports) <= set(right_transports)
     emulated = run.wire is not None and run.wire.emulated and not set(transports) <= {"tcp"}
@@ -103,8 +109,7 @@ def judge(run: Observed) -> Verdict:
     if run.wire is not None and run.wire.emulated:
         protocol_text += " (UCX has no other read over tcp)"
     text = f"{run.strategy} over {name}{protocol_text}, {speed}{of_text}"
-    ceiling = next((key for key in SLOW_SHARE if key in ceiling_name), None)
-    if share is not None and ceiling and share < SLOW_SHARE[ceiling] and run.size_bytes >= LEAST_BYTES:
+    if share is not None and share < SLOW_SHARE[ceiling] and run.size_bytes >= LEAST_BYTES:
         cause, remedy = _why_slow(run, transports)
         return verdict(SLOW, f"SLOW: {text}", cause, remedy)
     return verdict(OK, f"OK: {text}")
@@ -156,14 +161,14 @@ def _expected(run: Observed) -> tuple[str, tuple[str, ...]]:
     return "tcp", ("tcp",)
 
 
-def _actual(run: Observed) -> tuple[str, tuple[str, ...], str]:
-    """(name, transports, protocol) from UCX's table, else from the counters."""
+def _actual(run: Observed) -> tuple[str | None, tuple[str, ...], str]:
+    """(name, transports, protocol) from UCX's table, else from the counters; None in place of a name without proof."""
     if run.wire is not None and run.wire.lanes:
         return run.wire.name, run.wire.transports, run.wire.protocol
     kinds = _kinds(run)
     carriers = [nic for nic, share in traffic_share(run).items() if share >= CARRIED / 2]
     if not carriers:
-        return UNPROVEN, ("cuda_ipc",) if run.vram else ("cma",), ""
+        return None, ("cuda_ipc",) if run.vram else ("cma",), ""
     transport_of = {"efa": "efa", "infiniband": "rc", "roce": "rc"}
     transports = tuple(dict.fromkeys(transport_of.get(kinds.get(nic, "ethernet"), "tcp") for nic in carriers))
     return " + ".join(f"{transport_of.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
@@ -188,22 +193,24 @@ def _lanes(run: Observed, transports: tuple[str, ...]) -> list[list[Interface]]:
     return sides
 
 
-def _share(run: Observed, transports: tuple[str, ...]) -> tuple[float | None, str]:
-    """(share of the ceiling, the ceiling's name)."""
+def _share(run: Observed, transports: tuple[str, ...]) -> tuple[float | None, Ceiling, str]:
+    """(share of the ceiling, its kind, its name)."""
     if set(transports) & {*SHARED_MEMORY, *GPU_PEER}:
         if not run.memcpy_gb_per_s:
-            return None, "memcpy"
-        return run.gb_per_s / run.memcpy_gb_per_s, "the GPU's own copy" if run.vram else "memcpy"
+            return None, "memcpy", "memcpy"
+        share = run.gb_per_s / run.memcpy_gb_per_s
+        return (share, "GPU copy", "the GPU's own copy") if run.vram else (share, "memcpy", "memcpy")
     sides = [side for side in _lanes(run, transports) if side and all(nic.gbit_per_s for nic in side)]
     rates = [sum(nic.gbit_per_s or 0.0 for nic in side) for side in sides]
     if not rates:
-        return None, "line rate"
+        return None, "line rate", "line rate"
     gbit = min(rates)
     slowest_side = sides[rates.index(gbit)]
     share = run.gb_per_s * 8 / gbit
     if transports == ("tcp",):
-        return share, f"the line rate ({gbit:g} Gbit/s{', shaped' if any(nic.shaped for nic in slowest_side) else ''})"
-    return share, f"{len(slowest_side)} rail{'s' * (len(slowest_side) != 1)} ({gbit / 8:g} GB/s)"
+        shaped = ", shaped" if any(nic.shaped for nic in slowest_side) else ""
+        return share, "line rate", f"the line rate ({gbit:g} Gbit/s{shaped})"
+    return share, "rails", f"{len(slowest_side)} rail{'s' * (len(slowest_side) != 1)} ({gbit / 8:g} GB/s)"
 
 
 def _contradiction(run: Observed, transports: tuple[str, ...]) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.target import Target
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError, DeploymentDied
+from pdlab.core.findings import found
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Level, Open, Workload
 from pdlab.deploy.engine_metrics import Snapshot, parse_snapshot
@@ -114,26 +115,26 @@ def test_what_was_sent_until_a_death_is_there_for_the_level_that_is_set_aside(re
     class Stopped(Client):
         def run(self, level: ClientLevel, progress: Any = None) -> ClientAnswer:
             answer = super().run(level, progress)
-            driver._watch._reason = "replica r0 died"
+            driver._watch._died = DeploymentDied("replica r0 died")
             return answer.model_copy(update={"records": answer.records[:15]})
 
     driver = made(Stopped(), rehearsal=rehearsal)
     with pytest.raises(DeploymentDied, match="r0 died"):
         driver.measure(level())
-    run, records = driver.spoiled(level(), "replica r0 died")
+    run, records = driver.spoiled(level(), found("replica_died", why="replica r0 died"))
     assert (len(records), run.completed, run.failed, run.whole.completed) == (15, 15, 25, 15)
     assert run.validity.failed_gates == ("restarts",) and run.whole.ttft
     assert (run.whole.itl is None) == (rehearsal is not None)
 
     class Dead(Client):
         def run(self, level: ClientLevel, progress: Any = None) -> ClientAnswer:
-            driver._watch._reason = "replica r0 died"
+            driver._watch._died = DeploymentDied("replica r0 died")
             raise BenchError("the load generator ended with code -9")
 
     driver._client = Dead()  # type: ignore[assignment]
     with pytest.raises(DeploymentDied, match="r0 died"):
         driver.measure(level())
-    run, records = driver.spoiled(level(), "replica r0 died")
+    run, records = driver.spoiled(level(), found("replica_died", why="replica r0 died"))
     assert (records, run.completed) == ((), 0), "those of the level before are not this one's"
 
 
@@ -308,6 +309,6 @@ def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
 @pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])
 def test_a_spoiled_level_says_what_it_is_of_as_others_do(rehearsal: Rehearsal | None) -> None:
     driver = made(Client(), rehearsal=rehearsal)
-    spoiled, whole = driver.spoiled(level(), "a replica died")[0], driver.measure(level())[0]
+    spoiled, whole = driver.spoiled(level(), found("replica_died", why="a replica died"))[0], driver.measure(level())[0]
     assert (spoiled.origin, spoiled.rehearsal) == (whole.origin, whole.rehearsal)
     assert (spoiled.completed, spoiled.failed) == (0, 40) and not spoiled.validity.valid

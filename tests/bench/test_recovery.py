@@ -18,6 +18,7 @@ from pdlab.bench.target import Target
 from pdlab.bench.watch import Health
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied
+from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Level, RunKey, Workload
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.deploy.endpoint import Running, load_running, next_attempt, save_running
@@ -177,8 +178,8 @@ class Driver:
             num_requests=level.num_requests, failed=0, seed=level.seed, whole=metrics.whole(()), validity=validity,
         )  # fmt: skip
 
-    def spoiled(self, level: Level, why: str) -> tuple[Run, tuple[RequestRecord, ...]]:
-        return self._run(level, Validity(reasons=(why,), failed_gates=("restarts",))), (SLOW,)
+    def spoiled(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
+        return self._run(level, Validity(findings=(died,))), (SLOW,)
 
     def require_alive(self) -> None:
         if self.alive:
@@ -190,7 +191,7 @@ class Driver:
 
 
 FAILED = RequestRecord(arrival_s=0, error="Internal Server Error", input_tokens=1, output_tokens=0)
-SLOW = RequestRecord(arrival_s=0, error="no complete answer within 600 s", input_tokens=1, output_tokens=0)
+SLOW = RequestRecord(arrival_s=0, error="too slow", input_tokens=1, output_tokens=0, timed_out=True)
 FINE = (Validity(), ())
 KEY = RunKey(kind="concurrency", value=2)
 
@@ -250,18 +251,18 @@ def test_requests_that_took_too_long_are_no_sign_of_a_death(tmp_path: Path) -> N
 
 
 def test_a_replica_that_was_replaced_meanwhile_spoils_the_level_too(tmp_path: Path) -> None:
-    reason = "a replica was replaced: p7 answers, which the launch neither started nor verified; wait until Ray ..."
-    driver = Driver((Validity(reasons=(reason,), failed_gates=("restarts",)), ()), FINE)
+    replaced = found("replica_replaced", replicas="p7").model_copy(update={"what": "in any words"})
+    driver = Driver((Validity(findings=(replaced,)), ()), FINE)
     (run,) = measured(tmp_path, driver).runs()
-    assert run.replaces and run.replaces.reasons == (reason,)
-    assert driver.recovered == [(reason.removesuffix("; wait until Ray ..."), 900.0)]
+    assert run.replaces and run.replaces.reasons == (replaced.text,)
+    assert driver.recovered == [("in any words", 900.0)], "without what a person would have to do"
 
 
 def test_what_a_person_would_have_to_do_is_not_said_where_the_sweep_does_it(tmp_path: Path) -> None:
-    died = "replica p1 of Prefill:m died and is not replaced yet: the running level is not kept; wait until Ray Serve"
-    driver = Driver(DeploymentDied(died), FINE)
+    driver = Driver(DeploymentDied("replica p1 died", "; do this"), FINE)
     (run,) = measured(tmp_path, driver).runs()
-    assert run.replaces and run.replaces.reasons == ("replica p1 of Prefill:m died and is not replaced yet",)
+    assert run.replaces and run.replaces.reasons == ("replica p1 died",)
+    assert str(DeploymentDied("replica p1 died", "; do this")) == "replica p1 died; do this"
 
 
 def test_a_second_death_ends_the_sweep_and_the_level_is_not_finished(tmp_path: Path) -> None:

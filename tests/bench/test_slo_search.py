@@ -208,9 +208,9 @@ def test_what_is_served_where_requests_pile_up() -> None:
 
 def test_requests_that_pile_up_twice_miss_whatever_the_share() -> None:
     (once,) = points([sample(2, True, steady=False)], SEARCH)
-    assert (once.verdict, once.reason) == ("undecided", "requests piled up")
+    assert (once.verdict, once.piled_up) == ("undecided", True)
     (twice,) = points([sample(2, True, steady=False), sample(2, True, steady=False, look=1)], SEARCH)
-    assert (twice.verdict, twice.reason) == ("misses", "requests piled up")
+    assert (twice.verdict, twice.piled_up) == ("misses", True)
 
 
 def test_an_end_that_its_confirmation_contradicts_is_undecided() -> None:

@@ -127,7 +127,9 @@ def result(gb_per_s: float = 10.0) -> BackendResult:
         side: RankHost(side, "10.0.0.1", 1, side, side, (Interface("rdmap79s0", "efa", 100.0),))
         for side in ("prefill", "decode")
     }
-    verdict = Verdict(0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)")
+    verdict = Verdict(
+        0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)", ceiling="rails"
+    )
     return BackendResult(
         "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, ("a note",), (Inspection(100, 10),), 880, 0.1, 0.001, 20.0,
         None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",), None, "| row |",

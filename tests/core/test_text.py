@@ -24,7 +24,8 @@ MANY = [f"name-{number}" for number in range(20)]
     ],
 )
 def test_choices(word: str, known: list[str], text: str) -> None:
-    assert choices(word, known) == text
+    suggested = choices(word, known)
+    assert str(suggested) == text and bool(suggested.near) == text.startswith("did")
 
 
 VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30)

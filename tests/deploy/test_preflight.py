@@ -18,13 +18,14 @@ from pdlab.deploy import preflight
 from pdlab.deploy.preflight import judge
 from pdlab.placement.place import place
 from pdlab.remote import node
-from pdlab.transfer.doctor.findings import Finding
-from pdlab.transfer.doctor.settings_rules import SIDE_CHANNEL_PORT
+from pdlab.transfer.doctor.findings import DoctorFinding
 
-TAKEN = Finding("error", SIDE_CHANNEL_PORT, ("n1",), "taken: 20000 (unknown)", "cannot start", "stop it")
-ENGINE = Finding("note", SIDE_CHANNEL_PORT, ("n1",), "taken: 20000 (VLLM::EngineCore)", "its port is taken", "stop it")
-WARNING = Finding("warning", "memlock", ("n1",), "memlock is 64 KiB", "slower", "ulimit -l unlimited")
-ERROR = Finding("error", "versions", ("n1",), "nixl 1.0 and 1.3", "they do not agree", "install one")
+TAKEN = DoctorFinding("error", "side_channel_port", ("n1",), "taken: 20000 (unknown)", "cannot start", "stop it")
+ENGINE = DoctorFinding(
+    "note", "side_channel_port", ("n1",), "taken: 20000 (VLLM::EngineCore)", "its port is taken", "stop it"
+)
+WARNING = DoctorFinding("warning", "memlock", ("n1",), "memlock is 64 KiB", "slower", "ulimit -l unlimited")
+ERROR = DoctorFinding("error", "builds_differ", ("n1",), "nixl 1.0 and 1.3", "they do not agree", "install one")
 
 
 def test_nothing_found_says_nothing() -> None:
@@ -40,7 +41,7 @@ def test_a_warning_is_told_and_does_not_stop() -> None:
 
 
 @pytest.mark.parametrize("held", [TAKEN, ENGINE])
-def test_a_port_that_is_freed_in_time(held: Finding) -> None:
+def test_a_port_that_is_freed_in_time(held: DoctorFinding) -> None:
     lines: list[str] = []
     answers = iter([[held], [held, WARNING], [WARNING]])
     judge(lambda: next(answers), lines.append)
@@ -49,14 +50,14 @@ def test_a_port_that_is_freed_in_time(held: Finding) -> None:
 
 
 @pytest.mark.parametrize("held", [TAKEN, ENGINE])
-def test_a_port_that_stays_taken(held: Finding) -> None:
+def test_a_port_that_stays_taken(held: DoctorFinding) -> None:
     with pytest.raises(DeployError, match=r"side-channel port on n1: taken: 20000 .*; stop it"):
         judge(lambda: [held], lambda _: None, wait_s=0.0)
 
 
 def test_an_error_stops_at_once() -> None:
     answers = iter([[ERROR]])
-    with pytest.raises(DeployError, match="versions on n1"):
+    with pytest.raises(DeployError, match="builds differ on n1"):
         judge(lambda: next(answers), lambda _: None)
 
 

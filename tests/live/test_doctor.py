@@ -20,7 +20,7 @@ from support.stub_wheel import needs_installer, wheel
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.core.nodes import NODE_NAME_LABEL
-from pdlab.transfer.doctor.findings import Finding
+from pdlab.transfer.doctor.findings import DoctorFinding
 
 ROOT = Path(__file__).resolve().parents[2]
 JOIN_TIMEOUT_S = 300
@@ -95,7 +95,9 @@ def test_what_differs_between_nodes_is_named_with_the_node(unlike: Unlike) -> No
         assert unlike.run("debug/doctor.py", "--json", str(out)).returncode == 3
     report: dict[str, Any] = json.loads(out.read_text())
     assert set(report["nodes"]) == {"local-1", "local-2"}
-    findings = {each["topic"]: Finding(**{**each, "nodes": tuple(each["nodes"])}) for each in report["findings"]}
+    findings = {
+        each.pop("topic"): DoctorFinding(**{**each, "nodes": tuple(each["nodes"])}) for each in report["findings"]
+    }
     for name in ("vllm", "nixl"):
         version = findings[f"{name} version"]
         assert version.severity == "error"

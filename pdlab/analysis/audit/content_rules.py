@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def _early_ends(folder: Folder) -> Iterator[AuditFinding]:
         asked = f"{max(tokens for _, tokens, _ in ended):g}"
         answered = sorted({tokens for _, _, tokens in ended})
         yield AuditFinding(
-            "early ends",
+            "early_ends",
             tuple(level.name for level, _, _ in ended),
             f"answers ended before --otl: names ask for {asked} output tokens, answers have "
             + (f"{answered[0]}" if len(answered) == 1 else f"{answered[0]} to {answered[-1]}"),
@@ -173,7 +174,7 @@ def values(folder: Folder) -> Iterator[AuditFinding]:
             for name, value in level.raw.items()
             if name.endswith("_ms") and is_no_figure(value)
         ]
-        for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
+        for window, summary in _windows(level.run):
             impossible_figures += [f"{window}: {text}" for text in impossible_latencies(summary)] if summary else []
         if impossible_figures:
             yield AuditFinding(
@@ -208,11 +209,18 @@ def impossible_latencies(summary: Summary) -> Iterator[str]:
         yield "TTFT is longer than E2EL"
 
 
+WindowName = Literal["whole run", "steady window"]
+
+
+def _windows(run: Run) -> tuple[tuple[WindowName, Summary | None], ...]:
+    return ("whole run", run.whole), ("steady window", run.steady)
+
+
 def in_flight(folder: Folder) -> Iterator[AuditFinding]:
     """Little's law: rate x time in the system must be near the number in flight that the load sets."""
     for level in folder.levels:
         load = level.run.load
-        for window, summary in (("whole run", level.run.whole), ("steady window", level.run.steady)):
+        for window, summary in _windows(level.run):
             stay = _stays_s(summary, level.run) if summary else None
             if summary is None or stay is None or not isinstance(load, Closed):
                 continue
@@ -336,7 +344,7 @@ def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
         if wrong := requests.wrong_counts(text):
             evidence.append(f"{wrong} answers have other token counts than their requests asked for")
             deviations.append(wrong / run.completed)
-        for window, stored in (("whole run", run.whole), ("steady window", run.steady)):
+        for window, stored in _windows(run):
             recomputed = requests.window(table, run.load, steady=window != "whole run") if stored else None
             for name, value, expected in _figures(stored, recomputed) if stored and recomputed else ():
                 if abs(value - expected) > RATE_SLACK * abs(expected):

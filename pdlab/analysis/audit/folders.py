@@ -9,36 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import PdlabError, UsageError
+from pdlab.core.findings import Evidenced
 from pdlab.core.workload import RunKey
-from pdlab.results.published_files import Fault
 from pdlab.results.published_folders import SourcedExperiment, sourced_experiments
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
 
 
 @dataclass(frozen=True)
-class AuditFinding:
+class AuditFinding(Evidenced):
     """One defect of result files. ``percent``: how far a figure in the plot may be off, where that can be said."""
 
-    kind: str
-    files: tuple[str, ...]
-    evidence: str
-    consequence: str
-    fix: str
     percent: float | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.where
 
 
 @dataclass(frozen=True)
 class LevelFile:
     """One result file: its run, the hashes of its bytes and of its content whatever the layout, and what it says
-    beyond the run. ``faults``: why a level of others is not valid."""
+    beyond the run."""
 
     path: Path
     run: Run
     sha256: str
     content_sha256: str
     raw: dict[str, Any]
-    faults: tuple[Fault, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,7 +72,7 @@ def read_folder(path: Path, gpus: int | None = None) -> list[Folder]:
 
 
 def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
-    levels = [_level(each.file, each.file.read_bytes(), each.run, each.faults) for each in sourced.runs]
+    levels = [_level(each.file, each.file.read_bytes(), each.run) for each in sourced.runs]
     if (path / MANIFEST).is_file():
         by_key = {run.key: run for run in sourced.experiment.runs}
         for file in sorted(path.glob("*.json")):
@@ -83,14 +81,14 @@ def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
             content = file.read_bytes()
             run = by_key.get(RunKey.model_validate(json.loads(content)["key"]))
             if run is not None:
-                levels.append(_level(file, content, run, ()))
+                levels.append(_level(file, content, run))
     return Folder(path, sourced.experiment, tuple(sorted(levels, key=lambda level: level.path)))
 
 
-def _level(file: Path, content: bytes, run: Run, faults: tuple[Fault, ...]) -> LevelFile:
+def _level(file: Path, content: bytes, run: Run) -> LevelFile:
     raw = json.loads(content)
     plain = json.dumps(raw, sort_keys=True).encode()
-    return LevelFile(file, run, _sha256(content), _sha256(plain), raw, faults)
+    return LevelFile(file, run, _sha256(content), _sha256(plain), raw)
 
 
 def _load(path: Path, gpus: int | None) -> tuple[SourcedExperiment, ...]:

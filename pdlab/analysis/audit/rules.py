@@ -38,6 +38,7 @@ from pdlab.results.store import MANIFEST
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
 LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
+NAMES_DIFFER, CAPPED = ("file_name_differs", "file_tokens_differ"), "file_rate_capped"
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 
@@ -69,21 +70,18 @@ def audit(
     return findings
 
 
-HARD = ("identical", "contradiction", "impossible", "GPUs", "records")
-
-
 def hard(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """Findings that make any plot wrong; the others concern the precision of figures."""
-    return [finding for finding in findings if finding.kind in HARD]
+    return [finding for finding in findings if finding.severity == "error"]
 
 
 def shared(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """The findings, equal ones of several folders merged into one with the files of all."""
     by_statement: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for finding in findings:
-        by_statement[finding.kind, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
+        by_statement[finding.code, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
     return [
-        replace(members[0], files=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
+        replace(members[0], where=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
         for members in by_statement.values()
     ]
 
@@ -170,21 +168,21 @@ def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
 def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
         run, load = level.run, level.run.load
-        for fault in level.faults:
-            if fault.kind == "name":
+        for finding in run.validity.findings:
+            if finding.code in NAMES_DIFFER:
                 yield AuditFinding(
                     "contradiction",
                     (level.name,),
-                    fault.text,
+                    finding.text,
                     "the point is drawn by the file's content, and a name says that this was not to be measured",
                     "rename it after its content, or measure again",
                 )
-            elif fault.kind == "capped":
+            elif finding.code == CAPPED:
                 rate = run.whole.requests_per_s
                 yield AuditFinding(
                     "contradiction",
                     (level.name,),
-                    fault.text,
+                    finding.text,
                     "from then on it was a closed loop: the rate was not offered, and TTFT excludes the wait at the "
                     "client; the level is not valid",
                     "draw it at the served rate, or measure without a limit of requests in flight",
@@ -260,7 +258,7 @@ def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
             else ""
         )
         yield AuditFinding(
-            "reused prompts",
+            "reused_prompts",
             tuple(level.name for level, _ in reused_shares),
             f"prompts that an earlier level drew from the same seed, upper bound per level: {share_list}"
             + (f" ({seeds})" if seeds else ""),
@@ -281,7 +279,7 @@ def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     if short_runs:
         least = min(waves for _, waves in short_runs)
         yield AuditFinding(
-            "few prompts",
+            "few_prompts",
             tuple(level.name for level, _ in short_runs),
             f"{least:.1f} requests per unit of concurrency at the least (recommended: {LEAST_PER_CONCURRENCY})",
             "the first wave (all prompts at once) and the last one (draining) are that share of the run",
@@ -294,7 +292,7 @@ def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     if short:
         fewest = min(level.run.num_requests for level in short)
         yield AuditFinding(
-            "few prompts",
+            "few_prompts",
             tuple(level.name for level in short),
             f"{fewest} requests in an open loop (recommended: {LEAST_OPEN})",
             "the rate of so few Poisson arrivals has a random error of that size",
@@ -361,7 +359,7 @@ def _gpus(folder: Folder) -> Iterator[AuditFinding]:
     for verb, count in (("says", manifest.gpus or deployed_gpus), ("places", placed)):
         if count != deployed_gpus:
             yield AuditFinding(
-                "GPUs",
+                "wrong_gpus",
                 (f"{folder.path.name}/{MANIFEST}",),
                 f"the deployment {manifest.deployment.label} uses {deployed_gpus} GPUs, the manifest {verb} {count}",
                 "throughput per node is wrong by that ratio",
@@ -395,8 +393,11 @@ def _metadata(folder: Folder) -> Iterator[AuditFinding]:
 
 def _invalid(folder: Folder) -> Iterator[AuditFinding]:
     for level in folder.levels:
-        told = {fault.text for fault in level.faults if fault.kind in ("name", "capped")}  # as contradictions
-        reasons = [reason for reason in level.run.validity.reasons if reason not in told]
+        reasons = [
+            finding.text
+            for finding in level.run.validity.findings
+            if finding.code not in (*NAMES_DIFFER, CAPPED) and finding.text  # those are contradictions
+        ]
         if reasons:
             yield AuditFinding(
                 "invalid",

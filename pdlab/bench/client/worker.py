@@ -211,6 +211,7 @@ async def _drive(
         samples, lengths = [samples[number] for number in sent], lengths and [lengths[number] for number in sent]
     outputs = [meter.outputs[sample.request_id] for sample in samples]
     output_lens = result["output_lens"] if result else [output.output_tokens or 0 for output in outputs]
+    timed_out = [sample.request_id in meter.timed_out for sample in samples]
     schedule_s = None
     late_s: list[float | None] = [meter.waited_s.get(sample.request_id) for sample in samples]
     if scheduled(level):
@@ -219,7 +220,7 @@ async def _drive(
         late_s = [began - schedule_s for began in begins]
     return ClientAnswer(
         name=level.name,
-        records=tuple(_records(outputs, output_lens, late_s, lengths)),
+        records=tuple(_records(outputs, output_lens, late_s, lengths, timed_out)),
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),
@@ -237,6 +238,7 @@ class Meter:
         self.level = level
         self.answers = answers
         self.outputs: dict[str, Any] = {}
+        self.timed_out: set[str] = set()
         self.waited_s: dict[str, float] = {}
         """Closed loop: how long the place of each request had been free when it was sent."""
         self.failed = 0
@@ -263,6 +265,8 @@ class Meter:
             from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 
             cut = isinstance(error, asyncio.CancelledError)
+            if not cut:
+                self.timed_out.add(request_func_input.request_id)
             why = "in flight when the level was stopped" if cut else "no complete answer within {:g} s"
             output = RequestFuncOutput(
                 error=why.format(self.level.request_timeout_s),
@@ -310,7 +314,11 @@ def _own_lengths(level: ClientLevel) -> list[tuple[int, int]] | None:
 
 
 def _records(
-    outputs: list[Any], output_lens: list[int], late_s: list[float | None], lengths: list[tuple[int, int]] | None
+    outputs: list[Any],
+    output_lens: list[int],
+    late_s: list[float | None],
+    lengths: list[tuple[int, int]] | None,
+    timed_out: list[bool],
 ) -> list[RequestRecord]:
     """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond."""
     origin = min(output.start_time for output in outputs)
@@ -332,6 +340,7 @@ def _records(
                 error=error,
                 lateness_s=None if late is None else max(0.0, round(late, 6)),
                 asked=lengths[number] if lengths is not None else None,
+                timed_out=timed_out[number],
             )
         )
     return sorted(records, key=lambda record: record.arrival_s)

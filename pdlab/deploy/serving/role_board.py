@@ -34,6 +34,7 @@ NAMESPACE = "serve"
 # Of the names of all boards' actors.
 BOARD_PREFIX = "pdlab-roles-"
 AUTO = "auto"
+JOINED = "an engine joined"  # why roles are decided on; no news where it changes none
 # How often engines tell; how long one may be silent before its role goes to others, and how long all of them may be
 # before the application counts as gone. A board that has just begun listens for the roles that stand before it decides.
 TELL_S, SILENT_S, GONE_S, LISTEN_S = 0.25, 3.0, 60.0, 1.0
@@ -157,7 +158,7 @@ class RoleBoard:
         self._handoff_s.extend(counts["handoff_s"])
         self._joining.told(engine, counts.get("warmed", {}), self._clock())
         if (joined or counts.get("warmed")) and self._listened:
-            self.decide("an engine joined" if joined else "")
+            self.decide(JOINED if joined else "")
         warm = self._joining.orders(engine, self._here, self._clock()) if self._listened else []
         return {"local_below": self._local_below, "warm": warm}
 
@@ -258,7 +259,7 @@ class RoleBoard:
         changed = roles != self._roles or not self._log
         if changed:
             self._publish(roles)
-        if _split(roles) != before or (not changed and why and why != "an engine joined"):
+        if _split(roles) != before or (not changed and why and why != JOINED):
             self._note(f"{why}: {reason}" if why and reason else why or reason)
         self._learn_local_below()
         self._count(observed)

@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from pdlab.core.findings import Severity
 from pdlab.core.text import counted
 from pdlab.transfer.doctor import engine_rules, fabric_rules, settings_rules, software_rules
 from pdlab.transfer.doctor.fabric_rules import fabric_of, fabric_text
-from pdlab.transfer.doctor.findings import SPANNING, Concern, Facts, Finding, Rule, Severity
+from pdlab.transfer.doctor.findings import SPANNING, Concern, DoctorFinding, Facts, Rule
 
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 RULES = (*engine_rules.RULES, *fabric_rules.RULES, *software_rules.RULES, *settings_rules.RULES)
@@ -26,7 +27,7 @@ def diagnose(
     query_clock: settings_rules.QueryClock | None = None,
     rules: Sequence[Rule] = RULES,
     concerns: Collection[Concern] | None = None,
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     """All findings, worst first; with ``query_clock`` also where clocks differ.
 
     ``concerns``: what the deployment has; findings that matter to other deployments alone are left out (None: what a
@@ -51,9 +52,9 @@ def concerns_of(facts: Facts, placement: Literal["pack", "spread"]) -> frozenset
     return frozenset({wires.pop() if len(wires) == 1 else "tcp", SPANNING})
 
 
-def _joined(findings: Sequence[Finding]) -> list[Finding]:
+def _joined(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
     """The same finding on several nodes is one finding."""
-    merged: dict[tuple[str, ...], Finding] = {}
+    merged: dict[tuple[str, ...], DoctorFinding] = {}
     for finding in findings:
         key = (finding.severity, finding.topic, finding.evidence, finding.consequence, finding.fix)
         known = merged.get(key)
@@ -61,7 +62,7 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
     return list(merged.values())
 
 
-def render(facts: Facts, findings: Sequence[Finding]) -> str:
+def render(facts: Facts, findings: Sequence[DoctorFinding]) -> str:
     """Nodes, then findings with impact and fix, then a one-line summary."""
     lines = []
     for node, fact in facts.items():
@@ -83,16 +84,16 @@ def render(facts: Facts, findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, "", summary(findings)])
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[DoctorFinding]) -> str:
     """One line."""
     counts = [(severity, sum(f.severity == severity for f in findings)) for severity in ORDER]
     count_texts = ", ".join(counted(number, severity) for severity, number in counts if number)
     return f"doctor: {count_texts or 'no findings'}"
 
 
-def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(facts: Facts, findings: Sequence[DoctorFinding]) -> dict[str, Any]:
     """All facts and findings, for scripts."""
-    return {"nodes": dict(facts), "findings": [asdict(finding) for finding in findings]}
+    return {"nodes": dict(facts), "findings": [{**asdict(finding), "topic": finding.topic} for finding in findings]}
 
 
 def _by_device(transports: Sequence[str]) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pdlab.transfer.doctor.findings import SPANNING, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import SPANNING, DoctorFinding, Facts, Rule
 
 LEAST_DRIVER = 580  # of CUDA 13, for which torch is built
 
 
-def _toolchain(facts: Facts) -> Iterator[Finding]:
+def _toolchain(facts: Facts) -> Iterator[DoctorFinding]:
     """The tools that compile when an engine starts: for Triton always, for FlashInfer if its sampler is on."""
     for node, fact in facts.items():
         tools = fact.get("toolchain")
@@ -21,7 +21,7 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
         missing_tools = [tool for tool in required_tools if not tools.get(tool)]
         if missing_tools:
             compilers = "FlashInfer compiles its sampler and Triton its launchers" if flashinfer else "Triton compiles"
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "compiler",
                 (node,),
@@ -32,7 +32,7 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
             )
         elif not flashinfer and (not tools.get("ninja") or not tools.get("nvcc")):
             absent_tools = [tool for tool in ("nvcc", "ninja") if not tools.get(tool)]
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 "compiler",
                 (node,),
@@ -42,13 +42,13 @@ def _toolchain(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _driver(facts: Facts) -> Iterator[Finding]:
+def _driver(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         version = fact.get("driver")
         if fact.get("gpus") and version and int(version.split(".")[0]) < LEAST_DRIVER:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "NVIDIA driver",
+                "driver_too_old",
                 (node,),
                 f"driver {version}",
                 "torch is built for CUDA 13: no engine starts",
@@ -61,13 +61,13 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 LEAST_SHM_BYTES = 2**30
 
 
-def _shm(facts: Facts) -> Iterator[Finding]:
+def _shm(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         shm = fact.get("shm")
         if shm and shm["free_bytes"] < LEAST_SHM_BYTES:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                "/dev/shm",
+                "dev_shm",
                 (node,),
                 f"{shm['free_bytes'] / 2**20:.0f} MiB free of {shm['bytes'] / 2**20:.0f} MiB",
                 "vLLM's queue takes 240 MiB of it per engine with TP > 1, NCCL and Ray's object store take more: "
@@ -76,7 +76,7 @@ def _shm(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _host_names(facts: Facts) -> Iterator[Finding]:
+def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
     """Gloo joins the ranks of an engine: at the interface that it is told, else at its host name's address."""
     machines = {fact.get("boot") for fact in facts.values()}
     for node, fact in facts.items():
@@ -84,13 +84,14 @@ def _host_names(facts: Facts) -> Iterator[Finding]:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             value = environment.get(variable, "")
             if interfaces and value and not _names_one(variable, value, interfaces):
-                yield Finding(
+                yield DoctorFinding(
                     "error",
-                    variable,
+                    "interface_variable",
                     (node,),
                     f"{variable}={value}; this node has {', '.join(sorted(interfaces))}",
                     "the ranks of an engine find no interface to meet at: it does not start",
                     f"unset {variable}, or name an interface that every node has",
+                    name=variable,
                 )
         resolved = fact.get("resolved")
         if not resolved or environment.get("GLOO_SOCKET_IFNAME") or len(machines) < 2:
@@ -98,9 +99,9 @@ def _host_names(facts: Facts) -> Iterator[Finding]:
         addresses = resolved["addresses"]
         if not addresses or all(re.match(r"127\.|::1$", address) for address in addresses):
             to = f"resolves to {', '.join(addresses)}" if addresses else f"does not resolve ({resolved['error']})"
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "host name",
+                "host_name",
                 (node,),
                 f"{fact.get('host')} {to}",
                 "Gloo tells the ranks on other nodes this address: an engine over several nodes hangs at its start",
@@ -118,13 +119,13 @@ def _names_one(variable: str, value: str, interfaces: set[str]) -> bool:
     return bool(interfaces - matching if value.startswith("^") else matching)
 
 
-def _mig(facts: Facts) -> Iterator[Finding]:
+def _mig(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         modes = fact.get("mig") or []
         if any(modes):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                "MIG",
+                "mig",
                 (node,),
                 f"MIG is on for {sum(modes)} of {len(modes)} GPUs",
                 "slices of GPUs cannot reach each other (no cuda_ipc, no NVLink, no NCCL): TP > 1 fails, the KV cache "
@@ -133,13 +134,13 @@ def _mig(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _weights(facts: Facts) -> Iterator[Finding]:
+def _weights(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         found = fact.get("weights")
         if not found:
             continue
         for name, why in found["broken"].items():
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "weights",
                 (node,),
@@ -149,7 +150,7 @@ def _weights(facts: Facts) -> Iterator[Finding]:
             )
         if found["missing"]:
             more = f" and {len(found['missing']) - 3} more" if len(found["missing"]) > 3 else ""
-            yield Finding(
+            yield DoctorFinding(
                 "note",
                 "weights",
                 (node,),

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, DoctorFinding, Facts, Rule
 from pdlab.transfer.ucx_log import failed_modules
 from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
 from pdlab.transfer.verdict import SHARED_MEMORY, allows
 
-SRD, RDMA, NCCL_PLUGIN, UCX_TLS, UCX_NET_DEVICES = "SRD", "RDMA", "NCCL plugin", "UCX_TLS", "UCX_NET_DEVICES"
 DEFAULT_RAILS = 2  # NIXL's (ucx_utils.cpp of 1.3.2)
 NAMES = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "RoCE"}
 UNUSED = "are excluded: KV crosses nodes over TCP, many times slower"
@@ -61,7 +60,7 @@ def _with_fabric(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any], Fabric]
             yield node, fact, fabric
 
 
-def _usable(facts: Facts) -> Iterator[Finding]:
+def _usable(facts: Facts) -> Iterator[DoctorFinding]:
     """A container that was given some of the devices is as healthy as one with all."""
     for node, _, fabric in _with_fabric(facts):
         refused = [each["name"] for each in fabric.devices if not each["usable"] and each.get("given", False)]
@@ -70,9 +69,9 @@ def _usable(facts: Facts) -> Iterator[Finding]:
         evidence = f"none of the {len(fabric.devices)} {fabric.name} devices has a file in /dev/infiniband"
         if refused:
             evidence = f"{len(refused)} of {len(fabric.devices)} {fabric.name} devices may not be opened ({refused[0]})"
-        yield Finding(
+        yield DoctorFinding(
             "warning" if fabric.usable else "error",
-            f"{fabric.name} not usable",
+            "fabric_not_usable",
             (node,),
             evidence,
             "UCX and libfabric do not see them: transfers go over "
@@ -80,16 +79,17 @@ def _usable(facts: Facts) -> Iterator[Finding]:
             "give the process /dev/infiniband (containers: --device /dev/infiniband/uverbsN; Kubernetes: the device "
             "plugin's resource), readable and writable",
             (fabric.wire,),
+            name=fabric.name,
         )
 
 
-def _libraries(facts: Facts) -> Iterator[Finding]:
+def _libraries(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         system = fact.get("system_libraries", {})
         if fabric.wire == "efa" and "libefa" not in system:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "libefa missing",
+                "libefa_missing",
                 (node,),
                 "EFA devices, but the dynamic loader finds no libefa",
                 "UCX's EFA module does not load, and logs that only with UCX_MODULE_LOG_LEVEL=info",
@@ -99,9 +99,9 @@ def _libraries(facts: Facts) -> Iterator[Finding]:
         bundled = [path for path in fact.get("bundled_libraries", ()) if "libibverbs" in path]
         newer = _abi(system.get("libibverbs", ())), _abi(bundled)
         if newer[0] and newer[1] and newer[0] > newer[1]:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                "rdma-core ABI",
+                "rdma_core_abi",
                 (node,),
                 f"libibverbs 1.14.{newer[0]} of the system, 1.14.{newer[1]} in the nixl wheel",
                 "providers of a newer rdma-core do not load into an older libibverbs: UCX may see no "
@@ -117,7 +117,7 @@ def _abi(paths: Sequence[str]) -> int | None:
     return max(numbers, default=None)
 
 
-def _rails(facts: Facts) -> Iterator[Finding]:
+def _rails(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", str(DEFAULT_RAILS))
         per_gpu = len(fabric.usable) // max(fact.get("gpus", 0), 1)
@@ -125,7 +125,7 @@ def _rails(facts: Facts) -> Iterator[Finding]:
             rates = {device.get("gbit_per_s") for device in fabric.devices}
             gbit = rates.pop() if len(rates) == 1 else None
             speed = f": at most {int(rails) * gbit / 8:g} of {per_gpu * gbit / 8:g} GB/s" if gbit else ""
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 "rails",
                 (node,),
@@ -136,13 +136,13 @@ def _rails(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _gpu_direct(facts: Facts) -> Iterator[Finding]:
+def _gpu_direct(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         module = "efa_nv_peermem" if fabric.wire == "efa" else "nvidia_peermem"
         if fact.get("gpus") and fact.get(module) is False:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                "GPUDirect",
+                "gpudirect",
                 (node,),
                 f"{fabric.name} devices and GPUs, but no kernel module {module} (/sys/module)",
                 f"{fabric.name} may not reach GPU memory: KV cache goes through host memory, many times slower",
@@ -152,7 +152,7 @@ def _gpu_direct(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _not_found(facts: Facts) -> Iterator[Finding]:
+def _not_found(facts: Facts) -> Iterator[DoctorFinding]:
     """UCX's own list of transports is the proof; versions and files are circumstantial."""
     for node, fact, fabric in _with_fabric(facts):
         found = (fact.get("loaded") or {}).get("transports")
@@ -161,9 +161,9 @@ def _not_found(facts: Facts) -> Iterator[Finding]:
         if not {name.split("/")[0] for name in found} & set(FABRIC_TRANSPORTS[fabric.wire]):
             transport_names = ", ".join(sorted({name.split("/")[0] for name in found})) or "none"
             build = "debug/build_nixl_ucx_efa.sh"
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                SRD if fabric.wire == "efa" else RDMA,
+                "ucx_finds_no_srd" if fabric.wire == "efa" else "ucx_finds_no_rdma",
                 (node,),
                 f"{fabric}, and UCX finds none of them (its transports: {transport_names})",
                 "KV crosses nodes over TCP, many times slower, and nothing reports it",
@@ -174,12 +174,12 @@ def _not_found(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
+def _nccl_plugin(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         if fabric.wire == "efa" and fact.get("gpus") and fact.get("nccl_net") == []:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
-                NCCL_PLUGIN,
+                "nccl_plugin",
                 (node,),
                 "EFA devices, and no libnccl-net*.so (aws-ofi-nccl)",
                 "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes are very slow; engines "
@@ -190,7 +190,7 @@ def _nccl_plugin(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _modules(facts: Facts) -> Iterator[Finding]:
+def _modules(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         loaded = fact.get("loaded")
         if not loaded:
@@ -198,15 +198,16 @@ def _modules(facts: Facts) -> Iterator[Finding]:
         fabric = fabric_of(fact)
         for module, why in failed_modules(loaded.get("log", "")).items():
             needed = _needs(module, fabric, fact)
-            yield Finding(
+            yield DoctorFinding(
                 "note" if needed is None else "error",
-                f"UCX module {module}",
+                "ucx_module",
                 (node,),
                 why,
                 "UCX continues without it and logs nothing"
                 + ("; this node does not need it" if needed is None else ""),
                 "none needed" if needed is None else "install the library that it names",
                 needed or (),
+                name=module,
             )
 
 
@@ -223,10 +224,10 @@ def _needs(module: str, fabric: Fabric | None, fact: Mapping[str, Any]) -> tuple
     return ("shared memory",) if module == "uct_cma" and not fact.get("gpus") else None
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         if fact.get("memlock") is not None:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 "memlock",
                 (node,),
@@ -236,9 +237,9 @@ def _memory(facts: Facts) -> Iterator[Finding]:
                 (fabric.wire,),
             )
         if fabric.wire == "efa" and fact.get("hugepages") == 0:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
-                "huge pages",
+                "huge_pages",
                 (node,),
                 "HugePages_Total: 0",
                 "libfabric's EFA provider uses huge pages for its buffers if there are any",
@@ -247,7 +248,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _net_devices(facts: Facts) -> Iterator[Finding]:
+def _net_devices(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("UCX_NET_DEVICES", "")
         fabric = fabric_of(fact)
@@ -255,9 +256,9 @@ def _net_devices(facts: Facts) -> Iterator[Finding]:
         named = _device_names(value)
         unknown = named - there
         if unknown and not value.startswith("^"):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                UCX_NET_DEVICES,
+                "ucx_net_devices",
                 (node,),
                 f"UCX_NET_DEVICES={value}; this node has {', '.join(sorted(there)) or 'none'}",
                 "UCX uses the named devices only, so there is no transport between nodes",
@@ -265,9 +266,9 @@ def _net_devices(facts: Facts) -> Iterator[Finding]:
                 NETWORK if named & there else (),  # NIXL's backend needs one network device for its messages
             )
         elif fabric and not _chosen(fact, fabric):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                UCX_NET_DEVICES,
+                "ucx_net_devices",
                 (node,),
                 f"UCX_NET_DEVICES={value}; {fabric}",
                 f"the {fabric.name} devices {UNUSED}",
@@ -276,15 +277,15 @@ def _net_devices(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _one_nic(facts: Facts) -> Iterator[Finding]:
+def _one_nic(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         chosen = _chosen(fact, fabric) & set(fabric.usable)
         if fact.get("gpus", 0) > 1 and len(chosen) == 1:
             by = fact.get("environment", {}).get("UCX_NET_DEVICES")
             reason = f"UCX_NET_DEVICES={by}" if by else str(fabric)
-            yield Finding(
+            yield DoctorFinding(
                 "warning" if len(fabric.devices) > 1 else "note",
-                "one NIC",
+                "one_nic",
                 (node,),
                 f"{reason}: {min(chosen)} alone serves {fact['gpus']} GPUs",
                 "all KV transfers of the node share the rate of one device, and most GPUs reach it through the CPU",
@@ -315,25 +316,25 @@ def _excluded(fact: Mapping[str, Any], fabric: Fabric) -> bool:
     return not _chosen(fact, fabric) or bool(tls and not allows(tls, FABRIC_TRANSPORTS[fabric.wire]))
 
 
-def _tls(facts: Facts) -> Iterator[Finding]:
+def _tls(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("UCX_TLS")
         if not value:
             continue
         text, fabric = f"UCX_TLS={value}", fabric_of(fact)
         if not allows(value, ("tcp", *FABRIC_TRANSPORTS["efa"], *FABRIC_TRANSPORTS["rdma"])):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 text,
                 "no transport with error handling and none between nodes: NIXL fails to create its UCX backend",
                 "unset UCX_TLS, or add tcp (or srd on EFA)",
             )
         elif fabric and not allows(value, FABRIC_TRANSPORTS[fabric.wire]):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 f"{text}; {fabric}",
                 f"the {fabric.name} devices {UNUSED}",
@@ -342,9 +343,9 @@ def _tls(facts: Facts) -> Iterator[Finding]:
                 (fabric.wire,),
             )
         if fact.get("gpus") and not allows(value, ("cuda_ipc",)):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 text,
                 "without cuda_ipc GPUs of one node exchange KV through host memory or the network",
@@ -352,9 +353,9 @@ def _tls(facts: Facts) -> Iterator[Finding]:
                 ("gpu peer",),
             )
         elif not fact.get("gpus") and not allows(value, tuple(set(SHARED_MEMORY) - {"self"})):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                UCX_TLS,
+                "ucx_tls",
                 (node,),
                 text,
                 "without sm (cma) engines of one machine exchange KV over the loopback network",
@@ -363,15 +364,15 @@ def _tls(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _emulation(facts: Facts) -> Iterator[Finding]:
+def _emulation(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("UCX_PROTO_EMULATION_ENABLE", "")
         if value.lower() not in ("n", "no", "0", "off"):
             continue
         fabric = fabric_of(fact)
-        yield Finding(
+        yield DoctorFinding(
             "note" if fabric else "error",
-            "UCX emulation",
+            "ucx_emulation",
             (node,),
             f"UCX_PROTO_EMULATION_ENABLE={value}",
             f"a silent fallback to software becomes an error: useful on {fabric.name}, but TCP reads fail"

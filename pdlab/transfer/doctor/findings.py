@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pdlab.core.findings import CODES, Severity
 from pdlab.core.nodes import WireKind
 
-Severity = Literal["error", "warning", "note"]
 Facts = Mapping[str, Mapping[str, Any]]  # node -> facts
 SPANNING: Literal["an engine over several nodes"] = "an engine over several nodes"
 # What a deployment has, so that a finding may matter to it: a wire of its KV cache, or such an engine.
@@ -19,17 +19,26 @@ ONE_MACHINE: tuple[Concern, ...] = ("gpu peer", "shared memory")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One problem or observation on ``nodes``. ``concerns``: it matters to deployments with one of these (none: to
-    every deployment)."""
+class DoctorFinding:
+    """One problem or observation on ``nodes``, of a ``code`` of `pdlab.core.findings.CODES`.
+
+    ``concerns``: it matters to deployments with one of these (none: to every deployment). ``name``: what its topic
+    names, where it names something.
+    """
 
     severity: Severity
-    topic: str
+    code: str
     nodes: tuple[str, ...]
     evidence: str
     consequence: str
     fix: str
     concerns: tuple[Concern, ...] = ()
+    name: str = ""
+
+    @property
+    def topic(self) -> str:
+        """The code in words, with the name in them."""
+        return CODES[self.code].template.format(name=self.name)
 
 
-Rule = Callable[[Facts], Iterator[Finding]]
+Rule = Callable[[Facts], Iterator[DoctorFinding]]

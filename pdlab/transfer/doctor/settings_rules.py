@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pdlab.core.deployment import Pool
-from pdlab.transfer.doctor.findings import ONE_MACHINE, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import ONE_MACHINE, DoctorFinding, Facts, Rule
 
 DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
 MAX_SKEW_S = 1.0
-SIDE_CHANNEL_PORT = "side-channel port"
 SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000, "fluid": 20000}  # Ray Serve LLM 2.60
-OPEN_PORT = "open port"
 
 
 class Listening(NamedTuple):
@@ -74,13 +72,13 @@ def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
     return tuple(ports)
 
 
-def _exported_port(facts: Facts) -> Iterator[Finding]:
+def _exported_port(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         value = fact.get("environment", {}).get("VLLM_NIXL_SIDE_CHANNEL_PORT")
         if value is not None:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "exported port",
+                "exported_port",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_PORT={value}",
                 "every engine of the node uses that one port: the second waits for it for ever and logs nothing",
@@ -88,14 +86,14 @@ def _exported_port(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _log_levels(facts: Facts) -> Iterator[Finding]:
+def _log_levels(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):
             value = fact.get("environment", {}).get(name, "")
             if value.lower() in DEBUG_LEVELS:
-                yield Finding(
+                yield DoctorFinding(
                     "error",
-                    "debug logging",
+                    "debug_logging",
                     (node,),
                     f"{name}={value}",
                     "KV transfers are 5 to 10 times slower",
@@ -103,13 +101,13 @@ def _log_levels(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _gpus(facts: Facts) -> Iterator[Finding]:
+def _gpus(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         visible = fact.get("environment", {}).get("NVIDIA_VISIBLE_DEVICES")
         if fact.get("gpus") and visible not in (None, "all") and len(visible.split(",")) < fact["gpus"]:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                "GPU visibility",
+                "gpu_visibility",
                 (node,),
                 f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
                 "cuda_ipc needs both GPUs visible to both processes: in a pack, KV goes through host memory",
@@ -118,25 +116,26 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _allocator(facts: Facts) -> Iterator[Finding]:
+def _allocator(facts: Facts) -> Iterator[DoctorFinding]:
     """vLLM 0.29 refuses the one variable beside a KV connector (config/vllm.py, _verify_kv_transfer_compat), and does
     not look at the other, which PyTorch reads too."""
     for node, fact in facts.items():
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             value = fact.get("environment", {}).get(name, "")
             if fact.get("gpus") and re.search(r"expandable_segments\s*:\s*true", value, re.IGNORECASE):
-                yield Finding(
+                yield DoctorFinding(
                     "error",
-                    name,
+                    "allocator",
                     (node,),
                     f"{name}={value}",
                     "KV cache is in memory that PyTorch may map anew: cuda_ipc cannot open it, and what a NIC has "
                     "registered goes stale; where vLLM sees it, no engine with a KV transfer starts",
                     f"take expandable_segments out of {name} where `ray start` runs, and restart Ray there",
+                    name=name,
                 )
 
 
-def _namespaces(facts: Facts) -> Iterator[Finding]:
+def _namespaces(facts: Facts) -> Iterator[DoctorFinding]:
     machines: dict[str, list[str]] = {}
     for node, fact in facts.items():
         if fact.get("boot"):
@@ -145,35 +144,36 @@ def _namespaces(facts: Facts) -> Iterator[Finding]:
         for kind in ("pid", "ipc"):
             spaces = {facts[node].get("namespaces", {}).get(kind) for node in nodes}
             if len(spaces) > 1:
-                yield Finding(
+                yield DoctorFinding(
                     "warning",
-                    f"{kind} namespaces",
+                    "namespaces",
                     tuple(nodes),
                     f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
                     "there is no shared memory and no cuda_ipc between them: their KV goes over the network",
                     f"one Ray node per machine, or containers with --{kind}=host",
                     ONE_MACHINE,
+                    name=kind,
                 )
 
 
-def _ports(facts: Facts) -> Iterator[Finding]:
+def _ports(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         holders = {port: fact.get("port_holders", {}).get(str(port), "unknown") for port in fact.get("ports_taken", ())}
         engines = {port: holder for port, holder in holders.items() if holder.startswith(ENGINES)}
         strangers = {port: holder for port, holder in holders.items() if port not in engines}
         if strangers:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                SIDE_CHANNEL_PORT,
+                "side_channel_port",
                 (node,),
                 _holders_text(strangers),
                 "the engine that needs the port cannot start, or peers shake hands with another process",
                 "stop the process that listens there (ss -ltnp)",
             )
         if engines:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
-                SIDE_CHANNEL_PORT,
+                "side_channel_port",
                 (node,),
                 _holders_text(engines),
                 "expected while that deployment serves; otherwise a new deployment finds its port taken",
@@ -188,25 +188,25 @@ def _holders_text(holders: Mapping[int, str]) -> str:
     )
 
 
-def _addresses(facts: Facts) -> Iterator[Finding]:
+def _addresses(facts: Facts) -> Iterator[DoctorFinding]:
     machines = {fact.get("boot") for fact in facts.values()}
     for node, fact in facts.items():
         advertised = fact.get("advertised")
         if not advertised:
             continue
         if not advertised["mine"]:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "advertised host",
+                "advertised_host",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} is not an address of this node",
                 "peers shake hands with another machine, or with none",
                 "unset it: Ray sets each node's own address",
             )
         elif advertised.get("loopback") and len(machines) > 1:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "advertised host",
+                "advertised_host",
                 (node,),
                 f"VLLM_NIXL_SIDE_CHANNEL_HOST={advertised['host']} on a cluster of several machines",
                 "peers on other machines shake hands with themselves",
@@ -214,23 +214,23 @@ def _addresses(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _auth(facts: Facts) -> Iterator[Finding]:
+def _auth(facts: Facts) -> Iterator[DoctorFinding]:
     auth_by_node = {node: fact["auth"] for node, fact in facts.items() if fact.get("auth")}
     token_nodes = {node: auth for node, auth in auth_by_node.items() if auth.get("mode") == "token"}
     nodes_without_token = [node for node, auth in token_nodes.items() if not auth["token"]]
     if nodes_without_token:
-        yield Finding(
+        yield DoctorFinding(
             "error",
-            "Ray token",
+            "ray_token",
             tuple(nodes_without_token),
             "RAY_AUTH_MODE=token, and neither RAY_AUTH_TOKEN nor a token file",
             "Ray refuses the calls of this node",
             "copy ~/.ray/auth_token of the head node there (ray get-auth-token)",
         )
     if len({auth["token"] for auth in token_nodes.values() if auth["token"]}) > 1:
-        yield Finding(
+        yield DoctorFinding(
             "error",
-            "Ray token",
+            "ray_token",
             tuple(token_nodes),
             "nodes have different tokens",
             "Ray refuses calls between them",
@@ -238,7 +238,7 @@ def _auth(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _open_ports(facts: Facts) -> Iterator[Finding]:
+def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         guarded = fact.get("auth", {}).get("mode") == "token"
         by_kind: dict[Listening, list[str]] = {}
@@ -251,9 +251,9 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 by_kind.setdefault(kind, []).append(f"{port['host']} port {port['port']}")
         for kind, places in by_kind.items():
             risky = kind.token and not guarded
-            yield Finding(
+            yield DoctorFinding(
                 "warning" if risky or not kind.token else "note",
-                OPEN_PORT,
+                "open_port",
                 (node,),
                 f"{kind.name} listens beyond loopback: {', '.join(places)}",
                 f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
@@ -261,9 +261,9 @@ def _open_ports(facts: Facts) -> Iterator[Finding]:
                 + "allow access from the cluster's own nodes only (docs/security.md)",
             )
         if foreign:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
-                OPEN_PORT,
+                "open_port",
                 (node,),
                 f"other processes listen beyond loopback: {', '.join(foreign)}",
                 "by their names they do not belong to Ray or vLLM",
@@ -290,16 +290,16 @@ class QueryClock(NamedTuple):
     after_s: float
 
 
-def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[Finding]:
+def clocks(facts: Facts, query_clock: QueryClock) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         now = fact.get("time_s")
         if now is None:
             continue
         offset_s = max(query_clock.before_s - now, fact.get("answered_s", now) - query_clock.after_s, 0.0)
         if offset_s > MAX_SKEW_S:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
-                "clock",
+                "clock_differs",
                 (node,),
                 f"its clock differs by {offset_s:.1f} s",
                 "log lines and KV leases of different nodes cannot be compared",

@@ -7,45 +7,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pdlab.transfer.doctor.fabric_rules import fabric_of
-from pdlab.transfer.doctor.findings import FABRIC, Facts, Finding, Rule
+from pdlab.transfer.doctor.findings import FABRIC, DoctorFinding, Facts, Rule
 
 
-def _versions(facts: Facts) -> Iterator[Finding]:
+def _versions(facts: Facts) -> Iterator[DoctorFinding]:
     names = sorted({name for fact in facts.values() for name in fact.get("versions", {})})
     for name in names:
         by_node = {node: fact["versions"].get(name) for node, fact in facts.items() if "versions" in fact}
         if len(set(by_node.values())) > 1:
             version_list = ", ".join(f"{node} {version or 'none'}" for node, version in by_node.items())
-            yield Finding(
+            yield DoctorFinding(
                 "error" if name in ("vllm", "nixl") else "warning",
-                f"{name} version",
+                "package_version",
                 tuple(by_node),
                 version_list,
                 "the NIXL handshake compares hashes of vLLM and connector: transfers are refused"
                 if name in ("vllm", "nixl")
                 else "nodes behave differently",
                 f"install the same {name} on every node (requirements.txt)",
+                name=name,
             )
         elif name in ("vllm", "nixl") and set(by_node.values()) == {None}:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                f"{name} version",
+                "package_version",
                 tuple(by_node),
                 f"{name} is not installed for the Python that Ray runs",
                 "no engine starts" if name == "vllm" else "no KV transfer is possible",
                 "make setup-gpu on the node, in the environment of `ray start`",
+                name=name,
             )
 
 
-def _ucx_versions(facts: Facts) -> Iterator[Finding]:
+def _ucx_versions(facts: Facts) -> Iterator[DoctorFinding]:
     ucx_versions = {
         node: fact["loaded"].get("ucx") for node, fact in facts.items() if fact.get("loaded", {}).get("ucx")
     }
     if len(set(ucx_versions.values())) > 1:
         version_list = ", ".join(f"{node} {version}" for node, version in ucx_versions.items())
-        yield Finding(
+        yield DoctorFinding(
             "error",
-            "UCX version",
+            "ucx_version",
             tuple(ucx_versions),
             version_list,
             "UCX of different versions may choose different protocols, or fail to connect",
@@ -55,9 +57,9 @@ def _ucx_versions(facts: Facts) -> Iterator[Finding]:
         old = tuple(int(number) for number in version.split(".")[:2]) < (1, 20)
         fabric = fabric_of(facts[node])
         if old and fabric and fabric.wire == "efa":
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "UCX version",
+                "ucx_version",
                 (node,),
                 f"UCX {version} with EFA devices",
                 "SRD without zero-copy get: every read is emulated in software",
@@ -66,23 +68,23 @@ def _ucx_versions(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _system_ucx(facts: Facts) -> Iterator[Finding]:
+def _system_ucx(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         loaded = [path for path in fact.get("loaded", {}).get("libraries", ()) if "libucp" in path]
         outside = [path for path in loaded if "nixl_cu" not in path]
         if outside and len(loaded) > 1:
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "UCX twice",
+                "ucx_twice",
                 (node,),
                 ", ".join(loaded),
                 "two copies of UCX in one process crash, or settings reach only one of them",
                 "unset LD_LIBRARY_PATH and LD_PRELOAD, or use a NIXL built against the system's UCX",
             )
         elif outside:
-            yield Finding(
+            yield DoctorFinding(
                 "note",
-                "UCX of the system",
+                "ucx_of_the_system",
                 (node,),
                 outside[0],
                 "NIXL runs on this UCX instead of the one in its wheel",
@@ -90,7 +92,7 @@ def _system_ucx(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _duplicates(facts: Facts) -> Iterator[Finding]:
+def _duplicates(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         libraries = fact.get("loaded", {}).get("libraries", ())
         by_name: dict[str, set[str]] = {}
@@ -100,14 +102,15 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
                 by_name.setdefault(match[1], set()).add(path)
         for name, paths in by_name.items():
             if len(paths) > 1:
-                yield Finding(
+                yield DoctorFinding(
                     "error",
-                    f"{name} twice",
+                    "library_twice",
                     (node,),
                     ", ".join(sorted(paths)),
                     "two copies keep two lists of devices: UCX sees none, falls back to TCP and logs nothing",
                     "build NIXL and UCX against the system's rdma-core (debug/build_nixl_ucx_efa.sh)",
                     FABRIC,
+                    name=name,
                 )
 
 
@@ -134,14 +137,14 @@ def loads_alike(facts: Facts) -> str | None:
     return None
 
 
-def _builds(facts: Facts) -> Iterator[Finding]:
+def _builds(facts: Facts) -> Iterator[DoctorFinding]:
     """Compares hashes: two builds of one version may differ."""
     differing = {library: nodes for library, nodes in hashes(facts).items() if len(set(nodes.values())) > 1}
     if differing:
         library, nodes = next(iter(differing.items()))
-        yield Finding(
+        yield DoctorFinding(
             "warning",
-            "builds differ",
+            "builds_differ",
             tuple(dict.fromkeys(node for nodes in differing.values() for node in nodes)),
             f"{', '.join(differing)}; hashes of {library}: "
             + ", ".join(f"{n} {digest}" for n, digest in nodes.items()),
@@ -150,15 +153,15 @@ def _builds(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _backends(facts: Facts) -> Iterator[Finding]:
+def _backends(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         loaded = fact.get("loaded")
         if not loaded:
             continue
         if loaded.get("error"):
-            yield Finding(
+            yield DoctorFinding(
                 "error",
-                "NIXL",
+                "nixl_does_not_load",
                 (node,),
                 loaded["error"],
                 "no KV transfer is possible",
@@ -166,28 +169,30 @@ def _backends(facts: Facts) -> Iterator[Finding]:
             )
         for name, why in loaded.get("backends", {}).items():
             if why:
-                yield Finding(
+                yield DoctorFinding(
                     "error",
-                    f"NIXL backend {name}",
+                    "nixl_backend",
                     (node,),
                     why,
                     "the backend does not load: a deployment that uses it fails",
                     "use another --kv-backend, or install the libraries that the plugin needs (docs/debugging.md)",
+                    name=name,
                 )
 
 
-def _shadowed(facts: Facts) -> Iterator[Finding]:
+def _shadowed(facts: Facts) -> Iterator[DoctorFinding]:
     for name in ("vllm", "nixl"):
         module_paths = {node: fact.get("modules", {}).get(name) for node, fact in facts.items()}
         for node, path in module_paths.items():
             if path and "site-packages" not in path and "dist-packages" not in path:
-                yield Finding(
+                yield DoctorFinding(
                     "warning",
-                    f"{name} from elsewhere",
+                    "library_from_elsewhere",
                     (node,),
                     path,
                     "the imported package is not the installed one: the versions above may not be those that run",
                     "check PYTHONPATH and the working directory of `ray start`",
+                    name=name,
                 )
 
 

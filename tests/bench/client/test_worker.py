@@ -20,6 +20,22 @@ def level(**load: Any) -> ClientLevel:
     return ClientLevel(name="x", base_url="http://h", seed=1, **fields, **load)
 
 
+def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
+    meter = Meter(level(concurrency=1, request_timeout_s=0.05), io.StringIO())
+
+    async def serve(request: Any, *_: Any) -> Any:
+        await asyncio.sleep(request.takes_s)
+        return SimpleNamespace(success=False, start_time=time.perf_counter())
+
+    async def run() -> None:
+        for name, takes_s in (("hangs", 9.0), ("fails", 0.0)):
+            asked = SimpleNamespace(request_id=name, takes_s=takes_s, prompt_len=1)
+            await meter.request(serve, asked, None)
+
+    asyncio.run(run())
+    assert meter.timed_out == {"hangs"} and meter.failed == 2
+
+
 def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
     meter = Meter(level(concurrency=2), io.StringIO())
     sent: dict[str, float] = {}
@@ -72,8 +88,9 @@ def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
         SimpleNamespace(start_time=9.0 - k, success=True, ttft=0.1, latency=0.2, prompt_len=2 + 4 * k, itl=[0.1])
         for k in range(2)
     ]
-    records = _records(outputs, [2, 2], [None, None], _own_lengths(own))
+    records = _records(outputs, [2, 2], [None, None], _own_lengths(own), [False, True])
     assert [record.asked for record in records] == [(6, 2), (2, 2)], "by arrival"
+    assert [record.timed_out for record in records] == [True, False], "by arrival"
     assert all(record.asked and record.asked[0] == record.input_tokens for record in records)
-    plain = _records(outputs, [2, 2], [None, None], _own_lengths(level(rate_rps=1.0)))
+    plain = _records(outputs, [2, 2], [None, None], _own_lengths(level(rate_rps=1.0)), [False, False])
     assert "asked" not in plain[0].model_dump(exclude_defaults=True)

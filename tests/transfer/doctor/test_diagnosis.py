@@ -18,7 +18,7 @@ from pdlab.core.deployment import Pool
 from pdlab.remote import node as node_probe
 from pdlab.transfer.doctor import settings_rules
 from pdlab.transfer.doctor.diagnosis import diagnose, summary
-from pdlab.transfer.doctor.findings import Finding
+from pdlab.transfer.doctor.findings import DoctorFinding
 from pdlab.transfer.doctor.software_rules import loads_alike
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -243,7 +243,7 @@ def test_old_ucx_on_efa_is_emulation() -> None:
 
 
 def test_tcp_alone_is_fine_without_efa_but_not_on_one_machine() -> None:
-    findings: list[Finding] = diagnose({"a": cpu_node() | {"environment": {"UCX_TLS": "tcp"}}})
+    findings: list[DoctorFinding] = diagnose({"a": cpu_node() | {"environment": {"UCX_TLS": "tcp"}}})
     assert [(f.severity, f.topic) for f in findings] == [("warning", "UCX_TLS")]
 
 
@@ -359,7 +359,7 @@ class TestProbe:
     def test_debug_logging_is_an_error(self, tmp_path: Path) -> None:
         facts = _doctor_here({"NIXL_LOG_LEVEL": "DEBUG"}, tmp_path, "--quick")
         # This machine may have open ports of its own, and engines that serve.
-        ports = ("open port", settings_rules.SIDE_CHANNEL_PORT)
+        ports = ("open port", "side-channel port")
         topics = [(f["severity"], f["topic"]) for f in facts["findings"] if f["topic"] not in ports]
         assert topics == [("error", "debug logging")]
 

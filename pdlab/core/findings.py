@@ -1,0 +1,371 @@
+"""A judgement is a value: `Finding`, and `CODES`, the registry of everything that pdlab can find.
+
+Gates, the audit of result folders and the doctor say what they found by code. Whoever decides on a finding compares its
+code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield `found("its_code", ...)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from pdlab.core.schema import Frozen
+
+Severity = Literal["error", "warning", "note"]
+"""error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
+Source = Literal["gates", "files", "audit", "doctor"]
+UNCLASSIFIED = "unclassified"
+
+
+@dataclass(frozen=True)
+class FindingCode:
+    """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
+    a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
+
+    ``source``: the gates of a level, the reading of files of others, the audit, or the doctor. The sentences of the
+    last two are with their rules: there ``template`` is the topic in words, and ``severity`` the worst. ``gate``: the
+    gate that the finding fails.
+    """
+
+    source: Source
+    rule: str
+    template: str
+    fix: str = ""
+    joint: str = "; "
+    gate: str | None = None
+    severity: Severity = "error"
+
+
+class Finding(Frozen):
+    """One judgement: its code, the gate that it fails (None: none), the numbers and names that it is about, and its
+    sentence, in which ``what`` was found comes first and the ``fix`` last.
+
+    The sentence is kept as well, so that a stored finding reads the same when a later version words it otherwise.
+    """
+
+    code: str
+    gate: str | None = None
+    numbers: dict[str, int | float | str | None] = Field(default_factory=dict)
+    what: str
+    fix: str = ""
+
+    @property
+    def text(self) -> str:
+        """The sentence, and what to do."""
+        return self.what + self.fix
+
+
+def found(code: str, **numbers: int | float | str | None) -> Finding:
+    """A finding in the words of its row. Raises KeyError for a code, or a number, that has no row or is missing."""
+    row = CODES[code]
+    fix = row.joint + row.fix.format(**numbers) if row.fix else ""
+    return Finding(code=code, gate=row.gate, numbers=numbers, what=row.template.format(**numbers), fix=fix)
+
+
+@dataclass(frozen=True)
+class Evidenced:
+    """A finding of several sentences: ``where`` it is, the ``evidence``, the ``consequence`` and the ``fix``."""
+
+    code: str
+    where: tuple[str, ...]
+    evidence: str
+    consequence: str
+    fix: str
+
+    @property
+    def kind(self) -> str:
+        """Its code in words."""
+        return CODES[self.code].template
+
+    @property
+    def severity(self) -> Severity:
+        return CODES[self.code].severity
+
+
+def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ") -> FindingCode:
+    return FindingCode(source="gates", gate=gate, rule=rule, template=template, fix=fix, joint=joint)
+
+
+def _file(rule: str, template: str) -> FindingCode:
+    return FindingCode(source="files", rule=rule, template=template)
+
+
+def _audit(kind: str, rule: str, severity: Severity = "error") -> FindingCode:
+    return FindingCode(source="audit", rule=rule, template=kind, severity=severity)
+
+
+def _doctor(topic: str, rule: str, severity: Severity = "error") -> FindingCode:
+    return FindingCode(source="doctor", rule=rule, template=topic, severity=severity)
+
+
+_PACE_FIX = "launch with a larger --slow-down"
+
+CODES: dict[str, FindingCode] = {
+    "requests_unrecorded": _gate(
+        "failed_requests",
+        "every request of a level has a record",
+        "{recorded} of {requests} requests were recorded",
+    ),
+    "requests_failed": _gate(
+        "failed_requests",
+        "every request has a complete answer",
+        "{failed} of {requests} requests failed (first: {first})",
+    ),
+    "token_count_wrong": _gate(
+        "token_counts",
+        "an answer has the token counts that its request asked for",
+        "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {asked})",
+    ),
+    "kv_transfers_failed": _gate("kv_transfers", "no KV transfer fails", "{count:g} KV transfers failed"),
+    "kv_notifications_failed": _gate(
+        "kv_transfers", "no notification of a KV transfer fails", "{count:g} KV-transfer notifications failed"
+    ),
+    "kv_expired": _gate(
+        "kv_transfers",
+        "decode reads KV blocks before their lease ends",
+        "{count:g} requests' KV blocks expired before decode took them",
+    ),
+    "kv_nothing_transferred": _gate(
+        "kv_transfers",
+        "a PD deployment transfers KV cache",
+        "no KV bytes were transferred, by vLLM's counters",
+    ),
+    "kv_transfers_unseen": _gate(
+        "kv_transfers",
+        "KV transfers are counted where they must happen",
+        "{why}",
+    ),
+    "prefill_calls_failed": _gate(
+        "prefill_calls",
+        "every call of prefill is answered in time",
+        "calls of prefill failed ({late:g} had no answer within --prefill-timeout-s), and their prompts were {done}",
+        "see decode's logs, or give prefill more time",
+    ),
+    "guard_recomputed": _gate(
+        "guard_recomputed",
+        "decode computes no prompt whose KV cache was to come from prefill",
+        "the KV guard had decode compute {count:g} prompts whose KV cache did not arrive or was not confirmed "
+        "({receives:g} receives)",
+    ),
+    "guard_gave_up": _gate(
+        "guard_deadline",
+        "KV receives end before the guard's deadline",
+        "the KV guard gave up {count:g} KV receives at their deadline",
+    ),
+    "guard_no_room": _gate(
+        "guard_deadline",
+        "late KV receives leave room for requests",
+        "the KV guard failed {count:g} requests for which late KV receives left no room",
+    ),
+    "kv_connection_failed": _gate(
+        "kv_connections",
+        "no connection between prefill and decode fails",
+        "a connection between prefill and decode failed: {done}",
+    ),
+    "replica_replaced": _gate(
+        "restarts",
+        "the replicas that the launch verified answer, and no others",
+        "a replica was replaced: {replicas} answers, which the launch neither started nor verified",
+        "wait until Ray Serve has replaced it, launch again, and measure anew",
+    ),
+    "replica_died": _gate("restarts", "no replica dies in a level", "{why}"),
+    "engine_restarted": _gate(
+        "restarts",
+        "an engine's counters never go back",
+        "an engine was restarted during the level: its counters went back",
+    ),
+    "roles_set_by_hand": _gate(
+        "roles",
+        "a fluid pool has the split of its launch",
+        "the split of the fluid pool was set by hand, and {label} is the curve of another",
+        "launch with --roles P:D to measure a split, or set that of the launch again (python -m pdlab roles P:D or "
+        "auto) and measure again",
+        ": ",
+    ),
+    "other_requests_more": _gate(
+        "other_requests",
+        "engines finish no more requests than the client sent",
+        "the{pool} engines finished {finished:g} requests during the level, {sent} are the client's: another client "
+        "used the deployment (a sweep, a user, a probe)",
+        "measure again without it",
+    ),
+    "other_requests_fewer": _gate(
+        "other_requests",
+        "the published replicas give every answer",
+        "the{pool} engines finished {finished:g} requests during the level, but the client has {answered} answers: "
+        "others than the published replicas gave them",
+        "launch again and measure again",
+    ),
+    "preempted": _gate(
+        "preemptions",
+        "no request loses its KV cache",
+        "engines preempted requests {count:g} times: their KV cache was full",
+    ),
+    "prefix_cache_hits": _gate(
+        "prefix_cache",
+        "no more of the prompts comes from the prefix cache than the workload declares",
+        "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
+    ),
+    "context_computed": _gate(
+        "decode_context",
+        "in decode-only, the KV cache of contexts is filled and not computed",
+        "only {filled:g} of {tokens} context tokens were filled: the others were computed, which is no decode",
+    ),
+    "client_cpu": _gate(
+        "client_saturation",
+        "the load generator has CPU to spare",
+        "load generator saturated: {cores:.2f} of one core (limit {limit})",
+    ),
+    "client_lag": _gate(
+        "client_saturation",
+        "the load generator's event loop is in time",
+        "load generator saturated: event loop late by {late_ms:.0f} ms (p95, limit {limit})",
+    ),
+    "front_cpu": _gate(
+        "front_saturation",
+        "ingress, router and proxy have CPU to spare",
+        "{name} saturated: {cores:.2f} of one core (limit {limit}){cure}",
+    ),
+    "sent_late": _gate(
+        "lateness",
+        "requests are sent when they are due",
+        "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
+    ),
+    "clock_backwards": _gate(
+        "clock", "the times of a request rise", "clock: a request's times run backwards ({times} s)"
+    ),
+    "clock_set": _gate(
+        "clock",
+        "nobody sets the client's clock during a level",
+        "clock: the wall clock moved {step_s:+.3f} s against the monotonic one during the level",
+    ),
+    "few_requests": _gate(
+        "few_requests",
+        "enough requests finish in the steady window",
+        "too few requests for a steady window: {needed} must finish in it, {window}",
+        "{more}",
+    ),
+    "throughput_drifts": _gate(
+        "steady_state",
+        "throughput does not drift in the steady window",
+        "no steady state: output tokens/s changed by {change:+.0%} within the window",
+    ),
+    "in_flight_grows": _gate(
+        "steady_state",
+        "the number in flight does not grow in the steady window of an open loop",
+        "no steady state: requests in flight grew by {growth:.0f} while {arrivals} arrived: the rate is above what is "
+        "served",
+    ),
+    "answers_take_longer": _gate(
+        "steady_state",
+        "answers of an open loop do not take ever longer",
+        "no steady state: answers{which} took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
+        "{lasted_s:.0f} s of load: the rate is above what is served",
+    ),
+    "in_flight_is_not_rate_times_time": _gate(
+        "steady_state",
+        "the number in flight is rate x time in the system",
+        "no steady state: {in_flight:.1f} requests were in flight, rate x time in the system is {by_rate:.1f} "
+        "(Little's law)",
+    ),
+    "pace_differs": _gate(
+        "rehearsed_pace",
+        "in a rehearsal the model sets the pace",
+        "this machine set the pace: mean {name} is {client_ms:.3g} ms at the client and {modelled_ms:.3g} ms by the "
+        "model (limit {limit:.0%})",
+        _PACE_FIX,
+    ),
+    "pace_late": _gate(
+        "rehearsed_pace",
+        "requests reach the simulated engines in time",
+        "this machine set the pace: requests reached simulated engines {late_ms:.3g} ms too late on average (limit "
+        "{limit:.0%} of TTFT)",
+        _PACE_FIX,
+    ),
+    "answers_wrong": _gate(
+        "canary",
+        "the deployment answers the canary's prompts behind a sweep as it did at its launch",
+        "the deployment answered wrongly behind the sweep: {detail}",
+    ),
+    "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
+    "file_name_differs": _file(
+        "a file's name says the load that the file holds",
+        "the file's name says {name} {named:g}, its content {actual:g}",
+    ),
+    "file_tokens_differ": _file(
+        "a name says the token counts that the file holds",
+        "the {whose}'s name says {named} {side} tokens per request, the file has {actual}",
+    ),
+    "file_rate_capped": _file(
+        "an open loop sends every request when it is due",
+        "{offered:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: {served:.2f} requests/s "
+        "were served",
+    ),
+    "file_no_latency": _file("a latency is a number of at least 0", "{name} is {value}{more}: not a latency"),
+    "figures_impossible": _file("a level's figures can be true at the same time", "{what}"),
+    "identical": _audit("identical", "two experiments have no file or records in common"),
+    "contradiction": _audit("contradiction", "a name or label says what the content is"),
+    "collision": _audit("collision", "a reader that is keyed on the load keeps every level", "warning"),
+    "reused_prompts": _audit("reused prompts", "no level repeats another level's prompts", "warning"),
+    "few_prompts": _audit("few prompts", "ramp-up and drain are a small part of a level", "warning"),
+    "ramp": _audit("ramp", "the mean output rate is near that of the steady window", "warning"),
+    "impossible": _audit("impossible", "a level's figures agree with each other and with its requests"),
+    "wrong_gpus": _audit("GPUs", "figures are divided by the number of GPUs of the deployment"),
+    "records": _audit("records", "the requests of a level can be read, and its figures are of them"),
+    "metadata": _audit("metadata", "what a repetition of the measurement needs is recorded", "warning"),
+    "invalid": _audit("invalid", "a level passes its own gates", "warning"),
+    "lengths": _audit("lengths", "the levels of a curve have requests of one length", "warning"),
+    "early_ends": _audit("early ends", "answers are as long as the name says", "warning"),
+    "unreadable": _audit("unreadable", "a folder can be read", "warning"),
+    "advertised_host": _doctor("advertised host", "an engine gives the other nodes an address that they can reach"),
+    "allocator": _doctor("{name}", "PyTorch's allocator does not remap the memory of the KV cache"),
+    "builds_differ": _doctor("builds differ", "every node has the same build of a library", "warning"),
+    "clock_differs": _doctor("clock", "the clocks of the nodes agree", "warning"),
+    "compiler": _doctor("compiler", "what an engine compiles at its start finds a compiler"),
+    "debug_logging": _doctor("debug logging", "no library of the KV transfer logs every call"),
+    "dev_shm": _doctor("/dev/shm", "/dev/shm has room for the queues of the engines", "warning"),
+    "driver_too_old": _doctor("NVIDIA driver", "the driver is one that torch was built for"),
+    "exported_port": _doctor("exported port", "no port of an engine is fixed in the environment"),
+    "fabric_not_usable": _doctor("{name} not usable", "RDMA devices that a node has can be opened"),
+    "gpu_visibility": _doctor("GPU visibility", "the processes of a node see every GPU", "warning"),
+    "gpudirect": _doctor("GPUDirect", "a NIC reaches the memory of GPUs by itself", "warning"),
+    "host_name": _doctor("host name", "a node's host name resolves to an address that other nodes reach"),
+    "huge_pages": _doctor("huge pages", "there are huge pages for libfabric", "note"),
+    "interface_variable": _doctor("{name}", "a variable that names an interface names one of the node"),
+    "libefa_missing": _doctor("libefa missing", "a node with EFA has libefa"),
+    "library_from_elsewhere": _doctor(
+        "{name} from elsewhere", "the package that is imported is the installed one", "warning"
+    ),
+    "library_twice": _doctor("{name} twice", "a process loads one copy of a library"),
+    "memlock": _doctor("memlock", "RDMA may lock as much memory as the KV cache has"),
+    "mig": _doctor("MIG", "GPUs are whole", "warning"),
+    "namespaces": _doctor("{name} namespaces", "the processes of a node can reach each other's memory", "warning"),
+    "nccl_plugin": _doctor("NCCL plugin", "NCCL has the plugin of the network", "note"),
+    "nixl_backend": _doctor("NIXL backend {name}", "NIXL makes each backend that is asked for"),
+    "nixl_does_not_load": _doctor("NIXL", "NIXL loads"),
+    "one_nic": _doctor("one NIC", "every GPU may use its own NIC", "warning"),
+    "open_port": _doctor("open port", "no port that others could misuse listens beyond loopback", "warning"),
+    "package_version": _doctor("{name} version", "every node has the same version of a package"),
+    "rails": _doctor("rails", "UCX uses every NIC of a GPU", "warning"),
+    "ray_token": _doctor("Ray token", "every node has the same token of Ray"),
+    "rdma_core_abi": _doctor("rdma-core ABI", "the providers of rdma-core load into NIXL's libibverbs", "warning"),
+    "side_channel_port": _doctor("side-channel port", "the ports of NIXL's side channel are free"),
+    "ucx_emulation": _doctor("UCX emulation", "UCX_PROTO_EMULATION_ENABLE leaves UCX its reads over TCP"),
+    "ucx_finds_no_rdma": _doctor("RDMA", "UCX finds the RDMA devices of a node"),
+    "ucx_finds_no_srd": _doctor("SRD", "UCX finds the EFA devices of a node"),
+    "ucx_module": _doctor("UCX module {name}", "each module of UCX that a node needs loads"),
+    "ucx_net_devices": _doctor("UCX_NET_DEVICES", "UCX_NET_DEVICES is not set, or names devices that every node has"),
+    "ucx_of_the_system": _doctor("UCX of the system", "UCX is the one of NIXL's wheel", "note"),
+    "ucx_tls": _doctor("UCX_TLS", "UCX_TLS is not set, or has the transports that the links need"),
+    "ucx_twice": _doctor("UCX twice", "a process loads UCX once"),
+    "ucx_version": _doctor("UCX version", "the nodes have one UCX, which reads over EFA without emulation"),
+    "weights": _doctor("weights", "the files of the model are there and whole"),
+    UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
+}
+
+
+def gates() -> tuple[str, ...]:
+    """The gates that findings can fail, in their order."""
+    return tuple(dict.fromkeys(code.gate for code in CODES.values() if code.gate))

@@ -1,0 +1,95 @@
+"""The registry of findings: every code has its row, every row its use, and the page of the gates has every gate."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+
+import pytest
+
+from pdlab.bench.gates import CANARY, GATES
+from pdlab.core.findings import CODES, UNCLASSIFIED, found, gates
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def trees() -> Iterator[ast.Module]:
+    for path in sorted((ROOT / "pdlab").rglob("*.py")):
+        if path != ROOT / "pdlab" / "core" / "findings.py":
+            yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_code_that_is_found_has_a_row_and_every_row_is_used() -> None:
+    nodes = [node for tree in trees() for node in ast.walk(tree)]
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    called = {
+        node.args[0].value
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "found"
+        if node.args and isinstance(node.args[0], ast.Constant)
+    }
+    assert len(called) > 30 and called <= set(CODES)
+    assert set(CODES) - strings == {UNCLASSIFIED}
+
+
+def test_a_finding_has_the_words_of_its_row_and_keeps_its_numbers() -> None:
+    finding = found("other_requests_more", pool=" decode", finished=60.0, sent=40)
+    assert (finding.code, finding.gate, finding.numbers["finished"]) == ("other_requests_more", "other_requests", 60.0)
+    assert finding.what.startswith("the decode engines finished 60 requests") and finding.fix.startswith("; ")
+    assert finding.text == finding.what + finding.fix
+    with pytest.raises(KeyError):
+        found("other_requests_more", finished=60.0)
+    with pytest.raises(KeyError):
+        found("no such code")
+
+
+def test_a_row_says_its_rule_without_numbers() -> None:
+    for code, row in CODES.items():
+        assert re.fullmatch(r"[a-z_]+", code), code
+        assert row.rule and all(name is None for _, name, _, _ in Formatter().parse(row.rule)), code
+
+
+def test_the_registry_has_the_gates() -> None:
+    assert set(gates()) == {gate.name for gate in GATES} | {CANARY}
+
+
+def test_the_page_of_the_gates_has_every_gate() -> None:
+    text = (ROOT / "docs" / "methodology.md").read_text(encoding="utf-8").partition("\n| gate |")[2]
+    assert set(re.findall(r"^\| ([a-z_]+) \|", text.partition("\n\n")[0], re.MULTILINE)) == set(gates())
+
+
+def test_the_page_of_the_doctor_names_what_the_doctor_finds() -> None:
+    """``ERROR host name`` on the page: a topic of the registry, which can be that severe."""
+    page = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(ERROR|WARNING) ([^`]+)`", page))
+    rows = [row for row in CODES.values() if row.source == "doctor"]
+    worst = {"ERROR": ("error",), "WARNING": ("error", "warning")}
+    known = {(re.sub(r"\\{name\\}", ".+", re.escape(row.template)), row.severity) for row in rows}
+    assert len(named) > 10
+    for severity, topic in named:
+        assert any(re.fullmatch(words, topic) and worst_of in worst[severity] for words, worst_of in known), topic
+
+
+def test_a_doctors_row_has_the_worst_severity_of_its_findings() -> None:
+    order = ("note", "warning", "error")
+    seen: dict[str, set[str]] = {}
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DoctorFinding":
+                severities, codes = (
+                    {
+                        each.value
+                        for each in ast.walk(arg)
+                        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    }
+                    for arg in node.args[:2]
+                )
+                for code in codes & set(CODES):
+                    seen.setdefault(code, set()).update(severities & set(order))
+    assert set(seen) == {code for code, row in CODES.items() if row.source == "doctor"}
+    assert {code: max(found, key=order.index) for code, found in seen.items()} == {
+        code: CODES[code].severity for code in seen
+    }
