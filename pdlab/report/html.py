@@ -104,7 +104,7 @@ def render(contents: Contents) -> str:
         question=_question(curves, view),
         facts=_facts(curves, by_label),
         verdicts=list(_verdicts(curves, view, contents.at)),
-        notes=[*tables.notes(curves, view, excluded=False), *tables.tail_notes(curves)],
+        notes=[*tables.notes(curves, view, exclusions=False), *tables.tail_notes(curves)],
         answers=[*contents.answers, *_searches(by_label)],
         texts=[dict(zip(("title", "body"), text.split("\n", 1), strict=True)) for text in contents.texts],
         interval_note=_interval_note(curves, view),

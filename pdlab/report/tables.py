@@ -24,8 +24,9 @@ def render(curves: Sequence[Curve], view: View) -> str:
     return "\n\n".join(sections)
 
 
-def notes(curves: Sequence[Curve], view: View, *, excluded: bool = True) -> list[str]:
-    """Notes on a comparison: windows, repeats, workloads, and, unless ``excluded`` is False, levels left out."""
+def notes(curves: Sequence[Curve], view: View, *, exclusions: bool = True) -> list[str]:
+    """Notes on a comparison: windows, repeats, workloads, invalid levels. ``exclusions``: also why repeats are left
+    out."""
     points = [point for curve in own(curves) for point in curve.points]
     steady = sum(point.window == "steady" for point in points)
     if steady == len(points):
@@ -42,7 +43,12 @@ def notes(curves: Sequence[Curve], view: View, *, excluded: bool = True) -> list
     lines += length_notes(curves, view)
     if published := [curve.label for curve in curves if curve.published is not None]:
         lines.append(f"Published elsewhere, shown and not ranked: {'; '.join(published)}.")
-    return [*_rehearsal_notes(own(curves)), *lines, *_fresh_notes(own(curves)), *invalid_notes(curves, excluded)]
+    return [
+        *_rehearsal_notes(own(curves)),
+        *lines,
+        *_fresh_notes(own(curves)),
+        *invalid_notes(curves, exclusions=exclusions),
+    ]
 
 
 def _repeat_notes(points: Sequence[Point], percent: float) -> list[str]:
@@ -117,14 +123,14 @@ def _size_notes(curves: Sequence[Curve], view: View) -> list[str]:
     return lines
 
 
-def invalid_notes(curves: Sequence[Curve], excluded: bool = True) -> list[str]:
-    """One line for each level that failed a check when it was first measured, and with ``excluded`` for each that
-    failed one, wholly or in some repeats."""
+def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[str]:
+    """One line for each level that failed a check, wholly or in some repeats (only with ``exclusions``) or when it was
+    first measured."""
     lines = []
     for curve in curves:
         for point in curve.points:
             place, first_reasons = f"{curve.label} at {load_name(point)}", "; ".join(point.first_reasons)
-            if point.reasons and not excluded:
+            if point.reasons and not exclusions:
                 continue
             if point.reasons:
                 outcome = (
