@@ -374,6 +374,8 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
         more |= {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
     if flag.several == "words":
         more |= {"nargs": "*" if flag.positional else "+", "default": argparse.SUPPRESS}
+    elif each.one(NamedValues) is not None:
+        more |= {"action": "extend", "nargs": "+"}
     elif flag.several == "times":
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):

@@ -178,3 +178,9 @@ def test_a_part_writes_what_was_given_although_it_is_the_default_of_its_model(tp
     settings = parse(LaunchSettings, words)
     assert parse(LaunchSettings, to_words(settings)) == settings
     assert settings.prefill == {"tp": tp}
+
+
+def test_named_values_are_given_in_one_flag_or_in_several() -> None:
+    one = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "UCX_B=2"])
+    several = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "--ucx-env", "UCX_B=2"])
+    assert one == several and one.transport == {"ucx_env": {"UCX_A": "1", "UCX_B": "2"}}
