@@ -230,7 +230,7 @@ FOREIGN: dict[str, str] = {
 }
 # There or not: the step runner that the demo, the experiments and the first hour share ends the first four; the last is
 # about keys of metadata in files of others.
-LEAVING = {"error: ", "not tried again: ", "logs kept in ", "launch ", " per "}
+LEAVING = {"launch ", " per "}
 TEXT_METHODS = {
     "startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "find",
     "index", "count", "replace",
