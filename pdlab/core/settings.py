@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,7 @@ class Settings(Frozen):
         """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
 
 
+PAGE_COLUMNS = 100
 S = TypeVar("S", bound=Settings)
 
 
@@ -531,7 +533,7 @@ def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:
 
 def reference(kind: type[Settings]) -> str:
     """The flags of a command as a table in Markdown."""
-    lines = [f"## `{kind.PROG}`", "", kind.ABOUT]
+    lines = [f"## `{kind.PROG}`", "", textwrap.fill(kind.ABOUT, PAGE_COLUMNS, replace_whitespace=False)]
     group = None
     for each in declared(kind):
         if each.flag.group != group:

@@ -87,7 +87,7 @@ def names(curves: Sequence[Curve], view: View | None = None) -> list[list[str]]:
         ("openai/gpt-oss-120b", "openai/gpt-oss-120b", True),
         ("openai/gpt-oss-120b", "gpt-oss-120b", True),
         ("openai/gpt-oss-120b", "/data/models/GPT-OSS-120b/", True),
-        ("/root/hub/models--openai--gpt-oss-120b/snapshots/0f3a", "openai/gpt-oss-120b", True),
+        ("/srv/hub/models--openai--gpt-oss-120b/snapshots/0f3a", "openai/gpt-oss-120b", True),
         ("openai/gpt-oss-120b", "openai/gpt-oss-20b", False),
         ("meta/llama-8b", "other/llama-8b", False),
         ("/models/llama-8b", "/models/llama-405b", False),
