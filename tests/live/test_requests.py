@@ -229,12 +229,16 @@ def test_nothing_is_held_after_them(stack: Stack) -> None:
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model with OpenAI's vocabulary, with the engine arguments of the catalogue's gpt-oss-20b."""
+def chat(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model with OpenAI's vocabulary, with the engine arguments of the catalogue's gpt-oss-20b.
+
+    Nodes that are up have the environment of the launch that started them: the next launch starts them anew.
+    """
     vocabulary = chat_model.vocabulary()
     if vocabulary is None:
         pytest.skip(f"{chat_model.VOCABULARY} does not name OpenAI's file o200k_base.tiktoken")
     folder = tmp_path_factory.mktemp("chat")
+    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
     return chat_model.build(vocabulary, folder, ROOT / "configs" / "models" / "gpt-oss-20b.yaml")
 
 
