@@ -305,8 +305,12 @@ def test_chat_on_pd(stack: Stack, chat: Any) -> None:
     engines = engine_pids(stack)
     check_chat(stack.url, chat)
     assert engine_pids(stack) == engines, "a replica was started anew"
-    # Against one engine alone, where that was launched before.
-    different = {name: request_shapes.differs(both[1], both[0]) for name, both in CHATS.items() if len(both) == 2}
+    # Against one engine alone, if that was launched before. What ends in an error has ids and times in it.
+    both_answered = {
+        name: both for name, both in CHATS.items() if len(both) == 2 and not any(word in name for word in REFUSED)
+    }
+    assert len(both_answered) > 20 or all(len(both) == 1 for both in CHATS.values())
+    different = {name: request_shapes.differs(both[1], both[0]) for name, both in both_answered.items()}
     assert not {name: how for name, how in different.items() if how}
 
 
