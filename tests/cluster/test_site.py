@@ -15,6 +15,12 @@ def imported(path: Path) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
 
 
+def at_import(path: Path) -> set[str]:
+    """What the module imports as soon as it is imported, not in a function and not for a type checker."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    return {ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))}
+
+
 def test_it_imports_next_to_nothing() -> None:
     assert [path.name for path in SITE.glob("*.py")] == ["sitecustomize.py"]
     assert imported(SITE / "sitecustomize.py") <= {
@@ -23,8 +29,15 @@ def test_it_imports_next_to_nothing() -> None:
         "import os",
         "from pdlab.cluster import fast_start, loopback",
     }
-    for package in (SITE.parent, SITE.parents[1]):
-        assert not imported(package / "__init__.py"), "it would be loaded by every process"
+    assert not imported(SITE.parent / "__init__.py"), "it would be loaded by every process"
+    assert at_import(SITE.parents[1] / "__init__.py") <= {
+        "from __future__ import annotations",
+        "from importlib import import_module",
+        "from typing import TYPE_CHECKING, Any",
+        "from pdlab.core.version import __version__",
+    }
+    for light in ("__init__.py", "version.py"):
+        assert not imported(SITE.parents[1] / "core" / light)
 
 
 def test_it_is_on_the_path_of_the_nodes() -> None:

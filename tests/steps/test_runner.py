@@ -156,8 +156,13 @@ def test_who_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_step_and_leaves_the_rest_to_the_caller(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_ends_the_step_and_leaves_the_rest_to_the_caller(
+    number: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     note, called = tmp_path / "child", []
+    if number == signal.SIGHUP:  # nohup has it ignored, and the runner leaves that as it is
+        inherited = signal.signal(number, signal.SIG_DFL)
+        request.addfinalizer(lambda: signal.signal(number, inherited))
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     runner = StepRunner(on_interrupt=lambda: called.append(1))
     interrupt_once(note, number)
