@@ -238,7 +238,7 @@ def chat(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if vocabulary is None:
         pytest.skip(f"{chat_model.VOCABULARY} does not name OpenAI's file o200k_base.tiktoken")
     folder = tmp_path_factory.mktemp("chat")
-    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+    stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))  # exits with 1 if nothing is up
     return chat_model.build(vocabulary, folder, ROOT / "configs" / "models" / "gpt-oss-20b.yaml")
 
 
