@@ -288,8 +288,16 @@ def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def parse(kind: type[S], argv: Sequence[str]) -> S:
     """The settings of a command line. Raises UsageError; prints the help and exits for --help and --help-all."""
-    namespace = vars(build_parser(kind).parse_args(argv))
     flags = {each.name: each for each in declared(kind)}
+    words, rest = list(argv), []
+    trailing = next((each for each in flags.values() if each.flag.positional and each.flag.several), None)
+    if trailing is not None and "--" in words:
+        # argparse gives a field of several words none as soon as a flag stands before them.
+        cut = words.index("--")
+        words, rest = words[:cut], words[cut + 1 :]
+    namespace = vars(build_parser(kind).parse_args(words))
+    if trailing is not None and rest:
+        namespace[trailing.name] = [*namespace.get(trailing.name, []), *rest]
     given: dict[str, Any] = {}
     for name, value in namespace.items():
         if name not in flags:
@@ -493,6 +501,7 @@ def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> l
 
 def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:
     words: list[str] = []
+    first: list[str] = []
     last: list[str] = []
     for each in fields:
         holder, value = _value_at(settings, each.path)
@@ -506,8 +515,10 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
             texts = [pairs.write(name, part) for name, part in value.items()]
         else:
             texts = [written(each, part) for part in (value if each.flag.several else [value])]
-        if each.flag.positional:
+        if each.flag.positional and each.flag.several:
             last += texts
+        elif each.flag.positional:
+            first += texts
         elif each.kind is bool:
             words.append(each.long_flag if value else each.long_flag.replace("--", "--no-", 1))
         elif each.flag.several == "words":
@@ -517,7 +528,11 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
         else:
             for text in texts:
                 words += [f"{each.long_flag}={text}"] if text.startswith("-") else [each.long_flag, text]
-    return words + (["--", *last] if any(word.startswith("-") for word in last) else last)
+    if any(word.startswith("-") for word in last) or (first and words and last):
+        last = ["--", *last]
+    if any(word.startswith("-") for word in first):
+        return [*words, "--", *first]
+    return [*first, *words, *last]
 
 
 def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:

@@ -184,3 +184,28 @@ def test_named_values_are_given_in_one_flag_or_in_several() -> None:
     one = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "UCX_B=2"])
     several = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "--ucx-env", "UCX_B=2"])
     assert one == several and one.transport == {"ucx_env": {"UCX_A": "1", "UCX_B": "2"}}
+
+
+class Shell(Settings):
+    PROG = "shell"
+    ABOUT = "A word, flags, and a command behind two dashes."
+
+    action: str = setting(..., "what", "what", positional=True)
+    command: tuple[str, ...] = setting((), "the command", "what", positional=True, several="words")
+    host: str = setting("a", "where", "what")
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "command"),
+    [
+        ("run", "a", ()),
+        ("run --host b", "b", ()),
+        ("run -- ls -l", "a", ("ls", "-l")),
+        ("run --host b -- ls -l --host c", "b", ("ls", "-l", "--host", "c")),
+        ("run --host b -- sh -c --", "b", ("sh", "-c", "--")),
+    ],
+)
+def test_a_command_behind_two_dashes_is_taken_as_it_is(words: str, host: str, command: tuple[str, ...]) -> None:
+    settings = parse(Shell, words.split())
+    assert (settings.action, settings.host, settings.command) == ("run", host, command)
+    assert parse(Shell, to_words(settings)) == settings
