@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, obstacles
+from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, obstacles, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, own
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
@@ -183,13 +183,23 @@ def _stars(
     stars: list[tuple[int, list[int]]] = []
     left = list(range(len(lines)))
     while True:
-        partners = {i: [j for j in left if (j, i) in shared] for i in left}
+        partners = {i: _of_one_model([j for j in left if (j, i) in shared], lines) for i in left}
         most = max(map(len, partners.values()), default=0)
         if not most:
             return stars
         reference = _reference([i for i in left if len(partners[i]) == most], lines, view)
         stars.append((reference, partners[reference]))
         left = [i for i in left if i != reference and i not in partners[reference]]
+
+
+def _of_one_model(numbers: Sequence[int], lines: Sequence[_Line]) -> list[int]:
+    """Those of which every two are of one model, the first given first: a name without an organisation may be the
+    model of either of two organisations, and these two must not share a headline over it."""
+    kept: list[int] = []
+    for i in numbers:
+        if all(one_model(lines[i].curve.model, lines[j].curve.model) for j in kept):
+            kept.append(i)
+    return kept
 
 
 def _reference(candidates: Sequence[int], lines: Sequence[_Line], view: View) -> int:

@@ -115,6 +115,12 @@ def test_two_models_share_no_headline_frontier_or_pick() -> None:
     assert len(text.splitlines()) == 1 and "org/large and org/small" in text
 
 
+def test_models_of_two_organisations_share_no_headline_over_a_bare_name() -> None:
+    bare, one, other = (curve(label, model=model) for label, model in (("a", "m"), ("b", "x/m"), ("c", "y/m")))
+    for block in compared([bare, one, other], View()).headlines:
+        assert not {"b", "c"} <= {block.reference, *(each.label for each in block.against)}
+
+
 def test_a_model_that_is_not_known_is_not_the_one_that_is() -> None:
     known, unknown, another = curve("a"), curve("b", model=None), curve("c", model=None)
     assert names([known, unknown, another]) == [["a"], ["b", "c"]]
