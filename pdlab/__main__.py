@@ -29,6 +29,7 @@ COMMANDS = {
     "chaos": "kill, stop and cut parts of a running deployment under load, and compare every answer",
     "roles": "which fluid engines prefill and which decode, why, and another split by hand",
     "install-wheel": "install a wheel on every node of the Ray cluster (debug/install_on_nodes.py)",
+    "code-zip": "write the modules of pdlab that a Ray cluster imports as one zip",
     "two-hosts": "two hosts on this machine with a shaped link between them",
     "demo": "serve, sweep and plot three deployments on this machine (make demo)",
     "wire": "prove the KV transfer over a slow link on this machine (make wire)",
