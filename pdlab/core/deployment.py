@@ -645,12 +645,13 @@ class Deployment(Frozen):
     @classmethod
     def _variables_of_ucx_were_the_transports(cls, data: Any) -> Any:
         """Files of before ``env`` have ``ucx_env`` in the transport."""
-        topology = data.get("topology") if isinstance(data, dict) else None
+        topology: Any = data.get("topology") if isinstance(data, dict) else None
         transport = topology.get("transport") if isinstance(topology, dict) else None
         if not isinstance(transport, dict) or not isinstance(transport.get("ucx_env"), dict):
             return data
         rest = {name: value for name, value in transport.items() if name != "ucx_env"}
-        env: dict[str, Any] = transport["ucx_env"] | (data.get("env") or {})
+        env: dict[str, Any] = data.get("env") or {}
+        env = {**transport["ucx_env"], **env}
         return {**data, "env": env, "topology": {**topology, "transport": rest}}
 
     @property
