@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from pdlab.cli import check_transfer
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
 from pdlab.core.settings import parse
@@ -29,15 +28,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "test_nixl_connector_ra
 
 def parsed(*words: str) -> TransferPlan:
     return plan_from(parse(CheckTransferSettings, words))
-
-
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("nixl_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # (command line, what the one line must say)
@@ -68,10 +58,8 @@ BAD = [
 
 
 @pytest.mark.parametrize("words, wanted", BAD, ids=lambda value: " ".join(value)[:40])
-def test_bad_input_is_one_line(
-    words: list[str], wanted: list[str], script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert script.main(words) == 2
+def test_bad_input_is_one_line(words: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_transfer.main(words) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
     for word in wanted:
