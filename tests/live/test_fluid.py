@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.deploy.engine_metrics import read_pages, samples
+from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from tests.live.conftest import Stack
 from tests.support.long import LONG
@@ -166,10 +166,10 @@ def counted(stack: Stack) -> dict[tuple[str, str], float]:
     names = ("prefix_cache_hits", "prefill_cached", "prefill_short", "prefill_answered")
     time.sleep(3)
     return {
-        (sample.name, sample.label("ReplicaId") or ""): sample.value
+        (sample.name, sample.replica): sample.value
         for page in read_pages(running.metrics_urls)
         for sample in samples(page)
-        if sample.name in names and sample.label("ReplicaId") in running.replicas
+        if sample.name in names and sample.replica in running.replicas
     }
 
 

@@ -333,14 +333,14 @@ def test_tools_that_no_parser_reads_are_refused(stack: Stack, chat: Any) -> None
 
 def gauges(stack: Stack) -> dict[str, float]:
     """Per engine: requests that run and wait, and the share of KV blocks in use."""
-    from pdlab.deploy.engine_metrics import read_pages, samples
+    from pdlab.deploy.metrics_page import read_pages, samples
 
     running = stack.running()
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     values = {}
     for page in read_pages(running.metrics_urls):
         for sample in samples(page):
-            replica = sample.label("ReplicaId")
+            replica = sample.replica
             if sample.name in names and replica in running.replicas:
                 values[f"{running.pools[replica]} {sample.name}"] = sample.value
     return values
