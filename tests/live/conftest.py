@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -34,6 +35,21 @@ class Done(NamedTuple):
     text: str
 
 
+class Started:
+    """A command that still runs."""
+
+    def __init__(self, process: subprocess.Popen[str], printed: str) -> None:
+        self.process, self.printed, self.pid = process, printed, process.pid
+
+    def end(self) -> Done:
+        """Its end, and all that it printed to standard error."""
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            text = self.printed + stderr.read()
+        print(text)
+        return Done(self.process.wait(TIMEOUT_S), text)
+
+
 class Stack:
     """Runs pdlab's commands against a cache folder and a port of its own."""
 
@@ -54,6 +70,19 @@ class Stack:
         )  # fmt: skip
         print(done.stdout)
         return Done(done.returncode, done.stdout)
+
+    def start(self, *words: str, until: str) -> Started:
+        """A command in a session of its own that has printed a line with the pattern ``until`` to standard error."""
+        process = subprocess.Popen(
+            self.command(*words), cwd=ROOT, env=self.env, text=True, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stderr is not None
+        printed = ""
+        for line in process.stderr:
+            printed += line
+            if re.search(until, line):
+                break
+        return Started(process, printed)
 
     def launch(self, *flags: str, env: dict[str, str] | None = None) -> Done:
         words = ("launch_gptoss.py", *flags, "--local", "--detach", "--port", str(self.port), "--timeout-s", "600")
