@@ -8,12 +8,12 @@ import os
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.web import fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 # Gates that say that this machine was too busy to drive or to serve the load, whatever is deployed.
@@ -121,14 +121,11 @@ class Stack:
     def complete(self, prompt: list[int] | str, tokens: int = 16) -> list[int]:
         """Token ids of a greedy completion."""
         body = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-        call = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            json.dumps({**body, "ignore_eos": True, "return_token_ids": True}).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(call, timeout=60) as answer:
-            token_ids: list[int] = json.load(answer)["choices"][0]["token_ids"]
-            return token_ids
+        status, text = fetch(f"{self.url}/v1/completions", {**body, "ignore_eos": True, "return_token_ids": True})
+        if status != 200:
+            raise OSError(f"HTTP {status}: {text}")
+        token_ids: list[int] = json.loads(text)["choices"][0]["token_ids"]
+        return token_ids
 
     def answers(self) -> bool:
         """Whether a completion is answered."""
