@@ -13,6 +13,7 @@ import pytest
 from pdlab.cli import check_transfer
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
+from pdlab.core.findings import found
 from pdlab.core.settings import parse
 from pdlab.remote.network import Interface, RankHost
 from pdlab.report.transfer_plot import draw
@@ -119,8 +120,9 @@ def result(gb_per_s: float = 10.0) -> BackendResult:
         0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)", ceiling="rails"
     )
     return BackendResult(
-        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, ("a note",), (Inspection(100, 10),), 880, 0.1, 0.001, 20.0,
-        None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",), None, "| row |",
+        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, (found("no_protocol_table"),), (Inspection(100, 10),), 880,
+        0.1, 0.001, 20.0, None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",),
+        None, "| row |",
     )  # fmt: skip
 
 
@@ -139,7 +141,8 @@ def test_the_report_says_everything() -> None:
     for words in (
         "5000", "189.9", "5-20", "memcpy of the same pages, one thread, 20 GB/s",
         "raw UCX not measured (why not)", "1 rail (12.5 GB/s) 80% reached", "every word exact", "5000 operations",
-        "rdmap79s0 100%", "19.0 ms more TTFT", "52.7 such requests/s", "a note", "/lib/libucp.so", "UCX | | row |",
+        "rdmap79s0 100%", "19.0 ms more TTFT", "52.7 such requests/s", "note: UCX printed no table of protocols",
+        "/lib/libucp.so", "UCX | | row |",
         "took: start-up 2.0 s beside 4.0 s of Ray's; checks 0.5 s",
     ):  # fmt: skip
         assert words in text, (words, text)
