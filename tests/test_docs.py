@@ -88,12 +88,9 @@ def test_pages_fit_a_terminal(name: str) -> None:
     assert wide == []
 
 
-def test_the_methodology_has_every_gate_and_its_reason() -> None:
+def test_the_methodology_has_the_reason_of_every_gate() -> None:
     section = (ROOT / "docs" / "methodology.md").read_text().split("\n## Gates\n")[1].split("\n## ")[0]
-    names = [gate.name for gate in GATES] + [CANARY]
-    table = section.split("| gate | a level fails if |\n|---|---|\n")[1].split("\n\n")[0]
-    assert sorted(re.findall(r"^\| (\w+) \|", table, re.M)) == sorted(names)
-    assert sorted(re.findall(r"^- \*\*(\w+)\*\*", section, re.M)) == sorted(names)
+    assert sorted(re.findall(r"^- \*\*(\w+)\*\*", section, re.M)) == sorted([*(gate.name for gate in GATES), CANARY])
 
 
 def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:

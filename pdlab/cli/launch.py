@@ -17,11 +17,12 @@ import yaml
 
 from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read
-from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, resolve_model
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
+from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import parse
 from pdlab.core.text import shell_assignments
 from pdlab.core.vllm_limits import check_context, check_divisibility

@@ -16,23 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 
-from pdlab.core.arguments import (
-    LENGTHS_HELP,
-    MAX_LOAD,
-    MIN_RATE_RPS,
-    above_zero,
-    check_folder,
-    check_picture,
-    check_writable,
-    distinct,
-    exit_code,
-    numbers,
-    whole,
-)
+from pdlab.core.arguments import LENGTHS_HELP, MAX_LOAD, MIN_RATE_RPS, above_zero, checked_whole_number, numbers
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
 from pdlab.core.length_distribution import LengthDistribution
+from pdlab.core.output_paths import check_folder, check_picture, check_writable, distinct
 from pdlab.core.settings import (
     LENGTHS,
     AboveZero,
@@ -92,7 +82,7 @@ well they predict runs that they were not fitted to. Check the winner with run_b
 
 def _gpus(text: str) -> int:
     try:
-        return whole(1, MAX_GPUS, "a number of GPUs")(text)
+        return checked_whole_number(text, 1, MAX_GPUS, f"a number of GPUs from 1 to {MAX_GPUS}")
     except argparse.ArgumentTypeError as error:
         more = f" ({MAX_GPUS} take minutes to search; more are copies of what is best there)" if text.isdigit() else ""
         raise argparse.ArgumentTypeError(f"{error}{more}") from error
@@ -123,7 +113,7 @@ ANSWER = "answer"  # one of the fields that ask for something else than a rankin
 class PlanSettings(Settings):
     """What plan.py simulates, under which load, and what it prints and writes."""
 
-    PROG = "plan.py"
+    COMMAND = "plan"
     ABOUT = "Predict throughput and latency of collocated and PD deployments, and rank them for an SLO."
     EXAMPLES = EPILOG
     GROUPS = (WHAT, WORKLOAD, SLO, HOW, INSTEAD)

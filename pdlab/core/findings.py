@@ -115,7 +115,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "token_count_wrong": _gate(
         "token_counts",
-        "an answer has the token counts that its request asked for",
+        "the server counts the prompt and output tokens that a request asked for, in every answer",
         "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {asked})",
     ),
     "kv_transfers_failed": _gate("kv_transfers", "no KV transfer fails", "{count:g} KV transfers failed"),
@@ -139,7 +139,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "prefill_calls_failed": _gate(
         "prefill_calls",
-        "every call of prefill is answered in time",
+        "prefill answers every call within `--prefill-timeout-s`",
         "calls of prefill failed ({late:g} had no answer within --prefill-timeout-s), and their prompts were {done}",
         "see decode's logs, or give prefill more time",
     ),
@@ -151,17 +151,18 @@ CODES: dict[str, FindingCode] = {
     ),
     "guard_gave_up": _gate(
         "guard_deadline",
-        "KV receives end before the guard's deadline",
+        "every KV receive ends within `--kv-deadline-s`",
         "the KV guard gave up {count:g} KV receives at their deadline",
     ),
     "guard_no_room": _gate(
         "guard_deadline",
-        "late KV receives leave room for requests",
+        "the guard fails no request for which late KV receives leave no room",
         "the KV guard failed {count:g} requests for which late KV receives left no room",
     ),
     "kv_connection_failed": _gate(
         "kv_connections",
-        "no connection between prefill and decode fails",
+        "no connection between prefill and decode fails: no failed read (`pdlab_guard_failed_reads`), no new handshake "
+        "(`pdlab_guard_handshakes_renewed`)",
         "a connection between prefill and decode failed: {done}",
     ),
     "replica_replaced": _gate(
@@ -178,7 +179,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "roles_set_by_hand": _gate(
         "roles",
-        "a fluid pool has the split of its launch",
+        "a fluid pool has the split of its launch: nobody set another by hand (`pdlab_roles_changed`)",
         "the split of the fluid pool was set by hand, and {label} is the curve of another",
         "launch with --roles P:D to measure a split, or set that of the launch again (python -m pdlab roles P:D or "
         "auto) and measure again",
@@ -205,45 +206,51 @@ CODES: dict[str, FindingCode] = {
     ),
     "prefix_cache_hits": _gate(
         "prefix_cache",
-        "no more of the prompts comes from the prefix cache than the workload declares",
+        "the share of prompt tokens from the prefix cache is at most 0.01 above the declared share (shared prefixes / "
+        "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
     ),
     "context_computed": _gate(
         "decode_context",
-        "in decode-only, the KV cache of contexts is filled and not computed",
+        "decode-only: at least 99 % of the context tokens are filled and not computed",
         "only {filled:g} of {tokens} context tokens were filled: the others were computed, which is no decode",
     ),
     "client_cpu": _gate(
         "client_saturation",
-        "the load generator has CPU to spare",
+        "each process of the load generator uses at most 0.9 of a core",
         "load generator saturated: {cores:.2f} of one core (limit {limit})",
     ),
     "client_lag": _gate(
         "client_saturation",
-        "the load generator's event loop is in time",
+        "the event loop of the load generator is late (p95) by at most 50 ms, or by at most a quarter of the shorter "
+        "of median TTFT and median decode time (E2EL - TTFT)",
         "load generator saturated: event loop late by {late_ms:.0f} ms (p95, limit {limit})",
     ),
     "front_cpu": _gate(
         "front_saturation",
-        "ingress, router and proxy have CPU to spare",
+        "on their busiest node the ingress replicas use at most 0.9 of a core each, as do Ray Serve's proxy and, with "
+        "direct streaming, the router that HAProxy asks",
         "{name} saturated: {cores:.2f} of one core (limit {limit}){cure}",
     ),
     "sent_late": _gate(
         "lateness",
-        "requests are sent when they are due",
+        "requests are sent late (p95) by at most 50 ms, or by at most a quarter of the median TTFT (open loop) or of "
+        "the median E2EL (closed loop)",
         "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
     ),
     "clock_backwards": _gate(
-        "clock", "the times of a request rise", "clock: a request's times run backwards ({times} s)"
+        "clock",
+        "the times of a request are in their order, to 1 ms",
+        "clock: a request's times run backwards ({times} s)",
     ),
     "clock_set": _gate(
         "clock",
-        "nobody sets the client's clock during a level",
+        "the wall clock moves against the monotonic one by at most 20 ms + 1000 ppm of the level",
         "clock: the wall clock moved {step_s:+.3f} s against the monotonic one during the level",
     ),
     "few_requests": _gate(
         "few_requests",
-        "enough requests finish in the steady window",
+        "at least 9 requests finish in the steady window, in a closed loop also at least 2 per unit of concurrency",
         "too few requests for a steady window: {needed} must finish in it, {window}",
         "{more}",
     ),
@@ -272,14 +279,14 @@ CODES: dict[str, FindingCode] = {
     ),
     "pace_differs": _gate(
         "rehearsed_pace",
-        "in a rehearsal the model sets the pace",
+        "rehearsal: the means of the client and of the simulated engines agree (limits below)",
         "this machine set the pace: mean {name} is {client_ms:.3g} ms at the client and {modelled_ms:.3g} ms by the "
         "model (limit {limit:.0%})",
         _PACE_FIX,
     ),
     "pace_late": _gate(
         "rehearsed_pace",
-        "requests reach the simulated engines in time",
+        "rehearsal: requests reach the simulated engines in time (limits below)",
         "this machine set the pace: requests reached simulated engines {late_ms:.3g} ms too late on average (limit "
         "{limit:.0%} of TTFT)",
         _PACE_FIX,

@@ -173,7 +173,7 @@ class LaunchOptions(Settings):
 class LaunchSettings(LaunchOptions):
     """The command line of the launcher. The flags of a deployment are those of `pdlab.core.deployment`."""
 
-    PROG = "launch_gptoss.py"
+    COMMAND = "launch"
     ABOUT = "Serve gpt-oss with Ray Serve LLM: collocated, or with prefill and decode disaggregated (PD)."
     EXAMPLES = _EXAMPLES
     GROUPS = (

@@ -308,6 +308,7 @@ def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
         prompt_tokens.append(len(body["prompt"]))
         call.send_response(400 if prompt_tokens[-1] > 1000 else 200)
         call.end_headers()
+        call.wfile.write(b"{}")
 
     with web_server(answer) as url:
         manifest = Manifest(origin="measured", label="x")

@@ -101,6 +101,13 @@ class Stack:
             token_ids: list[int] = json.load(answer)["choices"][0]["token_ids"]
             return token_ids
 
+    def answers(self) -> bool:
+        """Whether a completion is answered."""
+        try:
+            return bool(self.complete("ba", tokens=1))
+        except OSError:
+            return False
+
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:

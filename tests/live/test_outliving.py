@@ -11,11 +11,13 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from support.processes import replicas, send
 
 from pdlab.deploy.engine_metrics import read_snapshot
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
 
+pytestmark = pytest.mark.long
 PREFILL_TIMEOUT_S = 5
 PROMPTS = [[random.Random(number).randrange(10, 1000) for _ in range(90)] for number in range(24)]
 ALONE: list[list[int]] = []

@@ -13,10 +13,10 @@ application does. Imports Ray: no module of pdlab's own process imports it but b
 from __future__ import annotations
 
 import importlib
+import importlib.resources
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.dead_engine import EndsWithEngine
@@ -36,8 +36,8 @@ from pdlab.roles.assign import first_split
 _BUILDER = "ray.llm._internal.serve.core.server.builder"
 _INGRESS = "ray.llm._internal.serve.core.ingress.builder"
 _SERVER = "ray.llm._internal.serve.core.server.llm_server"
-# Not imported: it needs vLLM, which the machine that builds the application may not have.
-_KV_GUARD = Path(__file__).resolve().parents[2] / "guard"
+# Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
+_KV_GUARD = importlib.resources.files("pdlab.guard")
 _PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"

@@ -22,11 +22,15 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 HOME = "${HOME}"
 WHERE = ".cache/pdlab/kv-guard"
 IN_USE = "in-use"
+GUARD_MODULE = "connector.py"  # vLLM imports it by name; without it there is no guard
 WRITE_TIMEOUT_S = 120.0
 # Folders of other versions that nobody uses are removed when they are that old.
 OLD_S = 3600.0
@@ -36,9 +40,15 @@ OLD_S = 3600.0
 PARENT = "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n"
 
 
-def sources(package: Path) -> dict[str, str]:
-    """The guard's package as path -> text, below a package ``pdlab`` that has nothing else of its own."""
-    files = {f"pdlab/guard/{path.name}": path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py"))}
+def sources(package: Traversable) -> dict[str, str]:
+    """The guard's package as path -> text, below a package ``pdlab`` that has nothing else of its own.
+
+    ``package`` is a folder, or a folder inside a zip that is imported. Raises RuntimeError where it holds no module.
+    """
+    modules = sorted((each for each in package.iterdir() if each.name.endswith(".py")), key=lambda each: each.name)
+    files = {f"pdlab/guard/{module.name}": module.read_text(encoding="utf-8") for module in modules}
+    if f"pdlab/guard/{GUARD_MODULE}" not in files:
+        raise RuntimeError(f"the KV guard cannot be brought to the nodes: {package} holds no {GUARD_MODULE}")
     return {"pdlab/__init__.py": PARENT, **files}
 
 

@@ -1,0 +1,56 @@
+"""Write the part of pdlab that runs inside a Ray cluster as one zip."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab.core.arguments import check_writable, exit_code
+from pdlab.core.errors import UsageError
+from pdlab.core.files import replace
+from pdlab.core.settings import Settings, parse, setting
+from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
+
+EPILOG = """\
+examples:
+  python -m pdlab code-zip .
+      writes pdlab-code-DIGEST.zip here; put it where every node can read it, and name it in an export:
+  python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
+      --code-url https://HOST/pdlab-code-DIGEST.zip
+      a Serve config that a cluster without pdlab takes
+  python -m pdlab code-zip /opt/pdlab/pdlab-code.zip
+      for PYTHONPATH of Ray's processes, in an image or on every node
+
+The same code gives the same DIGEST. Ray keeps an archive by the name in its URL: upload other code under its own name.
+"""
+
+
+class CodeZipSettings(Settings):
+    """Where the zip is written."""
+
+    PROG = "python -m pdlab code-zip"
+    ABOUT = "Write the modules of pdlab that a Ray cluster imports as one zip."
+    EXAMPLES = EPILOG
+
+    out: Path = setting(
+        ..., "a folder, which gets pdlab-code-DIGEST.zip, or a file that ends in .zip", "output", positional=True,
+        value="OUT",
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the zip; returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code(lambda: _run(parse(CodeZipSettings, words)))
+
+
+def _run(settings: CodeZipSettings) -> int:
+    files = code()
+    path = settings.out / file_name(files) if settings.out.is_dir() else settings.out
+    if path.suffix != ".zip":
+        raise UsageError(f"OUT {settings.out}: Ray unpacks files that end in .zip; give a folder or such a file")
+    check_writable(path, "OUT")
+    replace(path, archive(files))
+    print(path)
+    return 0
