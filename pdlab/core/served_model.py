@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pdlab.core.catalog import ModelShape, ResolvedModel, resolve_model
+from pdlab.core.catalog import ModelShape, ResolvedModel, require_shape, resolve_model, why_no_shape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 
@@ -39,6 +39,26 @@ def served_model(deployment: Deployment) -> ResolvedModel:
     return ResolvedModel(next((shape for name in named if name and (shape := _shape(str(name)))), None), model)
 
 
+def require_served_shape(deployment: Deployment) -> ModelShape:
+    """The shape of a deployment's model, every part of which is known. Raises UsageError."""
+    if not elsewhere(deployment.model):
+        return require_shape(deployment.model)
+    shape = served_model(deployment).shape
+    if shape is None:
+        raise UsageError(f"--model {deployment.model}: {why_unknown_shape(deployment)}")
+    return shape
+
+
+def why_unknown_shape(deployment: Deployment) -> str:
+    """Why `served_model` finds no shape, and what to do."""
+    if not elsewhere(deployment.model):
+        return why_no_shape(deployment.model)
+    return (
+        "the weights are not on this machine: give --model-id a name of configs/models/ or a Hugging Face id, or "
+        "--engine-arg hf_config_path=FOLDER with the model's config.json"
+    )
+
+
 def where_checked(deployment: Deployment, shape: ModelShape | None) -> str | None:
     """What is checked where, of weights that are elsewhere; None: they are here, or come from a model hub."""
     model = deployment.model
@@ -49,10 +69,8 @@ def where_checked(deployment: Deployment, shape: ModelShape | None) -> str | Non
     else:
         where = f"{model}: this machine has no such folder; a launch checks that each node has it, with all its files"
     if shape is None:
-        where += (
-            "; the model's shape is not known: to know memory and parallelism before the start, give --model-id a name "
-            "of configs/models/ or a Hugging Face id, or --engine-arg hf_config_path=FOLDER with its config.json"
-        )
+        why = why_unknown_shape(deployment)
+        where += f"; the model's shape is not known, so memory and parallelism are checked at the start only: {why}"
     return where
 
 
