@@ -48,6 +48,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read_runs: dict[Path, tuple[tuple[int, int, int], Run]] = {}
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -148,9 +149,21 @@ class Store:
                 yield path
 
     def runs(self) -> Iterator[Run]:
-        """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file."""
-        runs = [_read(path, Run) for path in sorted(self.levels())]
+        """All finished levels, ordered by (kind, value, repeat, look). A file that has not changed since the last call
+        is not read again. Raises StoreError on a damaged file."""
+        runs = [self._run(path) for path in sorted(self.levels())]
         yield from sorted(runs, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
+
+    def _run(self, path: Path) -> Run:
+        try:
+            stat = path.stat()
+        except OSError:
+            return _read(path, Run)  # raises, with the reason
+        state = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        before = self._read_runs.get(path)
+        if before is None or before[0] != state:
+            self._read_runs[path] = before = (state, _read(path, Run))
+        return before[1]
 
     def write_search(self, search: SloSearch) -> None:
         """Write or replace a search; the levels that it rests on are kept as runs of their own."""
