@@ -33,6 +33,7 @@ from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOr
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
+from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import client_versions, git_state, now
 from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
@@ -455,7 +456,7 @@ class _Sweeper:
             level = self._lasting(level, soak_s)
         run, records = self._outliving(level, once=soak_s is not None)
         if soak_s is not None:
-            run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
+            run = run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
@@ -579,7 +580,7 @@ def samples_of_rates(
         if isinstance(run.load, Open) and run.load.burstiness == search.burstiness and run.key.repeat == repeat:
             key = (run.key, run.raw_sha256)
             if key not in known:
-                known[key] = slo_search.sample(run, store.read_records(run.key), search.slo)
+                known[key] = slo_search.sample(run, store.requests(run.key), search.slo)
             samples.append(known[key])
     return tuple(samples)
 

@@ -26,6 +26,7 @@ from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary, Validity
 from pdlab.results.store import Store
 
@@ -349,7 +350,8 @@ class Fake:
         )  # fmt: skip
         run = Run(
             origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, seed=level.seed,
-            num_requests=level.num_requests, completed=len(records), failed=0, whole=metrics.whole(records),
+            num_requests=level.num_requests, completed=len(records), failed=0,
+            whole=metrics.whole(LevelData.of(records)),
         )  # fmt: skip
         return run, records
 
