@@ -637,24 +637,7 @@ class Deployment(Frozen):
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
-        absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
-        defaults = Serving()
-        later = ("requests", "prefill_timeout_s", "prefill_absent_s", "on_prefill_failure")
-        same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
-        if same:
-            absent["serving"] = same
-        if (transport := self.transport) is not None:
-            # Until there was a KV guard, nothing was guarded.
-            without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
-            if same := dict.fromkeys((*(() if transport.ucx_env else ("ucx_env",)), *without), True):
-                absent["topology"] = {"transport": same}
-            if isinstance(self.topology, Fluid):
-                # Until they could move, numbers of engines were fixed.
-                fixed = [] if self.topology.moves else ["min_replicas", "max_replicas", "down_after_s"]
-                fixed += [] if self.topology.prefix_affinity else ["prefix_affinity"]
-                absent["topology"] = {**absent.get("topology", {}), **dict.fromkeys(fixed, True)}
-        text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -16,7 +16,6 @@ from pdlab.core.schema import Frozen
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
 Source = Literal["gates", "files", "audit", "doctor"]
-UNCLASSIFIED = "unclassified"
 
 
 @dataclass(frozen=True)
@@ -369,7 +368,6 @@ CODES: dict[str, FindingCode] = {
     "ucx_twice": _doctor("UCX twice", "a process loads UCX once"),
     "ucx_version": _doctor("UCX version", "the nodes have one UCX, which reads over EFA without emulation"),
     "weights": _doctor("weights", "the files of the model are there and whole"),
-    UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
 }
 
 
