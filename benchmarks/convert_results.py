@@ -6,7 +6,8 @@ Requests and figures stay as they are. What changes:
 
 - A level kept the sentences of its failed gates. It gets their findings, with the code whose sentence begins alike. The
   numbers in a sentence are not read back.
-- A manifest that does not mention a KV guard is of a deployment that had none.
+- A manifest that does not mention a KV guard is of a deployment that had none. The variables of UCX move from the
+  transport to the deployment's ``env``.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def converted(data: dict[str, Any]) -> Frozen:
             found = [classified(reason, validity["failed_gates"]) for reason in validity["reasons"]]
             data = {**data, "validity": {**validity, "findings": [finding.model_dump() for finding in found]}}
         return Run.model_validate(data)
-    transport = ((data.get("deployment") or {}).get("topology") or {}).get("transport")
+    deployment = data.get("deployment") or {}
+    transport = deployment.get("topology", {}).get("transport")
     if transport is not None:
         transport.setdefault("kv_guard", False)
+        deployment["env"] = {**transport.pop("ucx_env", {}), **deployment.get("env", {})}
     return Manifest.model_validate(data)
 
 

@@ -11,8 +11,8 @@ from support import folders
 from pdlab.cli import viz
 from pdlab.core.workload import Open
 from pdlab.report import soaks
-from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.level_data import LevelData
+from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.soak import soak
 from pdlab.results.store import Store
 

@@ -66,8 +66,15 @@ def test_a_manifest_without_a_word_of_a_kv_guard_had_none(convert: ModuleType) -
         assert convert.converted(json.loads(today.model_dump_json())) == today
         stored = json.loads(today.model_dump_json())
         stored["deployment"]["topology"].get("transport", {}).pop("kv_guard", None)
-        transport = convert.converted(stored).deployment.transport
-        assert (transport and transport.kv_guard) is guarded
+        deployment = convert.converted(stored).deployment
+        assert (deployment.transport and deployment.transport.kv_guard) is guarded
+
+
+def test_variables_of_ucx_were_the_transports(convert: ModuleType) -> None:
+    today = Manifest(origin="measured", label="x", deployment=Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1")))
+    stored = json.loads(today.model_dump_json())
+    stored["deployment"]["topology"]["transport"]["ucx_env"] = {"UCX_A": "1"}
+    assert convert.converted(stored).deployment.env == {"UCX_A": "1"}
 
 
 def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:
