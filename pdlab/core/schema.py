@@ -183,8 +183,6 @@ def rule(error: Any, kind: type[BaseModel] | None = None) -> str:
         return f"must have at least {context['min_length']} of them"
     if error["type"] == "string_pattern_mismatch":
         return "must be a name for a folder: letters, digits and . _ + = -, at most 64, a letter or digit first"
-    if error["type"] == "literal_error" and " or " not in context["expected"]:
-        return f"must be {context['expected']}"
     words = RULES.get(error["type"])
     if words is None:
         return str(error["msg"]).removeprefix("Value error, ")
