@@ -31,7 +31,6 @@ BASE = {
     "numpy": "numpy",
     "pydantic": "pydantic",
     "pydantic_core": "pydantic",
-    "tqdm": "tqdm",
     "yaml": "pyyaml",
 }
 # What the extras `serve` and `cpu` bring, by themselves or with Ray and vLLM.

@@ -38,6 +38,7 @@ from pdlab.core.settings import (
     to_words,
     written_numbers,
 )
+from pdlab.core.status_line import StatusLine
 
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import Served
@@ -558,27 +559,17 @@ def _draw_map(settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Pla
 
 
 class _Progress:
-    """What is being simulated, on standard error once it takes long: a line that is overwritten on a terminal, else
-    one now and then."""
+    """What is being simulated, on standard error once it takes long."""
 
     def __init__(self) -> None:
-        self._began = self._shown = time.monotonic()
-        self._terminal = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._line = StatusLine(every_s=SHOWN_EVERY_S, after_s=SHOWN_AFTER_S)
 
     def __call__(self, done: int, of: int, label: str) -> None:
-        now = time.monotonic()
-        if now - self._began < SHOWN_AFTER_S:
-            return
-        text = f"simulating {label} ({done + 1} of {of}, {now - self._began:.0f} s)"
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif now - self._shown >= (SHOWN_EVERY_S if self._shown > self._began else 0.0):
-            print(text, file=sys.stderr, flush=True)
-            self._shown = now
+        self._line.show(f"simulating {label} ({done + 1} of {of}, {time.monotonic() - self._began:.0f} s)")
 
     def end(self) -> None:
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._line.clear()
 
 
 def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:

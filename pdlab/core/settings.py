@@ -13,7 +13,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -246,11 +246,12 @@ class Declared(NamedTuple):
         )
 
 
-def declared(kind: type[BaseModel]) -> Iterator[Declared]:
+@cache
+def declared(kind: type[BaseModel]) -> tuple[Declared, ...]:
     """The flags of a command's settings, in the order of the help; those of its parts too."""
     groups = kind.GROUPS if issubclass(kind, Settings) else ()
     rank = {group: number for number, group in enumerate(groups)}
-    return iter(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
+    return tuple(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
 
 
 def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
@@ -338,7 +339,7 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
 
 def help_page(kind: type[Settings]) -> HelpPage:
     """The arguments of a command, and what its help begins and ends with."""
-    fields = list(declared(kind))
+    fields = declared(kind)
     words = [each.flags[0] if each.required else f"[{each.flags[0]}]" for each in fields if each.flag.positional]
     name = program(kind.COMMAND)
     usage = " ".join([name, "[flags]", *words])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -91,10 +92,7 @@ def async_client() -> httpx2.AsyncClient:
     import httpx2
 
     with _failures("the proxy of the environment"):
-        return httpx2.AsyncClient(limits=_limits(), headers=_CLOSE, follow_redirects=True)
-
-
-_CLOSE = {"connection": "close"}
+        return httpx2.AsyncClient(**_settings())
 
 
 @lru_cache(maxsize=1)
@@ -102,13 +100,17 @@ def _client() -> httpx2.Client:
     """One for the process, since to make one takes 50 ms (certificates, for https)."""
     import httpx2
 
-    return httpx2.Client(limits=_limits(), headers=_CLOSE, follow_redirects=True)
+    return httpx2.Client(**_settings())
 
 
-def _limits() -> httpx2.Limits:
+def _settings() -> dict[str, Any]:
+    """Of both clients. The library logs each request at level INFO, which Ray shows in its drivers."""
     import httpx2
 
-    return httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    for name in ("httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+    return {"limits": limits, "headers": {"connection": "close"}, "follow_redirects": True}
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.scene import Scene
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Manifest, RequestRecord, Run
 from pdlab.results.store import Store
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
@@ -412,8 +413,8 @@ class TestRanking:
         )
         run = Run(
             origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5), workload=Workload(), load=load,
-            num_requests=300, completed=300, failed=0, whole=metrics.whole(records),
-            steady=metrics.steady(records, load),
+            num_requests=300, completed=300, failed=0, whole=metrics.whole(LevelData.of(records)),
+            steady=metrics.steady(LevelData.of(records), load),
         )  # fmt: skip
         store.write(run, records)
         out = tmp_path / "map.png"

@@ -18,12 +18,20 @@ from pdlab.bench.gates import CANARY, GATES
 from pdlab.core.findings import CODES, UNCLASSIFIED, FindingCode, found, gates
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 # Page: the source of its findings, the heads of the table, and the cells of a row behind its code.
 TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str, ...]]]] = {
-    "methodology.md": ("gates", ("gate", "finding", "what holds in a valid level"), lambda row: (row.rule,)),
-    "reading-plots.md": ("audit", ("finding", "severity", "what should hold"), lambda row: (row.severity, row.rule)),
-    "debugging.md": (
+    "docs/methodology.md": ("gates", ("gate", "finding", "what holds in a valid level"), lambda row: (row.rule,)),
+    "docs/reading-plots.md": (
+        "audit",
+        ("finding", "severity", "what should hold"),
+        lambda row: (row.severity, row.rule),
+    ),
+    "debug/readme_nixl_ray.md": (
+        "transfer",
+        ("finding", "severity", "what should hold"),
+        lambda row: (row.severity, row.rule),
+    ),
+    "docs/debugging.md": (
         "doctor",
         ("finding", "in the output", "at worst", "what should hold"),
         lambda row: (f"`{row.template.format(name='NAME')}`", row.severity, row.rule),
@@ -86,13 +94,13 @@ def table(page: str) -> str:
 @pytest.mark.golden
 @pytest.mark.parametrize("page", TABLES)
 def test_the_tables_of_codes_are_made_from_the_registry(page: str) -> None:
-    head, begin, rest = (DOCS / page).read_text(encoding="utf-8").partition("<!-- findings: `make golden` -->\n")
+    head, begin, rest = (ROOT / page).read_text(encoding="utf-8").partition("<!-- findings: `make golden` -->\n")
     shown, end, tail = rest.partition("\n<!-- end of findings -->")
     assert begin and end
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        (DOCS / page).write_text(head + begin + table(page) + end + tail, encoding="utf-8")
+        (ROOT / page).write_text(head + begin + table(page) + end + tail, encoding="utf-8")
         shown = table(page)
-    assert shown == table(page), "run `make golden` and read `git diff docs`"
+    assert shown == table(page), "run `make golden` and read `git diff '*.md'`"
 
 
 def test_the_page_of_the_doctor_names_what_the_doctor_finds() -> None:

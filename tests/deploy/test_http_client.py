@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -59,6 +60,18 @@ def test_json_goes_out_and_comes_back_with_the_key() -> None:
         assert http_client.complete(url, {"prompt": "\u00e9"}, "k" * 20, 5.0) == [1]
         assert http_client.get_json(f"{url}/-/routes", 5.0) == {"x": "\u00e9"}
     assert seen == [("/v1/completions", f"Bearer {'k' * 20}", {"prompt": "\u00e9"}), ("/-/routes", None, None)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_requests_are_not_logged(asynchronous: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Ray's drivers show what the root logger gets from level INFO on."""
+    http_client._client.cache_clear()
+    with (
+        caplog.at_level(logging.INFO),
+        web_server(answering(200, b"data: [DONE]\n\n", "text/event-stream")) as url,
+    ):
+        assert read_stream(url, asynchronous) == [None]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -72,7 +72,8 @@ def check_filled(experiment: Experiment) -> None:
 
 def test_decode_alone_is_launched_measured_and_taken_down(own: Stack) -> None:
     path = own.folder / "live.yaml"
-    path.write_text(yaml.safe_dump(FILE | {"deployments": FILE["deployments"][:1], "loads": [{"concurrency": [2]}]}))
+    decode = {name: FILE[name][:1] for name in ("deployments", "workloads")}
+    path.write_text(yaml.safe_dump(FILE | decode | {"loads": [{"concurrency": [2]}]}))
     done = own.run("-m", "pdlab", "experiment", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
     assert done.code in (0, 3), f"3 where a busy machine makes the load generator late: {done.text[-500:]}"
     assert own.nodes() is None and [visit.status for visit in record(own).visits] == ["done"]

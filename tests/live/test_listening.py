@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import zmq_callers
+from support.web import fetch
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes
@@ -185,15 +186,7 @@ def pd(stack: Stack) -> Watch:
 
 
 def get(stack: Stack, path: str, key: str | None = None, body: Any = None) -> tuple[int, str]:
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-    data = None if body is None else json.dumps(body).encode()
-    call = urllib.request.Request(f"{stack.url}{path}", data, headers)
-    try:
-        with urllib.request.urlopen(call, timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch(f"{stack.url}{path}", body, key=key)
 
 
 def outward() -> list[str]:

@@ -9,12 +9,11 @@ import json
 import random
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.web import fetch
 
 from tests.live.conftest import ROOT, Stack
 
@@ -34,23 +33,11 @@ GENERATE = {"model": "tiny-gptoss", "token_ids": [5, 6, 7], "sampling_params": {
 
 
 def post(url: str, route: str, body: dict[str, Any] | bytes, timeout_s: float = 60) -> tuple[int, str]:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    call = urllib.request.Request(f"{url}{route}", data, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(call, timeout=timeout_s) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch(f"{url}{route}", body, timeout_s=timeout_s)
 
 
 def status_of(url: str, route: str) -> int:
-    try:
-        with urllib.request.urlopen(f"{url}{route}", timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
+    return fetch(f"{url}{route}")[0]
 
 
 @pytest.fixture

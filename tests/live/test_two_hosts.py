@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
@@ -29,7 +30,7 @@ from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.engine_metrics import scrape_counters
-from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
+from tests.live.conftest import BUSY_MACHINE, ROOT, Stack
 
 
 def _why_not() -> str | None:
@@ -100,21 +101,6 @@ def move(source: Host, target: Host, total: int) -> float:
         took = time.monotonic() - began
         sender.join()
     return took
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
 
 
 def interfaces() -> set[str]:
@@ -375,18 +361,10 @@ class TestRay:
     def test_a_launcher_that_is_stopped(self, number: int, code: int, stack: Stack) -> None:
         """By Ctrl-C: the hosts go. Killed: its child notices, and its keeper takes down what is left."""
         words = ("launch_gptoss.py", "--pd-spread", "--local", "--two-hosts", "--port", str(stack.port))
-        process = subprocess.Popen(
-            stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE, start_new_session=True
-        )
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "2 local Ray nodes are up" in line:
-                break
-        os.kill(process.pid, number)
-        rest = process.stderr.read()
-        process.stderr.close()
-        assert process.wait(TIMEOUT_S) == code, rest
-        assert "Traceback" not in rest
+        launcher = stack.start(*words, until="2 local Ray nodes are up")
+        os.kill(launcher.pid, number)
+        ended = launcher.end()
+        assert ended.code == code and "Traceback" not in ended.text
         assert eventually(lambda: nothing_is_left(stack) and stack.nodes() is None, 120)
 
 
