@@ -17,13 +17,14 @@ import yaml
 
 from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read
-from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.catalog import ModelShape
 from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
+from pdlab.core.served_model import served_model, where_checked
 from pdlab.core.settings import parse
 from pdlab.core.text import shell_assignments
 from pdlab.core.vllm_limits import check_context, check_divisibility
@@ -121,7 +122,9 @@ def _shutdown(settings: LaunchSettings) -> int:
 def _checked_model(request: LaunchRequest) -> Model:
     """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
     deployment = request.deployment
-    shape, source = resolve_model(deployment.model)
+    shape, source = served_model(deployment)
+    if (text := where_checked(deployment, shape)) is not None:
+        _warn(text)
     if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
