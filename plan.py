@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Predict before a GPU is booked: `python -m pdlab plan`; see --help."""
 
-import sys
-
-from pdlab.cli.plan import main
+from pdlab.__main__ import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script("plan")

@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Result folders to tables, plots and a reading: `python -m pdlab viz`; see --help."""
 
-import sys
-
-from pdlab.cli.viz import main
+from pdlab.__main__ import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script("viz")

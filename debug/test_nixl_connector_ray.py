@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pdlab.cli.check_transfer import main
+from pdlab.__main__ import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script("check-transfer")

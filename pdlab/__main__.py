@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any, NoReturn
 
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
+from pdlab.core.help_pages import HELP, HELP_ALL, keep, kept, parser_of
 from pdlab.core.text import choices
 from pdlab.core.version import __version__
 
@@ -44,7 +47,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Without a command, list the commands; 2 for an unknown command."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in HELP:
         return _shown(usage())
     if words[0] == "--version":
         return _shown(f"pdlab {__version__}")
@@ -52,14 +55,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}"
         print(f"error: {problem}; python -m pdlab lists all", file=sys.stderr)
         return 2
-    module = import_module(f"pdlab.cli.{words[0].replace('-', '_')}")
-    code: int = module.main(words[1:])
+    if len(words) == 2 and words[1] in (*HELP, HELP_ALL):
+        return exit_code(lambda: _print_help(words[0], everything=words[1] == HELP_ALL))
+    code: int = _module(words[0]).main(words[1:])
     return code
 
 
-def _shown(text: str) -> int:
-    from pdlab.core.arguments import exit_code
+def script(command: str) -> NoReturn:
+    """Run a command as its script in the checkout, and exit with its code."""
+    sys.exit(main([command, *sys.argv[1:]]))
 
+
+def _module(command: str) -> Any:
+    return import_module(f"pdlab.cli.{command.replace('-', '_')}")
+
+
+def _print_help(command: str, *, everything: bool) -> int:
+    page = kept(command)
+    if page is None:
+        _module(command)
+        from pdlab.core.settings import help_page, settings_of
+
+        page = help_page(settings_of(command))
+        keep(command, page)
+    parser = parser_of(page, everything=everything)
+    if everything and not any(each.advanced for each in page.arguments):
+        parser.parse_args([HELP_ALL])  # it is not a flag of this command
+    parser.print_help()
+    return 0
+
+
+def _shown(text: str) -> int:
     def show() -> int:
         print(text)
         return 0

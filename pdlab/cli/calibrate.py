@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge
 
 from pdlab.analysis.curves import gpus_of
-from pdlab.core.arguments import above_zero, check_writable, distinct, exit_code
+from pdlab.core.arguments import above_zero
 from pdlab.core.catalog import known_models, load_model
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
+from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, Text, parse, setting
 from pdlab.core.text import choices
@@ -103,7 +105,7 @@ MEASURED, FIT, RESULT = "what was measured", "fit", "result"
 class CalibrateSettings(Settings):
     """Which runs a hardware file is fitted to, how, and where it goes."""
 
-    PROG = "python -m pdlab calibrate"
+    COMMAND = "calibrate"
     ABOUT = "Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts."
     EXAMPLES = EPILOG
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import exit_code
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Port, Positive, Seconds, Seed, Settings, not_given, parse, setting, to_words
 
 HAS_FINDINGS, DEFAULT_PORT = 3, 8000
@@ -36,7 +36,7 @@ WHAT, TO, OWN, KEPT = "what is done", "to what", "with deployments of its own", 
 class ChaosSettings(Settings):
     """Which faults ``python -m pdlab chaos`` makes, and in which deployment."""
 
-    PROG = "python -m pdlab chaos"
+    COMMAND = "chaos"
     ABOUT = "Kill, stop and cut a running deployment at seeded times under load, and compare every answer."
     EXAMPLES = EPILOG
 

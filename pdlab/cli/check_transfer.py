@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.core.arguments import check_picture, check_writable, exit_code
 from pdlab.core.errors import ClusterError, PdlabError, TransferError, WriteError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
+from pdlab.core.output_paths import check_picture, check_writable
 from pdlab.core.settings import parse
 from pdlab.transfer.options import MODEL, CheckTransferSettings, kv_shape, plan_from
 

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import replace
+from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import Settings, parse, setting
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
 
@@ -19,7 +20,7 @@ examples:
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
       --code-url https://HOST/pdlab-code-DIGEST.zip
       a Serve config that a cluster without pdlab takes
-  python -m pdlab code-zip /opt/pdlab/pdlab-code.zip
+  python -m pdlab code-zip /opt/code/pdlab-code.zip
       for PYTHONPATH of Ray's processes, in an image or on every node
 
 The same code gives the same DIGEST. Ray keeps an archive by the name in its URL: upload other code under its own name.
@@ -29,7 +30,7 @@ The same code gives the same DIGEST. Ray keeps an archive by the name in its URL
 class CodeZipSettings(Settings):
     """Where the zip is written."""
 
-    PROG = "python -m pdlab code-zip"
+    COMMAND = "code-zip"
     ABOUT = "Write the modules of pdlab that a Ray cluster imports as one zip."
     EXAMPLES = EPILOG
 

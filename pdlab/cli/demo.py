@@ -16,9 +16,10 @@ from typing import Annotated
 
 from pdlab.cli.bench import CONCURRENCIES
 from pdlab.cluster import machine
-from pdlab.core.arguments import check_folder, exit_code
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import ROOT, cache_dir
+from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Positive, Settings, parse, setting
 from pdlab.demo.choice import LEVELS, PORT, choose, describe, held_port, nodes_are_up, refuse_if_too_small
 from pdlab.demo.run import Demo
@@ -45,7 +46,7 @@ MEASURED, WHERE = "what is measured", "where"
 class DemoSettings(Settings):
     """What ``make demo`` measures, and where."""
 
-    PROG = "python -m pdlab demo"
+    COMMAND = "demo"
     ABOUT = "Serve three deployments of a tiny model on this machine, sweep each, and plot them (make demo)."
     EXAMPLES = EPILOG
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.errors import ClusterError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
+from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import Backends, Settings, not_given, parse, setting
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ EXAMINED, OUTPUT = "what to examine", "output"
 class DoctorSettings(Settings):
     """Which nodes are examined, for which deployments, and where the facts go."""
 
-    PROG = "debug/doctor.py"
+    COMMAND = "doctor"
     ABOUT = "What KV transfers depend on, on every node: versions, libraries, devices, limits, settings."
     EXAMPLES = EPILOG
 

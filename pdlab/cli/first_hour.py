@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import check_folder, exit_code
 from pdlab.core.catalog import known_models
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import ROOT, cache_dir
+from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Settings, parse, setting
 from pdlab.core.text import choices, duration
 from pdlab.first_hour import archive
@@ -45,7 +46,7 @@ WHAT, HOW = "what is run, and where", "how"
 class FirstHourSettings(Settings):
     """What ``python -m pdlab first-hour`` runs, and where."""
 
-    PROG = "python -m pdlab first-hour"
+    COMMAND = "first-hour"
     ABOUT = "The first thing to run on booked nodes: from the doctor to a report, in under an hour."
     EXAMPLES = EPILOG
 

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.arguments import exit_code, no_file
 from pdlab.core.errors import ClusterError, UsageError
+from pdlab.core.exit_code import exit_code, no_file
 from pdlab.core.settings import Backends, Settings, parse, setting
 
 DIFFERENT, CANNOT_RUN = 3, 5
@@ -38,7 +38,7 @@ INSTALLED, CHECKED = "what is installed, and where", "what is checked afterwards
 class InstallWheelSettings(Settings):
     """Which wheel is installed on every node, and what is checked afterwards."""
 
-    PROG = "debug/install_on_nodes.py"
+    COMMAND = "install-wheel"
     ABOUT = "Install one wheel on every node of the Ray cluster, and compare what each node has then."
     EXAMPLES = EPILOG
 

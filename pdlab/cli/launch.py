@@ -16,12 +16,14 @@ from typing import Any
 
 from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read, serve_env
-from pdlab.core.arguments import check_writable, exit_code
 from pdlab.core.catalog import ModelShape, ResolvedModel, load_model, resolve_model
 from pdlab.core.deployment import Deployment
+from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
+from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import declared, parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import exports, serving_path
@@ -85,6 +87,12 @@ def _request_from_stdin(argv: Sequence[str]) -> LaunchRequest:
 def _start(request: LaunchRequest) -> None:
     """Launch, once everything is checked that can be without a cluster."""
     model = _checked_model(request)
+    if request.rehearsal is None and (names := request.deployment.secrets):
+        secret_values(dict.fromkeys(names), os.environ)
+        _warn(
+            f"Ray writes the environment of engines into its own log on the nodes, {' and '.join(names)} too: to keep "
+            "them out, leave --env out, and set them before `ray start` on every node"
+        )
     from pdlab.deploy import launch
 
     view = request.known_view()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.analysis.phase_ratio import report
-from pdlab.core.arguments import exit_code
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Settings, parse, setting
 from pdlab.results.published_folders import load_experiment
 
@@ -26,7 +26,7 @@ examples:
 class RatioSettings(Settings):
     """The result folders that ``python -m pdlab ratio`` compares."""
 
-    PROG = "python -m pdlab ratio"
+    COMMAND = "ratio"
     ABOUT = "The P:D ratio that measured rates of prefill alone and decode alone imply."
     EXAMPLES = EPILOG
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pdlab.core.arguments import exit_code
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Settings, parse, setting
 
 EPILOG = """\
@@ -25,7 +25,7 @@ examples:
 class RolesSettings(Settings):
     """What ``python -m pdlab roles`` does: look, or set another split."""
 
-    PROG = "python -m pdlab roles"
+    COMMAND = "roles"
     ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
     EXAMPLES = EPILOG
 

@@ -14,7 +14,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Workload
 from pdlab.deploy.endpoint import load_running
 from pdlab.plan.extrapolation import outside_fit, outside_text
-from pdlab.results.metrics import Columns
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import SloSearch
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import columns
@@ -108,7 +108,7 @@ def simulated(search: Search, workload: Workload, deployment: Deployment, calibr
     if not slo.bounded:
         raise UsageError("start from plan: gaps between chunks are not simulated; bound TTFT, TPOT or E2EL too")
 
-    def drive(level: Level) -> Columns:
+    def drive(level: Level) -> LevelData:
         (done,) = simulate(
             deployment,
             [level],

@@ -11,8 +11,8 @@ from typing import Literal
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
-from pdlab.core.arguments import exit_code
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.nodes import HOST_NAMES
 from pdlab.core.settings import Milliseconds, Settings, not_given, parse, setting
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
@@ -35,7 +35,7 @@ LINK, SHELL = "the link (up and shape)", "the shell"
 class TwoHostsSettings(Settings):
     """What is done with the two hosts of this machine."""
 
-    PROG = "python -m pdlab two-hosts"
+    COMMAND = "two-hosts"
     ABOUT = (
         "Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a worker on "
         "the second, a link between them that can be made slow."

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from pdlab.analysis.view import SHOWN, View
-from pdlab.core.arguments import check_output, check_picture, exit_code
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
+from pdlab.core.output_paths import check_output, check_picture
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
     AboveZero,
@@ -85,7 +86,7 @@ class VizSettings(Settings):
     """Which results viz.py shows or audits, how, and where its output goes. ``view``: the fields of `View` that are
     given."""
 
-    PROG = "viz.py"
+    COMMAND = "viz"
     ABOUT = DESCRIPTION
     EXAMPLES = EPILOG
     GROUPS = (WHICH, SHOWN, ANSWERED, MADE)

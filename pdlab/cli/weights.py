@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pdlab.core.arguments import exit_code
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.commands import typed
+from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Seconds, Settings, parse, setting
 
 MISSING = 3
@@ -27,7 +27,7 @@ models of configs/models/: {", ".join(known_models())}
 class WeightsSettings(Settings):
     """Which model's files are looked for or fetched, and where."""
 
-    PROG = "python -m pdlab weights"
+    COMMAND = "weights"
     ABOUT = "Look for a model's files on every node, as vLLM will look for them, or fetch them."
     EXAMPLES = EPILOG
 

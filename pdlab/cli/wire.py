@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pdlab.core.arguments import exit_code
+from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Numbers, Settings, parse, setting
 from pdlab.demo.wire import prove
 
@@ -26,7 +26,7 @@ examples:
 class WireSettings(Settings):
     """What ``make wire`` checks."""
 
-    PROG = "python -m pdlab wire"
+    COMMAND = "wire"
     ABOUT = (
         "Prove the KV transfer over a slow link on this machine: pack in memory, spread over the link, and a planted "
         "corruption."

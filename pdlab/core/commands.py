@@ -33,6 +33,13 @@ def _front(command: str) -> list[str]:
     return ["python", script] if script.endswith(".py") else [f"./{script}"]
 
 
+def program(command: str) -> str:
+    """What the help of a command calls it."""
+    if CHECKOUT is None:
+        return f"pdlab {command}"
+    return SCRIPTS.get(command, f"python -m pdlab {command}")
+
+
 def not_installed(package: str) -> str:
     """One line for a Python package that this interpreter lacks, with the way to get it."""
     fix = 'pip install "pdlab[serve]"' if CHECKOUT is None else "make setup, or make setup-gpu on a GPU node"

@@ -1,6 +1,6 @@
 """How a command hands its failure to the process that started it: as JSON in a file. Nobody searches its output.
 
-The parent names the file in the environment variable PDLAB_FAILURE_FILE. `pdlab.core.arguments.exit_code` writes it.
+The parent names the file in the environment variable PDLAB_FAILURE_FILE. `pdlab.core.exit_code.exit_code` writes it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -124,13 +123,13 @@ def _same_file(path: Path, file: int) -> bool:
 def _this_process() -> dict[str, Any]:
     command_line = shlex.join(sys.orig_argv[1:] or sys.argv)
     command = command_line if len(command_line) <= COMMAND_CHARS else f"{command_line[:COMMAND_CHARS]}..."
-    return {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": time.time()}
+    return {"pid": os.getpid(), "host": os.uname().nodename, "command": command, "since": time.time()}
 
 
 def _described(file: int) -> str:
     try:
         holder_fields = json.loads(os.pread(file, 4096, 0))
-        where = "" if holder_fields["host"] == socket.gethostname() else f" on {holder_fields['host']}"
+        where = "" if holder_fields["host"] == os.uname().nodename else f" on {holder_fields['host']}"
         clock = time.strftime("%H:%M:%S", time.localtime(holder_fields["since"]))
         for_s = max(0.0, time.time() - holder_fields["since"])
         return f"process {holder_fields['pid']}{where} ({holder_fields['command']}), for {for_s:.0f} s (since {clock})"

@@ -1,7 +1,8 @@
 """A judgement is a value: `Finding`, and `CODES`, the registry of everything that pdlab can find.
 
-Gates, the audit of result folders and the doctor say what they found by code. Whoever decides on a finding compares its
-code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield `found("its_code", ...)`.
+Gates, the audit of result folders, the doctor and the transfer check say what they found by code. Whoever decides on a
+finding compares its code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield
+`found("its_code", ...)`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "files", "audit", "doctor"]
+Source = Literal["gates", "files", "audit", "doctor", "transfer"]
 UNCLASSIFIED = "unclassified"
 
 
@@ -24,9 +25,9 @@ class FindingCode:
     """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
     a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
 
-    ``source``: the gates of a level, the reading of files of others, the audit, or the doctor. The sentences of the
-    last two are with their rules: there ``template`` is the topic in words, and ``severity`` the worst. ``gate``: the
-    gate that the finding fails.
+    ``source``: the gates of a level, the reading of files of others, the audit, the doctor, or the check of KV
+    transfers. The sentences of audit and doctor are with their rules: there ``template`` is the topic in words, and
+    ``severity`` the worst. ``gate``: the gate that the finding fails.
     """
 
     source: Source
@@ -100,6 +101,16 @@ def _doctor(topic: str, rule: str, severity: Severity = "error") -> FindingCode:
     return FindingCode(source="doctor", rule=rule, template=topic, severity=severity)
 
 
+def _wire(rule: str, template: str, fix: str) -> FindingCode:
+    """The likely cause of a wrong or slow wire."""
+    return FindingCode(source="transfer", rule=rule, template=template, fix=fix, joint="; try: ")
+
+
+def _remark(rule: str, template: str) -> FindingCode:
+    """What a verdict on a wire rests on."""
+    return FindingCode(source="transfer", rule=rule, template=template, severity="note")
+
+
 _PACE_FIX = "launch with a larger --slow-down"
 
 CODES: dict[str, FindingCode] = {
@@ -115,7 +126,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "token_count_wrong": _gate(
         "token_counts",
-        "an answer has the token counts that its request asked for",
+        "the server counts the prompt and output tokens that a request asked for, in every answer",
         "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {asked})",
     ),
     "kv_transfers_failed": _gate("kv_transfers", "no KV transfer fails", "{count:g} KV transfers failed"),
@@ -139,7 +150,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "prefill_calls_failed": _gate(
         "prefill_calls",
-        "every call of prefill is answered in time",
+        "prefill answers every call within `--prefill-timeout-s`",
         "calls of prefill failed ({late:g} had no answer within --prefill-timeout-s), and their prompts were {done}",
         "see decode's logs, or give prefill more time",
     ),
@@ -151,17 +162,18 @@ CODES: dict[str, FindingCode] = {
     ),
     "guard_gave_up": _gate(
         "guard_deadline",
-        "KV receives end before the guard's deadline",
+        "every KV receive ends within `--kv-deadline-s`",
         "the KV guard gave up {count:g} KV receives at their deadline",
     ),
     "guard_no_room": _gate(
         "guard_deadline",
-        "late KV receives leave room for requests",
+        "the guard fails no request for which late KV receives leave no room",
         "the KV guard failed {count:g} requests for which late KV receives left no room",
     ),
     "kv_connection_failed": _gate(
         "kv_connections",
-        "no connection between prefill and decode fails",
+        "no connection between prefill and decode fails: no failed read (`pdlab_guard_failed_reads`), no new handshake "
+        "(`pdlab_guard_handshakes_renewed`)",
         "a connection between prefill and decode failed: {done}",
     ),
     "replica_replaced": _gate(
@@ -178,7 +190,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "roles_set_by_hand": _gate(
         "roles",
-        "a fluid pool has the split of its launch",
+        "a fluid pool has the split of its launch: nobody set another by hand (`pdlab_roles_changed`)",
         "the split of the fluid pool was set by hand, and {label} is the curve of another",
         "launch with --roles P:D to measure a split, or set that of the launch again (python -m pdlab roles P:D or "
         "auto) and measure again",
@@ -205,45 +217,51 @@ CODES: dict[str, FindingCode] = {
     ),
     "prefix_cache_hits": _gate(
         "prefix_cache",
-        "no more of the prompts comes from the prefix cache than the workload declares",
+        "the share of prompt tokens from the prefix cache is at most 0.01 above the declared share (shared prefixes / "
+        "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
     ),
     "context_computed": _gate(
         "decode_context",
-        "in decode-only, the KV cache of contexts is filled and not computed",
+        "decode-only: at least 99 % of the context tokens are filled and not computed",
         "only {filled:g} of {tokens} context tokens were filled: the others were computed, which is no decode",
     ),
     "client_cpu": _gate(
         "client_saturation",
-        "the load generator has CPU to spare",
+        "each process of the load generator uses at most 0.9 of a core",
         "load generator saturated: {cores:.2f} of one core (limit {limit})",
     ),
     "client_lag": _gate(
         "client_saturation",
-        "the load generator's event loop is in time",
+        "the event loop of the load generator is late (p95) by at most 50 ms, or by at most a quarter of the shorter "
+        "of median TTFT and median decode time (E2EL - TTFT)",
         "load generator saturated: event loop late by {late_ms:.0f} ms (p95, limit {limit})",
     ),
     "front_cpu": _gate(
         "front_saturation",
-        "ingress, router and proxy have CPU to spare",
+        "on their busiest node the ingress replicas use at most 0.9 of a core each, as do Ray Serve's proxy and, with "
+        "direct streaming, the router that HAProxy asks",
         "{name} saturated: {cores:.2f} of one core (limit {limit}){cure}",
     ),
     "sent_late": _gate(
         "lateness",
-        "requests are sent when they are due",
+        "requests are sent late (p95) by at most 50 ms, or by at most a quarter of the median TTFT (open loop) or of "
+        "the median E2EL (closed loop)",
         "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
     ),
     "clock_backwards": _gate(
-        "clock", "the times of a request rise", "clock: a request's times run backwards ({times} s)"
+        "clock",
+        "the times of a request are in their order, to 1 ms",
+        "clock: a request's times run backwards ({times} s)",
     ),
     "clock_set": _gate(
         "clock",
-        "nobody sets the client's clock during a level",
+        "the wall clock moves against the monotonic one by at most 20 ms + 1000 ppm of the level",
         "clock: the wall clock moved {step_s:+.3f} s against the monotonic one during the level",
     ),
     "few_requests": _gate(
         "few_requests",
-        "enough requests finish in the steady window",
+        "at least 9 requests finish in the steady window, in a closed loop also at least 2 per unit of concurrency",
         "too few requests for a steady window: {needed} must finish in it, {window}",
         "{more}",
     ),
@@ -272,14 +290,14 @@ CODES: dict[str, FindingCode] = {
     ),
     "pace_differs": _gate(
         "rehearsed_pace",
-        "in a rehearsal the model sets the pace",
+        "rehearsal: the means of the client and of the simulated engines agree (limits below)",
         "this machine set the pace: mean {name} is {client_ms:.3g} ms at the client and {modelled_ms:.3g} ms by the "
         "model (limit {limit:.0%})",
         _PACE_FIX,
     ),
     "pace_late": _gate(
         "rehearsed_pace",
-        "requests reach the simulated engines in time",
+        "rehearsal: requests reach the simulated engines in time (limits below)",
         "this machine set the pace: requests reached simulated engines {late_ms:.3g} ms too late on average (limit "
         "{limit:.0%} of TTFT)",
         _PACE_FIX,
@@ -362,6 +380,116 @@ CODES: dict[str, FindingCode] = {
     "ucx_twice": _doctor("UCX twice", "a process loads UCX once"),
     "ucx_version": _doctor("UCX version", "the nodes have one UCX, which reads over EFA without emulation"),
     "weights": _doctor("weights", "the files of the model are there and whole"),
+    "wire_not_as_counted": _wire(
+        "no interface counts a payload that UCX moves through memory",
+        "UCX names {wire}, but {nic} counted {share:.0%} of the payload",
+        "repeat it on an idle machine, because other traffic counts too",
+    ),
+    "wire_counts_nothing": _wire(
+        "the interfaces that UCX names count at least half of the payload",
+        "UCX names {wire}, whose counters saw {share:.0%} of the payload",
+        "--verbose, and read UCX's own log",
+    ),
+    "wire_backend_leaves_host": _wire(
+        "the backend of a pack moves memory within a host",
+        "{backend} moves between processes of one host over {wire}",
+        "--backends UCX for pack",
+    ),
+    "wire_tls_lacks": _wire(
+        "UCX_TLS has a transport of the expected wire",
+        "UCX_TLS={tls} leaves out {lacks}",
+        "unset UCX_TLS, or add {needed} to it",
+    ),
+    "wire_module_lacks": _wire(
+        "the UCX module of shared memory or GPU memory loads",
+        "UCX's module {module} did not load: {why}",
+        "debug/doctor.py",
+    ),
+    "wire_memory_forbidden": _wire(
+        "a process may read the memory of another process",
+        "reading another process's memory is forbidden here (ptrace_scope, seccomp or a missing SYS_PTRACE)",
+        "containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; debug/doctor.py",
+    ),
+    "wire_efa_of_some_ranks": _wire(
+        "every rank finds an EFA device",
+        "some ranks find an EFA device and others none",
+        "debug/doctor.py on both nodes; every GPU's EFA devices visible to its process",
+    ),
+    "wire_ucx_too_old": _wire(
+        "UCX is 1.20 or later, which reads over srd with zero-copy",
+        "UCX {version} has srd without get and put zero-copy",
+        "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
+    ),
+    "wire_efa_without_gpudirect": _wire(
+        "UCX registers the memory of the KV cache with EFA",
+        "UCX cannot register this memory with EFA (no GPUDirect?)",
+        "debug/doctor.py on both nodes",
+    ),
+    "wire_efa_module_lacks": _wire(
+        "UCX's EFA module loads",
+        "UCX's EFA module did not load: {why}",
+        "debug/build_nixl_ucx_efa.sh, or the EFA installer; debug/doctor.py proves it",
+    ),
+    "wire_efa_not_usable": _wire(
+        "UCX can open the EFA devices of a node",
+        "UCX sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
+        "debug/doctor.py on both nodes",
+    ),
+    "wire_rdma_unused": _wire(
+        "UCX uses the InfiniBand or RoCE devices of both nodes",
+        "UCX does not use the RDMA devices",
+        "debug/doctor.py on both nodes; UCX_NET_DEVICES",
+    ),
+    "wire_rdma_on_one_side": _wire(
+        "both nodes have RDMA devices, or neither",
+        "only {host} has RDMA devices",
+        "use nodes with the same network",
+    ),
+    "wire_unexpected": _wire(
+        "the transport is the expected one",
+        "the transport is not the expected one ({expected})",
+        "debug/doctor.py; unset UCX_TLS",
+    ),
+    "slow_tcp": _wire(
+        "tcp reaches half of the line rate",
+        "one of the hosts has no free core for its progress threads, or the link is shared",
+        "use an idle machine",
+    ),
+    "slow_rails": _wire(
+        "EFA reaches a fifth of its rails",
+        "too few rails, or pages too small to fill them",
+        "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger",
+    ),
+    "slow_gpu_link": _wire(
+        "two GPUs of a host are joined by NVLink or peer access",
+        "no NVLink or no peer access between these GPUs",
+        "nvidia-smi topo -m; debug/doctor.py",
+    ),
+    "slow_memory": _wire(
+        "shared memory reaches a fifth of memcpy",
+        "no core is free for NIXL's threads, or debug logging is on",
+        "use an idle machine; run debug/doctor.py",
+    ),
+    "spread_on_one_host": _remark(
+        "a spread is on two hosts",
+        "the two Ray nodes of this spread are on one host: shared memory is the right wire, not the network",
+    ),
+    "hosts_share_a_kernel": _remark(
+        "two hosts are two machines",
+        "both nodes share one kernel: they are namespaces or containers of one machine, judged as two hosts",
+    ),
+    "too_few_bytes": _remark(
+        "a transfer is large enough to judge its speed",
+        "{megabytes:.1f} MB per transfer are too few to judge speed (at least {least_megabytes:.0f} MB)",
+    ),
+    "no_protocol_table": _remark(
+        "UCX prints a table of the protocols that it used",
+        "UCX printed no table of protocols: the wire is known from the byte counters alone",
+    ),
+    "backend_reports_no_transport": _remark(
+        "the backend reports its transport",
+        "{backend} does not report its transport: the wire is known from the byte counters alone",
+    ),
     UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
 }
 

@@ -23,7 +23,7 @@ class Frozen(BaseModel):
 T = TypeVar("T", bound=BaseModel)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """A key that is there twice is an error: YAML would silently keep the last one."""
 
 

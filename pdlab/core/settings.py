@@ -13,7 +13,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -23,25 +23,26 @@ from pydantic.fields import FieldInfo
 
 from pdlab.core.arguments import (
     MAX_SEED,
-    OneLineParser,
     backends,
     checked_number,
     checked_whole_number,
     lengths,
     numbers,
 )
+from pdlab.core.commands import program
 from pdlab.core.errors import UsageError
+from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
 
 
 class Settings(Frozen):
     """Base of a command's settings.
 
-    ``PROG``, ``ABOUT`` and ``EXAMPLES`` are what its help begins and ends with; ``GROUPS``: the order of the groups,
-    if it is not that of the fields.
+    ``COMMAND``: its name for `python -m pdlab`. ``ABOUT`` and ``EXAMPLES`` are what its help begins and ends with;
+    ``GROUPS``: the order of the groups, if it is not that of the fields.
     """
 
-    PROG: ClassVar[str] = ""
+    COMMAND: ClassVar[str] = ""
     ABOUT: ClassVar[str] = ""
     EXAMPLES: ClassVar[str] = ""
     GROUPS: ClassVar[tuple[str, ...]] = ()
@@ -245,11 +246,12 @@ class Declared(NamedTuple):
         )
 
 
-def declared(kind: type[BaseModel]) -> Iterator[Declared]:
+@cache
+def declared(kind: type[BaseModel]) -> tuple[Declared, ...]:
     """The flags of a command's settings, in the order of the help; those of its parts too."""
     groups = kind.GROUPS if issubclass(kind, Settings) else ()
     rank = {group: number for number, group in enumerate(groups)}
-    return iter(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
+    return tuple(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
 
 
 def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
@@ -264,6 +266,16 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
             part = FlagsOf(inner)
         if part is not None:
             yield from (each.in_part(name, part) for each in _fields(part.model) if each.path[0] not in part.leave_out)
+
+
+def settings_of(command: str) -> type[Settings]:
+    """The settings of a command whose module is loaded."""
+    kinds: list[type[Settings]] = [Settings]
+    for kind in kinds:  # grows as it is walked
+        if command == kind.COMMAND:
+            return kind
+        kinds += kind.__subclasses__()
+    raise LookupError(f"no settings have the command {command!r}")
 
 
 def flag_names(kind: type[BaseModel], part: str = "") -> dict[str, str]:
@@ -295,7 +307,7 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
         # argparse gives a field of several words none as soon as a flag stands before them.
         cut = words.index("--")
         words, rest = words[:cut], words[cut + 1 :]
-    namespace = vars(build_parser(kind).parse_args(words))
+    namespace = vars(parser_of(help_page(kind)).parse_args(words))
     if trailing is not None and rest:
         namespace[trailing.name] = [*namespace.get(trailing.name, []), *rest]
     given: dict[str, Any] = {}
@@ -325,63 +337,44 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
     return settings
 
 
-def build_parser(kind: type[Settings], *, everything: bool = False) -> OneLineParser:
-    """The parser of a command. ``everything``: its help has the advanced flags too."""
-    fields = list(declared(kind))
+def help_page(kind: type[Settings]) -> HelpPage:
+    """The arguments of a command, and what its help begins and ends with."""
+    fields = declared(kind)
     words = [each.flags[0] if each.required else f"[{each.flags[0]}]" for each in fields if each.flag.positional]
-    parser = OneLineParser(
-        prog=kind.PROG,
-        usage=" ".join([kind.PROG, "[flags]", *words]),
-        description=kind.ABOUT,
-        epilog=kind.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    if any(each.flag.advanced for each in fields):
-        parser.add_argument(
-            "--help-all", action=_HelpAll, nargs=0, kind=kind, help="show the advanced flags too, and exit"
-        )
-    groups: dict[str, Any] = {}
-    for each in fields:
-        title = each.flag.group
-        group = groups.setdefault(title, None) or parser.add_argument_group(title)
-        groups[title] = group
-        _add(group, each, shown=everything or not each.flag.advanced)
-    return parser
+    name = program(kind.COMMAND)
+    usage = " ".join([name, "[flags]", *words])
+    arguments = [argument for each in fields for argument in _arguments(each)]
+    return HelpPage(name, usage, kind.ABOUT, kind.EXAMPLES, arguments)
 
 
-class _HelpAll(argparse.Action):
-    def __init__(self, *args: Any, kind: type[Settings], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.kind = kind
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
-        build_parser(self.kind, everything=True).print_help()
-        parser.exit()
-
-
-def _add(group: Any, each: Declared, *, shown: bool) -> None:
-    """Add one field to a group of argparse."""
+def _arguments(each: Declared) -> Iterator[Argument]:
+    """One field as arguments of argparse: its own, and those that set it to a value."""
     flag, kind = each.flag, each.kind
-    names = [each.name] if flag.positional else list(each.flags)
-    more: dict[str, Any] = {"help": _help(each).replace("%", "%%") if shown else argparse.SUPPRESS}
+    one_of = each.name if flag.implies else None
+    for name, value, text in flag.implies:
+        options = {"dest": each.name, "action": "store_const", "const": value, "help": text}
+        yield Argument(flag.group, (name,), options, one_of, flag.advanced)
+    names = (each.name,) if flag.positional else each.flags
+    more: dict[str, Any] = {"help": _help(each).replace("%", "%%")}
     if not flag.positional:
         more |= {"dest": each.name} | ({"required": True} if each.required else {})
-    if flag.implies:
-        group = group.add_mutually_exclusive_group()
-    for name, value, text in flag.implies:
-        help_text = text if shown else argparse.SUPPRESS
-        group.add_argument(name, dest=each.name, action="store_const", const=value, help=help_text)
     if kind is bool:
         one_way = each.default is False and not flag.both_ways
-        group.add_argument(*names, **more, action="store_true" if one_way else argparse.BooleanOptionalAction)
-        return
-    if get_origin(kind) is Literal:
-        more |= {"choices": get_args(kind), "metavar": flag.value}
-    elif (known := each.one(OneOf)) is not None:
-        more |= {"choices": known.names, "metavar": flag.value}
+        more["action"] = "store_true" if one_way else "either_way"
     else:
-        more |= {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
+        more |= _value_options(each)
+    yield Argument(flag.group, names, more, one_of, flag.advanced)
+
+
+def _value_options(each: Declared) -> dict[str, Any]:
+    """The options of argparse that read the values of a field."""
+    flag, kind = each.flag, each.kind
+    known: OneOf | None = each.one(OneOf)
+    more: dict[str, Any]
+    if get_origin(kind) is Literal or known is not None:
+        more = {"choices": known.names if known is not None else get_args(kind), "metavar": flag.value}
+    else:
+        more = {"type": _reader(each), "metavar": flag.value or ("N" if kind in (int, float) else None)}
     if flag.several == "words":
         more |= {"nargs": "*" if flag.positional else "+", "default": argparse.SUPPRESS}
     elif each.one(NamedValues) is not None:
@@ -390,7 +383,7 @@ def _add(group: Any, each: Declared, *, shown: bool) -> None:
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):
         more |= {"nargs": "?"} | ({"const": flag.bare} if flag.bare is not None else {})
-    group.add_argument(*names, **more)
+    return more
 
 
 def _help(each: Declared) -> str:
@@ -548,7 +541,7 @@ def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:
 
 def reference(kind: type[Settings]) -> str:
     """The flags of a command as a table in Markdown."""
-    lines = [f"## `{kind.PROG}`", "", textwrap.fill(kind.ABOUT, PAGE_COLUMNS, replace_whitespace=False)]
+    lines = [f"## `{program(kind.COMMAND)}`", "", textwrap.fill(kind.ABOUT, PAGE_COLUMNS, replace_whitespace=False)]
     group = None
     for each in declared(kind):
         if each.flag.group != group:

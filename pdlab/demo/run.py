@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from pdlab.bench.levels import num_requests
 from pdlab.cluster.machine import Machine
-from pdlab.core.arguments import INTERRUPTED
 from pdlab.core.commands import python_words
 from pdlab.core.errors import StoreError
+from pdlab.core.exit_code import INTERRUPTED
 from pdlab.core.files import ROOT
 from pdlab.core.workload import Closed
 from pdlab.demo.choice import ENGINES, conditions, nodes_are_up, slower_by

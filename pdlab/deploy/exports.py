@@ -270,7 +270,7 @@ def env_script(env: Mapping[str, str]) -> str:
 def prefers_libfabric(prepared: Prepared, choose_backend: bool) -> bool:
     """Whether nobody named a NIXL backend, and the KV cache crosses EFA alone, where NIXL recommends LIBFABRIC."""
     transport = prepared.deployment.transport
-    if transport is None or not choose_backend or not may_choose(transport):
+    if transport is None or not choose_backend or not may_choose(prepared.deployment):
         return False
     return planned_wires(prepared.deployment, prepared.placement, prepared.view) == {"efa"}
 
@@ -305,6 +305,8 @@ def _common(
         notes.append(f"Before `ray start` on every node:\n. {shlex.quote(env_file)}")
     elif env := node_env(prepared):
         notes.append(f"Before `ray start` on every node:\nexport {shell_assignments(env)}")
+    if names := prepared.deployment.secrets:
+        notes.append(f"Before `ray start` every node has {' and '.join(names)} in its environment: no file holds them.")
     if prefers_libfabric(prepared, choose_backend):
         notes.append(
             f"The KV cache moves by UCX. On EFA a launch takes {LIBFABRIC} where it loads on every node: add "

@@ -14,6 +14,7 @@ from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
+from pdlab.core.environment import secret_values
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
 from pdlab.deploy.engine_arguments import reads_tool_calls
@@ -124,7 +125,6 @@ def _llm_config(
     pool = deployment.pools[role]
     transport = deployment.transport
     cpu = placement.device == "cpu"
-    env = {**(cpu_env() if cpu else gpu_env()), **(transport_env(transport, view) if transport else {})}
     batching_ms = deployment.serving.stream_batching_ms
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": model_id(deployment, shape), "model_source": model_source},
@@ -155,8 +155,7 @@ def _llm_config(
         config["accelerator_config"] = {"kind": "cpu"}
         config["callback_config"] = {"callback_class": "pdlab.deploy.cpu_engine.replica.LocalCallback"}
         config["deployment_config"]["ray_actor_options"] = cpu_actor_options()
-    if env:
-        config["runtime_env"] = {"env_vars": env}
+    config["runtime_env"] = {"env_vars": engine_env(deployment, role, view)}
     return config
 
 
@@ -237,7 +236,25 @@ def transport_env(transport: Transport, view: ClusterView) -> dict[str, str]:
         env |= {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
     if transport.verbose:
         env |= {"UCX_LOG_LEVEL": "info", "NIXL_LOG_LEVEL": "DEBUG"}
-    return env | transport.ucx_env
+    return env
+
+
+def engine_env(deployment: Deployment, role: str, view: ClusterView) -> dict[str, str]:
+    """Environment of a pool's engines, but the variables that are given by name only (`with_secrets`)."""
+    env = cpu_env() if view.device == "cpu" else gpu_env()
+    if deployment.transport is not None:
+        env |= transport_env(deployment.transport, view)
+    return env | {name: value for name, value in deployment.env_of(role).items() if value is not None}
+
+
+def with_secrets(app: ServeApp, deployment: Deployment, environ: Mapping[str, str]) -> ServeApp:
+    """The application with the values of the variables that are given by name only, to be submitted and not shown.
+    Raises UsageError where ``environ`` lacks one."""
+    args = copy.deepcopy(app.args)
+    for role in deployment.pools:
+        config = args.get(f"{role}_config") or args.get("llm_config") or args["llm_configs"][0]
+        config["runtime_env"]["env_vars"] |= secret_values(deployment.env_of(role), environ)
+    return app.model_copy(update={"args": args})
 
 
 def _strategy(placement: Placement, role: Role) -> str:

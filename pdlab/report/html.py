@@ -23,6 +23,7 @@ from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.bounds import Bounds
+from pdlab.core.environment import env_variable
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.text import counted, listed
@@ -438,6 +439,7 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "versions", _pairs(manifest.versions)
     yield "hardware", _pairs(manifest.hardware)
     yield "transport", _pairs(manifest.transport_env)
+    yield "environment", "; ".join(_variables(manifest))
     dirty = ", with uncommitted changes" if manifest.git_dirty else ""
     yield "commit", f"{manifest.git_commit}{dirty}" if manifest.git_commit else ""
     yield "measured", " to ".join(text for text in (manifest.started_at, manifest.finished_at) if text)
@@ -457,6 +459,14 @@ def _replicas(manifest: Manifest) -> Iterator[str]:
     for replica in manifest.placement.replicas:
         slots = [f"{node} [{','.join(map(str, ids))}]" for group in replica.groups for node, ids in group.slots.items()]
         yield f"{replica.role} {replica.index} on {' + '.join(slots)}"
+
+
+def _variables(manifest: Manifest) -> Iterator[str]:
+    """The variables that were asked for, by pool; secrets are recorded by name only."""
+    for role in manifest.deployment.pools if manifest.deployment else ():
+        assert manifest.deployment is not None
+        if given := manifest.deployment.env_of(role):
+            yield f"{role}: {', '.join(env_variable(name, value) for name, value in given.items())}"
 
 
 def _pairs(values: Any) -> str:

@@ -11,9 +11,9 @@ from pdlab.analysis import loading
 from pdlab.analysis.curves import METRICS, gpus_of, short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
 from pdlab.analysis.loading import Loaded
-from pdlab.core.arguments import distinct
 from pdlab.core.bounds import Statistic
 from pdlab.core.errors import UsageError
+from pdlab.core.output_paths import distinct
 from pdlab.core.text import choices, listed
 from pdlab.results import chaos as chaos_results
 from pdlab.results.chaos import Chaos

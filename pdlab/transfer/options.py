@@ -45,7 +45,7 @@ WHERE, WHAT, HOW, OUTPUT = "where", "what moves", "how", "output"
 class CheckTransferSettings(Settings):
     """What ``debug/test_nixl_connector_ray.py`` moves, between which ranks, and where the result goes."""
 
-    PROG = "test_nixl_connector_ray.py"
+    COMMAND = "check-transfer"
     ABOUT = (
         "Move KV cache between prefill and decode ranks as vLLM's NixlConnector does, and report whether every word "
         "arrived intact, how fast, and over which wire."

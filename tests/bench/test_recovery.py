@@ -23,6 +23,7 @@ from pdlab.core.workload import Closed, Level, RunKey, Workload
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.deploy.endpoint import Running, load_running, next_attempt, save_running
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run, Validity
 from pdlab.results.store import Store
 
@@ -175,7 +176,8 @@ class Driver:
     def _run(self, level: Level, validity: Validity) -> Run:
         return Run(
             origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, completed=0,
-            num_requests=level.num_requests, failed=0, seed=level.seed, whole=metrics.whole(()), validity=validity,
+            num_requests=level.num_requests, failed=0, seed=level.seed,
+            whole=metrics.whole(LevelData.of(())), validity=validity,
         )  # fmt: skip
 
     def spoiled(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:

@@ -12,27 +12,22 @@ from pathlib import Path
 import pytest
 
 from pdlab.__main__ import COMMANDS
-from pdlab.core.settings import Settings, declared, reference
+from pdlab.core.settings import Settings, declared, reference, settings_of
 from pdlab.deploy.options import LaunchSettings
-from pdlab.transfer.options import CheckTransferSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 HEAD = """# Flags
 
-Every flag of every command whose settings are declared once, made from those declarations by
+Every flag of every command, made from the settings of the commands by
 `make golden`. `--help` shows the common flags of a command, `--help-all` all.
 """
 
 
 def settings_of_commands() -> list[type[Settings]]:
-    """The settings of each command that declares them, in the order of `python -m pdlab`."""
-    kinds: dict[str, type[Settings]] = {"launch": LaunchSettings, "check-transfer": CheckTransferSettings}
+    """The settings of each command, in the order of `python -m pdlab`."""
     for name in COMMANDS:
-        module = import_module(f"pdlab.cli.{name.replace('-', '_')}")
-        for each in vars(module).values():
-            if isinstance(each, type) and issubclass(each, Settings) and each.__module__ == module.__name__:
-                kinds[name] = each
-    return [kinds[name] for name in COMMANDS if name in kinds]
+        import_module(f"pdlab.cli.{name.replace('-', '_')}")
+    return [settings_of(name) for name in COMMANDS]
 
 
 @pytest.mark.golden
@@ -43,10 +38,10 @@ def test_the_page_of_flags_is_made_from_the_settings() -> None:
     assert PAGE.read_text() == text, "run `make golden` and read `git diff docs/flags.md`"
 
 
-@pytest.mark.parametrize("kind", settings_of_commands(), ids=lambda kind: kind.PROG)
+@pytest.mark.parametrize("kind", settings_of_commands(), ids=lambda kind: kind.COMMAND)
 def test_every_setting_says_what_it_does_and_no_flag_is_there_twice(kind: type[Settings]) -> None:
     fields = list(declared(kind))
-    assert fields and kind.PROG and kind.ABOUT and kind.EXAMPLES
+    assert fields and kind.COMMAND and kind.ABOUT and kind.EXAMPLES
     flags = [flag for each in fields for flag in (*each.flags, *(name for name, _, _ in each.flag.implies))]
     assert len(flags) == len(set(flags))
     assert all(each.info.description for each in fields)

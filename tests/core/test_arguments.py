@@ -12,8 +12,10 @@ import pytest
 from pdlab.analysis import loading
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan, viz
-from pdlab.core.arguments import INTERRUPTED, READER_GONE, OneLineParser, check_writable, exit_code
 from pdlab.core.errors import BenchError, UsageError
+from pdlab.core.exit_code import INTERRUPTED, READER_GONE, exit_code
+from pdlab.core.one_line_parser import OneLineParser
+from pdlab.core.output_paths import check_writable
 from pdlab.plan import planner
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdlab.__main__ import COMMANDS
-from pdlab.core import arguments, commands, files
+from pdlab.core import commands, exit_code, files
 from pdlab.core.commands import SCRIPTS, python_words, typed
 
 
@@ -58,7 +58,7 @@ def test_a_package_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str
 
         return 0
 
-    assert arguments.exit_code(run) == 1
+    assert exit_code.exit_code(run) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert err.startswith("error: ") and "no_such_package " in err and sys.executable in err and "make setup" in err
@@ -67,4 +67,4 @@ def test_a_package_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("module", ["pdlab.no_such_module", "json.no_such_module"])
 def test_a_module_of_ours_that_is_missing_is_a_fault(module: str) -> None:
     with pytest.raises(ModuleNotFoundError):
-        arguments.exit_code(lambda: __import__(module) and 0)
+        exit_code.exit_code(lambda: __import__(module) and 0)

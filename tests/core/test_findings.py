@@ -1,19 +1,42 @@
-"""The registry of findings: every code has its row, every row its use, and the page of the gates has every gate."""
+"""The registry of findings: every code has its row, every row its use, and the tables in docs are made from it.
+
+PDLAB_UPDATE_GOLDEN=1 rewrites the tables.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Formatter
 
 import pytest
 
 from pdlab.bench.gates import CANARY, GATES
-from pdlab.core.findings import CODES, UNCLASSIFIED, found, gates
+from pdlab.core.findings import CODES, UNCLASSIFIED, FindingCode, found, gates
 
 ROOT = Path(__file__).resolve().parents[2]
+# Page: the source of its findings, the heads of the table, and the cells of a row behind its code.
+TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str, ...]]]] = {
+    "docs/methodology.md": ("gates", ("gate", "finding", "what holds in a valid level"), lambda row: (row.rule,)),
+    "docs/reading-plots.md": (
+        "audit",
+        ("finding", "severity", "what should hold"),
+        lambda row: (row.severity, row.rule),
+    ),
+    "debug/readme_nixl_ray.md": (
+        "transfer",
+        ("finding", "severity", "what should hold"),
+        lambda row: (row.severity, row.rule),
+    ),
+    "docs/debugging.md": (
+        "doctor",
+        ("finding", "in the output", "at worst", "what should hold"),
+        lambda row: (f"`{row.template.format(name='NAME')}`", row.severity, row.rule),
+    ),
+}
 
 
 def trees() -> Iterator[ast.Module]:
@@ -56,9 +79,28 @@ def test_the_registry_has_the_gates() -> None:
     assert set(gates()) == {gate.name for gate in GATES} | {CANARY}
 
 
-def test_the_page_of_the_gates_has_every_gate() -> None:
-    text = (ROOT / "docs" / "methodology.md").read_text(encoding="utf-8").partition("\n| gate |")[2]
-    assert set(re.findall(r"^\| ([a-z_]+) \|", text.partition("\n\n")[0], re.MULTILINE)) == set(gates())
+def table(page: str) -> str:
+    """The table of a page. A gate is named in the first of its rows."""
+    source, heads, cells = TABLES[page]
+    lines, gate = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], None
+    for code, row in CODES.items():
+        if row.source == source:
+            first = (row.gate if row.gate != gate else "",) if row.gate else ()
+            lines.append(f"| {' | '.join((*first, code, *cells(row)))} |".replace("|  |", "| |"))
+            gate = row.gate
+    return "\n".join(lines)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("page", TABLES)
+def test_the_tables_of_codes_are_made_from_the_registry(page: str) -> None:
+    head, begin, rest = (ROOT / page).read_text(encoding="utf-8").partition("<!-- findings: `make golden` -->\n")
+    shown, end, tail = rest.partition("\n<!-- end of findings -->")
+    assert begin and end
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        (ROOT / page).write_text(head + begin + table(page) + end + tail, encoding="utf-8")
+        shown = table(page)
+    assert shown == table(page), "run `make golden` and read `git diff '*.md'`"
 
 
 def test_the_page_of_the_doctor_names_what_the_doctor_finds() -> None:

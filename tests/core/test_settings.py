@@ -32,7 +32,7 @@ from pdlab.deploy.options import LaunchSettings
 
 
 class Example(Settings):
-    PROG = "example"
+    COMMAND = "example"
     ABOUT = "Show every kind of setting."
 
     plan: str | None = setting(None, "the plan", "what", positional=True, value="FILE")
@@ -87,7 +87,7 @@ def test_each_kind_of_flag_sets_its_field() -> None:
         ("--quantile 0.5", "--quantile is for --slo-ms, which is not given: add --slo-ms, or leave it out"),
         ("--near --mode far", "--mode and --near exclude each other: leave one out"),
         ("--mode nearr", "--mode 'nearr': did you mean near? choose from far, near"),
-        ("--prot 1", "--prot is not a flag; did you mean --port? (all flags: example --help)"),
+        ("--prot 1", "--prot is not a flag; did you mean --port? (all flags: python -m pdlab example --help)"),
         ("--port 1 --port 2", "--port is given twice: give it once"),
         ("--count 1 --number 2", "--count and --number are the same flag: give it once"),
         ("--port", "--port needs a value"),
@@ -181,13 +181,13 @@ def test_a_part_writes_what_was_given_although_it_is_the_default_of_its_model(tp
 
 
 def test_named_values_are_given_in_one_flag_or_in_several() -> None:
-    one = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "UCX_B=2"])
-    several = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "--ucx-env", "UCX_B=2"])
-    assert one == several and one.transport == {"ucx_env": {"UCX_A": "1", "UCX_B": "2"}}
+    one = parse(LaunchSettings, ["--pd-spread", "--env", "UCX_A=1", "UCX_B=2"])
+    several = parse(LaunchSettings, ["--pd-spread", "--env", "UCX_A=1", "--ucx-env", "UCX_B=2"])
+    assert one == several and one.deployment == {"env": {"UCX_A": "1", "UCX_B": "2"}}
 
 
 class Shell(Settings):
-    PROG = "shell"
+    COMMAND = "shell"
     ABOUT = "A word, flags, and a command behind two dashes."
 
     action: str = setting(..., "what", "what", positional=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.web import web_server
 
@@ -155,22 +154,21 @@ SURE_SHARE = 0.9
 VOCABULARY, TRIALS = 100, 30
 
 
-def greedy(prompt: int, noise: random.Random, sigma: float, damage: float = 0.0) -> CanaryAnswer:
+def greedy(prompt: int, noise: np.random.Generator, sigma: float, damage: float = 0.0) -> CanaryAnswer:
     """A model whose logits depend on everything before, computed with an error of ``sigma`` a logit and kept in steps
     of 0.125 as bfloat16 does; ``damage``: standard deviation of what a wrong KV cache adds."""
     tokens: list[int] = []
     tops = []
     for _ in range(canary.MAX_TOKENS):
-        exact = random.Random(f"{prompt} {tokens}")
-        logits = [exact.gauss(20, 3) + noise.gauss(0, sigma) + noise.gauss(0, damage) for _ in range(VOCABULARY)]
+        exact = np.random.default_rng([prompt, *tokens])
+        logits = exact.normal(20, 3, VOCABULARY) + noise.normal(0, np.hypot(sigma, damage), VOCABULARY)
         if exact.random() < SURE_SHARE:  # as a trained model on a list of facts
-            logits[exact.randrange(VOCABULARY)] += 20
-        logits = [round(logit * 8) / 8 for logit in logits]
-        top = max(logits)
-        whole = top + math.log(sum(math.exp(logit - top) for logit in logits))
-        best = sorted(range(VOCABULARY), key=lambda token: -logits[token])[: canary.TOP]
+            logits[exact.integers(VOCABULARY)] += 20
+        logits = np.round(logits * 8) / 8
+        best = [int(token) for token in np.argsort(-logits, kind="stable")[: canary.TOP]]
+        whole = logits[best[0]] + np.log(np.exp(logits - logits[best[0]]).sum())
         tokens.append(best[0])
-        tops.append({token: logits[token] - whole for token in best})
+        tops.append({token: float(logits[token] - whole) for token in best})
     return CanaryAnswer(tokens=tuple(tokens), tops=tuple(tops))
 
 
@@ -178,7 +176,7 @@ def trials(damage: float, sigma: float, count: int = TRIALS) -> list[bool | None
     """What the canary says of ``count`` deployments of three prompts each."""
     verdicts = []
     for number in range(count):
-        mine, theirs = random.Random(f"mine {number}"), random.Random(f"theirs {number}")
+        mine, theirs = (np.random.default_rng([side, number]) for side in (1, 2))
         prompts = range(3 * number, 3 * number + 3)
         answers = [greedy(prompt, mine, sigma, damage) for prompt in prompts]
         reference = [greedy(prompt, theirs, sigma) for prompt in prompts]
@@ -296,8 +294,10 @@ def server(reply: Reply) -> Iterator[str]:
 
     def answer(call: BaseHTTPRequestHandler) -> None:
         assert (call.command, call.path) == ("POST", "/v1/completions")
-        status, body = reply(json.loads(call.rfile.read(int(call.headers["content-length"]))))
+        request = json.loads(call.rfile.read(int(call.headers["content-length"])))
+        status, body = reply(request)
         call.send_response(status)
+        call.send_header("content-type", "text/event-stream" if request.get("stream") else "application/json")
         # A status of 299 stands for an answer that breaks off.
         call.send_header("content-length", str(len(body) + (100 if status == 299 else 0)))
         call.end_headers()

@@ -15,7 +15,7 @@ from pdlab.core.catalog import local_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport, parse_label
 from pdlab.core.errors import ClusterError, StoreError, UsageError
 from pdlab.core.files import cache_dir
-from pdlab.deploy import engine_metrics
+from pdlab.deploy import metrics_page
 from pdlab.deploy.endpoint import Running, clear_running, launching, load_running, measured, next_attempt, save_running
 from pdlab.deploy.engine_metrics import parse_counters, scrape_counters
 from pdlab.deploy.verify import describe_counters
@@ -139,7 +139,7 @@ class TestScrapeCounters:
 
     @pytest.mark.parametrize(("status", "body"), [(500, b"no"), (404, b""), (200, b"\xff\xfe")])
     def test_a_page_that_is_none(self, status: int, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine_metrics, "TIMEOUT_S", 1.0)
+        monkeypatch.setattr(metrics_page, "TIMEOUT_S", 1.0)
         with page(status, body) as url, pytest.raises(ClusterError, match="does not answer") as caught:
             scrape_counters([url])
         assert "\n" not in str(caught.value)

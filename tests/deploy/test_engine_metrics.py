@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from pdlab.core.errors import ClusterError
-from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot, read_pages, samples
+from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot
+from pdlab.deploy.metrics_page import read_pages, samples
 
 COMMON = 'Component="core_worker",SessionName="s",Version="2.60.0"'
 OTEL = 'otel_scope_name="ray._private.telemetry.open_telemetry_metric_recorder",otel_scope_version=""'
@@ -64,7 +65,7 @@ def test_whether_a_split_was_set_by_hand() -> None:
 
 def test_labels() -> None:
     sample = next(samples('vllm:request_success_total{model="a}b",ReplicaId="x\\"y"} 1 1790000000\n'))
-    assert sample.value == 1.0 and sample.label("model") == "a}b" and sample.label("engine") is None
+    assert (sample.value, sample.replica, dict(sample.labels)) == (1.0, 'x"y', {"model": "a}b", "ReplicaId": 'x"y'})
 
 
 @pytest.mark.parametrize(("codes", "answer"), [((500, 200), "ray_vllm_x 1"), ((404, 200), None)])
@@ -156,3 +157,12 @@ ray_pdlab_prefill_answered_total{ReplicaId="b"} 15.0
     snapshot = parse_snapshot([page], (), {"a": "fluid", "b": "fluid"})
     assert snapshot.finished == snapshot.engines["fluid"].requests == 45.0
     assert snapshot.finished_by == {"a": 10.0, "b": 35.0}
+
+
+@pytest.mark.parametrize(
+    "line", ['ray_vllm_prompt_tokens_total{a="b" 3', "vllm:prompt_tokens_total x", "vllm:prompt_tokens"]
+)
+def test_a_damaged_line_is_an_error_if_it_is_wanted(line: str) -> None:
+    with pytest.raises(ClusterError, match="damaged"):
+        parse_snapshot([f"vllm:prompt_tokens_total 1\n{line}\n"], (), {})
+    assert parse_counters([line]).transfers is None

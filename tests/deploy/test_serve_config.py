@@ -161,9 +161,8 @@ def test_ucx_prints_how_it_reads_where_it_is_used(
         topology = Disaggregated(prefill=Pool(), decode=Pool(), placement=placement, transport=transport)
         env = env_of(Deployment(topology=topology, model="tiny-gptoss"), view=view)
         assert {name: env[name] for name in UCX_TABLE if name in env} == (UCX_TABLE if "UCX" in backends else {})
-    person = Transport(ucx_env={"UCX_PROTO_INFO": "used"})
-    used = Disaggregated(prefill=Pool(), decode=Pool(), placement="pack", transport=person)
-    assert env_of(Deployment(topology=used))["UCX_PROTO_INFO"] == "used"
+    used = labelled("pd-pack-p1xtp1-d1xtp1", env={"UCX_PROTO_INFO": "used"})
+    assert env_of(used)["UCX_PROTO_INFO"] == "used"
 
 
 def test_gpu_engines_compile_no_sampler_and_use_every_rail() -> None:
@@ -186,9 +185,8 @@ def test_rails_follow_the_nodes_and_the_persons_own_variables_win() -> None:
     assert "UCX_MAX_RMA_RAILS" not in env_of(
         labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss"), view=local_cluster(2)
     )
-    transport = Transport(ucx_env={"UCX_MAX_RMA_RAILS": "1", "UCX_IB_PREFER_NEAREST_DEVICE": "y"})
-    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=2), placement="spread", transport=transport)
-    env = env_of(Deployment(topology=topology))
+    own: dict[str, str | None] = {"UCX_MAX_RMA_RAILS": "1", "UCX_IB_PREFER_NEAREST_DEVICE": "y"}
+    env = env_of(labelled("pd-spread-p1xtp2-d1xtp2", env=own))
     assert (env["UCX_MAX_RMA_RAILS"], env["UCX_IB_PREFER_NEAREST_DEVICE"]) == ("1", "y")
 
 

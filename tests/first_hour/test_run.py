@@ -34,12 +34,12 @@ def fails(message: str, logs: Path | None = None) -> str:
     """A program that fails as a command of pdlab does, and prints something behind its error."""
     return (
         "from pathlib import Path\n"
-        "from pdlab.core import arguments, errors, failure\n"
+        "from pdlab.core import errors, exit_code, failure\n"
         "def work():\n"
         f"    error = errors.DeployError({message!r})\n"
         f"    failure.attach_logs(error, {f'Path({str(logs)!r})' if logs else None})\n"
         "    raise error\n"
-        "code = arguments.exit_code(work)\n"
+        "code = exit_code.exit_code(work)\n"
         "print('bye')\n"
         "raise SystemExit(code)\n"
     )

@@ -33,12 +33,12 @@ except KeyboardInterrupt:
 """
 FAILS = """
 from pathlib import Path
-from pdlab.core import arguments, errors, failure
+from pdlab.core import errors, exit_code, failure
 def work():
     error = errors.DeployError("no luck")
     failure.attach_logs(error, Path("/kept"))
     raise error
-code = arguments.exit_code(work)
+code = exit_code.exit_code(work)
 print("bye")
 raise SystemExit(code)
 """
@@ -94,15 +94,15 @@ def test_a_failure_is_handed_over_and_not_searched_in_the_output(tmp_path: Path)
 
 
 def test_a_crash_is_a_failure_too(tmp_path: Path) -> None:
-    crash = "from pdlab.core import arguments\narguments.exit_code(lambda: 1 // 0)"
+    crash = "from pdlab.core import exit_code\nexit_code.exit_code(lambda: 1 // 0)"
     end = StepRunner().run(program(crash, log=tmp_path / "log"))
     assert end.verdict == "failed" and end.reason is not None and end.reason.startswith("ZeroDivisionError: ")
 
 
 def test_what_a_command_starts_does_not_report_in_its_place(tmp_path: Path) -> None:
     inner = "import os, sys; sys.exit(os.environ.get('PDLAB_FAILURE_FILE') is not None)"
-    outer = f"import subprocess, sys\nfrom pdlab.core import arguments\nwords = [sys.executable, '-c', {inner!r}]\n"
-    outer += "raise SystemExit(arguments.exit_code(lambda: subprocess.run(words).returncode))"
+    outer = f"import subprocess, sys\nfrom pdlab.core import exit_code\nwords = [sys.executable, '-c', {inner!r}]\n"
+    outer += "raise SystemExit(exit_code.exit_code(lambda: subprocess.run(words).returncode))"
     assert FAILURE_FILE == "PDLAB_FAILURE_FILE"
     assert StepRunner().run(program(outer, log=tmp_path / "log")).verdict == "ok"
 

@@ -15,8 +15,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from pdlab.core.arguments import exit_code
 from pdlab.core.errors import DeployError
+from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import parse
 from pdlab.deploy.endpoint import Running, clear_running, save_running
 from pdlab.deploy.options import FROM_STDIN, LaunchSettings, request_from, request_from_json

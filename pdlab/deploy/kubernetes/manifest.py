@@ -53,7 +53,7 @@ CPU_PODS = PodSize("1", "4Gi", "4Gi", 2**30)
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroup:
     """One worker group. ``nodes``: the planned nodes that its pods stand for, which are alike."""
 
     name: str
@@ -140,6 +140,8 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
             f"No pod starts without the secret {options.hf_secret}:\nkubectl create secret generic {options.hf_secret} "
             "--from-literal=token=$HF_TOKEN"
         )
+    if names := prepared.deployment.secrets:
+        found.append(f"The pods need {' and '.join(names)} too, which no file holds: add them from a secret to `env`.")
     if options.weights_pvc is None:
         found.append("Without --weights-pvc every pod downloads the weights, and again when it is replaced.")
     if isinstance(prepared.deployment.topology, Fluid):
@@ -186,7 +188,7 @@ def _yaml(data: Mapping[str, Any]) -> str:
     return text
 
 
-def _groups(prepared: Prepared, options: ExportOptions) -> list[Group]:
+def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
     roles: dict[str, list[Role]] = {}
     for replica in prepared.placement.replicas:
         for node_id in replica.nodes:
@@ -196,7 +198,7 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[Group]:
     view = prepared.view
     if options.k8s_groups == "node":
         return [
-            Group(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id)})
+            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id)})
             for node_id in roles
             for node in [view.node(node_id)]
         ]
@@ -210,7 +212,7 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[Group]:
                 f"--k8s-groups pool: the nodes of {' and '.join(names)} are not alike "
                 f"({', '.join(node.id for node in nodes)}), and pods of one group are; give --k8s-groups node"
             )
-    return [Group("-".join(names), tuple(nodes), {}) for names, nodes in by_roles.items()]
+    return [WorkerGroup("-".join(names), tuple(nodes), {}) for names, nodes in by_roles.items()]
 
 
 def _dns(text: str) -> str:
@@ -218,7 +220,9 @@ def _dns(text: str) -> str:
     return plain if plain[:1].isalpha() else f"node-{plain}"
 
 
-def _serve_config(prepared: Prepared, options: ExportOptions, groups: Sequence[Group], port: int) -> dict[str, Any]:
+def _serve_config(
+    prepared: Prepared, options: ExportOptions, groups: Sequence[WorkerGroup], port: int
+) -> dict[str, Any]:
     """The application; every pod imports pdlab's code, and with a proxy on each node KubeRay finds all pods ready."""
     app = without_bringing(prepared.app)
     if options.k8s_groups == "pool":
@@ -326,7 +330,7 @@ class _Pods:
             "template": self._template({"containers": [container], "volumes": self.volumes}),
         }
 
-    def workers(self, group: Group) -> dict[str, Any]:
+    def workers(self, group: WorkerGroup) -> dict[str, Any]:
         """A worker group, one pod for each of its nodes."""
         node, count = group.nodes[0], len(group.nodes)
         start = {"object-store-memory": str(self.size.object_store_bytes)}

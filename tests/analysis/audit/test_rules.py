@@ -22,6 +22,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
 from pdlab.core.workload import Closed, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary, Validity
 from pdlab.results.store import Store
 
@@ -53,7 +54,7 @@ def run(concurrency: int, seed: int, **changes: Any) -> Run:
         "load": Closed(concurrency=concurrency),
         "completed": count,
         "whole": summary(concurrency, count),
-        "steady": metrics.steady(requests(concurrency, count), Closed(concurrency=concurrency)),
+        "steady": metrics.steady(LevelData.of(requests(concurrency, count)), Closed(concurrency=concurrency)),
     }
     return Run(origin="measured", num_requests=count, seed=seed, failed=0, **{**usual, **changes})
 
@@ -90,7 +91,7 @@ def ours(folder: Path, runs: list[Run] | None = None, **changes: Any) -> Path:
 
 
 def as_measured(made: Run, loop: list[RequestRecord]) -> bool:
-    again = metrics.steady(loop, made.load)
+    again = metrics.steady(LevelData.of(loop), made.load)
     return (made.steady and made.steady.output_tokens_per_s) == pytest.approx(again and again.output_tokens_per_s)
 
 
@@ -329,8 +330,8 @@ class TestVariedLengths:
     def folder(self, path: Path, asked: tuple[int, int] = (ITL, OTL), **changes: Any) -> Path:
         usual = {"workload": self.WORKLOAD, "asked_tokens": (float(ITL), float(OTL))}
         records = [record.model_copy(update={"asked": asked}) for record in requests(4, 80)]
-        whole = metrics.whole(records)
-        steady = metrics.steady(records, Closed(concurrency=4))
+        whole = metrics.whole(LevelData.of(records))
+        steady = metrics.steady(LevelData.of(records), Closed(concurrency=4))
         store = Store(path)
         store.write_manifest(manifest())
         store.write(run(4, 1, **{**usual, "whole": whole, "steady": steady, **changes}), tuple(records))

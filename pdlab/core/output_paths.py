@@ -1,0 +1,84 @@
+"""Paths that a command line names: checked before the work, not after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pdlab.core.errors import UsageError
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Said before the work, not after it. Raises UsageError where a file cannot be made at ``path``."""
+    try:
+        file = path.resolve()  # the probe must not remove a link
+        if not file.parent.is_dir():
+            raise UsageError(f"{flag} {path}: no folder {file.parent}; make it, or choose another")
+        if file.is_dir():
+            raise UsageError(f"{flag} {path}: is a folder; give a file in it")
+        existed = file.exists()
+        file.open("ab").close()  # permissions alone do not tell of a read-only file system, nor root of anything
+        if not existed:
+            file.unlink()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
+
+
+def check_folder(path: Path, flag: str) -> None:
+    """Said before the work: raises UsageError where ``path`` cannot be a folder that files are written to."""
+    try:
+        folder = path.resolve()
+        broken = [part for part in (path, *path.parents) if part.is_symlink() and not part.exists()]
+        if broken:
+            raise UsageError(f"{flag} {path}: {broken[0]} is a link to nothing; give a folder")
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise UsageError(f"{flag} {path}: {folder} is a file; give a folder")
+        probe = folder / f".pdlab-{os.getpid()}"
+        probe.open("xb").close()
+        probe.unlink()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
+
+
+def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
+    """Raises UsageError where no picture can be written there: by its suffix, or where no file can be made.
+
+    ``make_folder``: its folder is made where it is missing.
+    """
+    if path.suffix.lower() not in PICTURES:
+        problem = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix selects the format"
+        raise UsageError(f"{flag} {path}: {problem}; use {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
+    check_output(path, flag) if make_folder else check_writable(path, flag)
+
+
+def check_output(path: Path, flag: str) -> None:
+    """As `check_writable`, for a file whose folder is made where it is missing."""
+    try:
+        missing = not path.resolve().parent.is_dir()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
+    check_folder(path.parent, flag) if missing else check_writable(path, flag)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RuntimeError):  # of Path.resolve, before Python 3.13
+        return "a loop of links"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def distinct(paths: list[Path], flag: str) -> list[Path]:
+    """The paths. Raises UsageError where one is named twice."""
+    resolved_paths: set[Path] = set()
+    for path in paths:
+        try:
+            real = path.resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{flag} {path}: cannot be read ({_reason(error)}); give another") from error
+        if real in resolved_paths:
+            raise UsageError(f"{flag} names {path} twice; name each folder once")
+        resolved_paths.add(real)
+    return paths
