@@ -711,45 +711,13 @@ class Deployment(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_it_was_written(cls, data: Any) -> Any:
-        """Files of before ``env`` have ``ucx_env`` in the transport."""
-        _refused_with_reason(data)
-        topology: Any = data.get("topology") if isinstance(data, dict) else None
-        transport = topology.get("transport") if isinstance(topology, dict) else None
-        if not isinstance(transport, dict) or not isinstance(transport.get("ucx_env"), dict):
-            return data
-        rest = {name: value for name, value in transport.items() if name != "ucx_env"}
-        env: dict[str, Any] = data.get("env") or {}
-        env = {**transport["ucx_env"], **env}
-        return {**data, "env": env, "topology": {**topology, "transport": rest}}
+    def _not_passed_on(cls, data: Any) -> Any:
+        return _refused_with_reason(data)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
-        absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
-        defaults = Serving()
-        later = ("requests", "prefill_timeout_s", "prefill_absent_s", "on_prefill_failure")
-        same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
-        if same:
-            absent["serving"] = same
-        if (transport := self.transport) is not None:
-            # Until there was a KV guard, nothing was guarded.
-            without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
-            if same := dict.fromkeys(without, True):
-                absent["topology"] = {"transport": same}
-            if isinstance(self.topology, Fluid):
-                # Until they could move, numbers of engines were fixed.
-                fixed = [] if self.topology.moves else ["min_replicas", "max_replicas", "down_after_s"]
-                fixed += [] if self.topology.prefix_affinity else ["prefix_affinity"]
-                absent["topology"] = {**absent.get("topology", {}), **dict.fromkeys(fixed, True)}
-        # Until they had an environment of their own, engines had only what pdlab sets.
-        absent |= {name: True for name in ("env", "kv_offload_gb", "kv_connectors") if not getattr(self, name)}
-        for role, pool in self.pools.items():
-            if not pool.env:
-                field = role if isinstance(self.topology, Disaggregated) else "pool"
-                absent["topology"] = {**absent.get("topology", {}), field: {"env": True}}
-        text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

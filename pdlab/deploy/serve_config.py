@@ -358,13 +358,27 @@ def cpu_actor_options() -> dict[str, Any]:
     return {"num_cpus": 0}
 
 
-def serve_config(app: ServeApp, *, name: str = "pdlab", host: str = "127.0.0.1", port: int = 8000) -> dict[str, Any]:
-    """What ``serve deploy FILE`` accepts: Ray's ServeDeploySchema as plain data."""
+def serve_config(
+    app: ServeApp,
+    *,
+    name: str = "pdlab",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    proxy_location: str = "HeadOnly",
+    controller_env: Mapping[str, str] | None = None,
+    py_modules: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What ``serve deploy FILE`` accepts: Ray's ServeDeploySchema as plain data.
+
+    ``controller_env``: environment of Ray Serve's own processes and of the replicas, if Ray Serve is not running yet.
+    ``py_modules``: URLs of archives with modules for the task that builds the application, and for the replicas.
+    """
     application: dict[str, Any] = {"name": name, "route_prefix": "/", "import_path": app.import_path, "args": app.args}
     if app.scaled:
         application["external_scaler_enabled"] = True
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": host, "port": port},
-        "applications": [application],
-    }
+    if py_modules:
+        application["runtime_env"] = {"py_modules": list(py_modules)}
+    config: dict[str, Any] = {"proxy_location": proxy_location, "http_options": {"host": host, "port": port}}
+    if controller_env:
+        config["controller_options"] = {"runtime_env": {"env_vars": dict(controller_env)}}
+    return {**config, "applications": [application]}

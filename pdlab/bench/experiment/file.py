@@ -426,7 +426,7 @@ def started(file: ExperimentFile, settings: LaunchSettings, port: int) -> Launch
 
 def _request(settings: LaunchSettings) -> LaunchRequest:
     """Raises UsageError for settings that launch nothing, and for what cannot be handed to the launcher."""
-    if settings.dry_run or settings.export or settings.shutdown or settings.request_from_stdin:
+    if settings.dry_run or settings.target or settings.shutdown or settings.request_from_stdin:
         raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
     request = request_from(settings, to_words(settings))
     request_to_json(request)
