@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pdlab.analysis.comparable import incomparable, length_notes
 from pdlab.analysis.curves import Curve, Point, Rate, own
 from pdlab.analysis.intervals import Estimate, requests_for
-from pdlab.analysis.ranking import FrontierPoint, frontier_points, order_changes
+from pdlab.analysis.ranking import FrontierPoint, frontier_points, level_key, order_changes
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric
 from pdlab.core.gpu_count import other_count
@@ -243,9 +243,7 @@ def _raw(curves: Sequence[Curve], view: View) -> str:
 def _per_node(curves: Sequence[Curve], view: View) -> str:
     per_node = view.model_copy(update={"normalized": True})
     with_role = [curve for curve in curves if curve.has_role(per_node)]
-    frontier = {
-        id(frontier_point.spot.point): frontier_point for frontier_point in frontier_points(with_role, per_node)
-    }
+    frontier = {frontier_point.spot.key: frontier_point for frontier_point in frontier_points(with_role, per_node)}
     gpu_unit = unit(curves)
     rates: tuple[Rate, ...] = ("requests", "input", "output", "total")
     head = ["curve", "load", f"{view.latency_name}, {view.latency_unit}", "requests/s", "input tok/s", "output tok/s"]
@@ -269,7 +267,7 @@ def _per_node(curves: Sequence[Curve], view: View) -> str:
                     number(output / gpus.counted(view.count)),
                     number(point.input_tokens_per_s / gpus.prefill if gpus.prefill else None),
                     number(output / gpus.decode if gpus.decode else None),
-                    _on_frontier(frontier.get(id(point))),
+                    _on_frontier(frontier.get(level_key(curve, point))),
                 ]
             )
     several = len({point.kind for curve in with_role for point in curve.points}) > 1
