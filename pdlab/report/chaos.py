@@ -9,7 +9,7 @@ from statistics import median
 from pdlab.analysis.chaos import (
     Bucket,
     KindOutcome,
-    Served,
+    ServedByHealthy,
     by_kind,
     faulted,
     memory_change,
@@ -108,7 +108,7 @@ def lines(chaos: Chaos) -> list[str]:
     return sentences
 
 
-def _served_text(served: Served) -> str:
+def _served_text(served: ServedByHealthy) -> str:
     verdict = "at least" if served.share >= GOAL else "below"
     return (
         f"Requests that healthy replicas could serve: {served.right} of {served.requests} right "
