@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.schema import Frozen
 
@@ -109,12 +109,43 @@ class ClusterNode(Frozen):
         return self.host or self.id
 
 
+MAX_NODES = 10_000
+
+
+def _copies(node: Any) -> Iterator[Any]:
+    """The nodes that a node with ``count`` is; a node without it is itself. Raises ValueError."""
+    if not isinstance(node, dict) or "count" not in node:
+        yield node
+        return
+    count, base = node["count"], {key: value for key, value in node.items() if key != "count"}
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_NODES:
+        raise ValueError(f"count of a node must be a whole number from 1 to {MAX_NODES}, got {count!r}")
+    labels = base.get("labels", {})
+    for number in range(1, count + 1):
+        name = f"{base.get('id')}-{number}"
+        changes: dict[str, Any] = {"id": name, "head": base.get("head", False) and number == 1}
+        if isinstance(labels, dict):
+            changes["labels"] = {key: name if value == base.get("id") else value for key, value in labels.items()}
+        yield base | changes
+
+
 class ClusterView(Frozen):
     """All nodes that may be used. A cluster is either of GPU nodes or of CPU nodes; a GPU-less
-    node of a GPU cluster (a head node) takes no engine."""
+    node of a GPU cluster (a head node) takes no engine.
+
+    A file may give nodes that are alike as one with ``count: N``: their ids, and labels that are the id, get a number
+    behind them; ``head`` is the first of them.
+    """
 
     name: str = "cluster"
     nodes: tuple[ClusterNode, ...] = Field(min_length=1)
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _counted(cls, nodes: Any) -> Any:
+        if not isinstance(nodes, list):
+            return nodes
+        return [each for node in nodes for each in _copies(node)]
 
     @model_validator(mode="after")
     def _distinct_ids(self) -> ClusterView:
