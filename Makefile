@@ -26,19 +26,22 @@ chaos: setup  ## break 1P1D, 2P2D and (as root) two hosts in every way under loa
 	@$(PYTHON_VENV) -m pdlab chaos --launch
 
 # Many of these wait rather than compute. The live ones take every core, one after the other.
-FAST := $(PYTEST) -m "not live" -n 2 --dist loadfile
-LIVE := $(PYTEST) -m live
+# docs/testing.md has what each tier holds and how long it takes.
+APART := -n 2 --dist loadfile
+FAST := $(PYTEST) -m "not live and not long" $(APART)
+LIVE := $(PYTEST) -m "live and not long"
 
-test: setup  ## every test, the live ones (Ray, vLLM, NIXL) last; both parts run whatever the first one finds
+test: setup  ## 20 minutes: all but the long tests, the live ones (Ray, vLLM, NIXL) last; both parts run in any case
 	@status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
 
-test-long: setup  ## the same with more kills, more faults and every serving path
-	@export PDLAB_TEST_LONG=1; status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
+test-long: setup  ## every test, with more kills, more faults and every serving path
+	@export PDLAB_TEST_LONG=1; status=0; $(PYTEST) -m "not live" $(APART) || status=$$?; \
+	$(PYTEST) -m live || status=$$?; exit $$status
 
-test-unit: setup  ## tests that need neither Ray nor vLLM, and start neither: a few minutes
-	@PDLAB_TEST_UNIT=1 $(PYTEST) -n 2 --dist loadfile
+test-unit: setup  ## 3 minutes: the tests that need neither Ray nor vLLM, and start neither
+	@PDLAB_TEST_UNIT=1 $(PYTEST) -m "not long" $(APART)
 
-test-fast: setup  ## every test that starts neither an engine nor a deployment
+test-fast: setup  ## every test of `make test` that starts neither an engine nor a deployment
 	@$(FAST)
 
 check: setup  ## ruff, formatting, mypy --strict, imports between packages, names of classes and in docstrings

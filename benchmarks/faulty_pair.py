@@ -27,7 +27,7 @@ from bare_pair import MODEL, tiny_model  # noqa: E402
 
 from pdlab.cluster.local_nodes import hold_port  # noqa: E402
 from pdlab.deploy.canary import CanaryAnswer, compare, read_answer  # noqa: E402
-from pdlab.deploy.engine_metrics import samples  # noqa: E402
+from pdlab.deploy.metrics_page import samples  # noqa: E402
 from pdlab.deploy.serve_config import (  # noqa: E402
     KV_GUARD_CONNECTOR,
     KV_GUARD_DEADLINE,

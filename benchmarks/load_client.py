@@ -24,9 +24,11 @@ sys.path.insert(0, str(ROOT))
 from pdlab.bench.client.processes import LoadClient  # noqa: E402
 from pdlab.bench.client.protocol import ClientLevel  # noqa: E402
 from pdlab.bench.gates import Evidence, client_saturation, clock  # noqa: E402
-from pdlab.core.workload import Closed, Workload  # noqa: E402
+from pdlab.core.workload import Closed, RunKey, Workload  # noqa: E402
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer  # noqa: E402
-from pdlab.results.metrics import percentile, steady  # noqa: E402
+from pdlab.results.level_data import LevelData  # noqa: E402
+from pdlab.results.metrics import percentile, steady, whole  # noqa: E402
+from pdlab.results.schema import Run  # noqa: E402
 
 TTFT_S = 0.05
 INPUT = 32
@@ -88,18 +90,22 @@ def measure(client: LoadClient, url: str, tokenizer: str, rate: float, tpot_s: f
     )  # fmt: skip
     truth = sorted((e for e in log(url) if e["id"].startswith(f"{name}-")), key=lambda entry: entry["arrived"])
     records = answer.records
-    window = steady(records, Closed(concurrency=streams))
+    requests, load = LevelData.of(records), Closed(concurrency=streams)
+    window = steady(requests, load)
     ttft = sorted(e["sent"][0] - e["arrived"] for e in truth)
     tpot = [(e["sent"][-1] - e["sent"][0]) / (tokens - 1) for e in truth]
     measured = sorted(record.ttft_s or 0.0 for record in records)
     late = [1000 * (percentile(measured, q) - percentile(ttft, q)) for q in (50, 99)]
     tpot_error = 1000 * (statistics.median(r.tpot_s or 0.0 for r in records) - statistics.median(tpot))
     received_tokens_per_s = window.output_tokens_per_s if window else 0.0
-    outcome = Evidence(
-        records=records, workload=Workload(input_tokens=INPUT, output_tokens=tokens), load=Closed(concurrency=streams),
-        num_requests=6 * streams, client=answer.load,
+    completed = sum(record.ok for record in records)
+    run = Run(
+        origin="measured", label="oracle", key=RunKey(kind=load.kind, value=load.value),
+        workload=Workload(input_tokens=INPUT, output_tokens=tokens), load=load, num_requests=6 * streams,
+        completed=completed, failed=6 * streams - completed, whole=whole(requests), client=answer.load,
     )  # fmt: skip
-    reasons = [*client_saturation(outcome), *clock(outcome)]
+    outcome = Evidence(run=run, requests=requests)
+    reasons = [finding.text for finding in (*client_saturation(outcome), *clock(outcome))]
     fine = not reasons and received_tokens_per_s >= 0.95 * requested_tokens_per_s
     verdict = "keeps up" if fine else "; ".join(reasons) or "too slow, server or client"
     print(

@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Closed, RunKey, Workload  # noqa: E402
+from pdlab.results.level_data import LevelData  # noqa: E402
 from pdlab.results.metrics import steady, whole  # noqa: E402
 from pdlab.results.schema import Manifest, RequestRecord, Run  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
@@ -112,7 +113,7 @@ def level(
                 itl_s=tuple(np.round(gaps[i], 6).tolist()),
             )
         )
-    closed = Closed(concurrency=load)
+    closed, data = Closed(concurrency=load), LevelData.of(records)
     run = Run(
         origin="measured",
         label=label,
@@ -122,8 +123,8 @@ def level(
         num_requests=requests,
         completed=requests,
         failed=0,
-        whole=whole(records),
-        steady=steady(records, closed),
+        whole=whole(data),
+        steady=steady(data, closed),
     )
     store.write(run, records)
 

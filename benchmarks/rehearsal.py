@@ -31,7 +31,7 @@ from pdlab.plan.accuracy import name_of  # noqa: E402
 from pdlab.plan.fluid_pools import share_within  # noqa: E402
 from pdlab.results.published_folders import load_experiment  # noqa: E402
 from pdlab.results.schema import Experiment, Run  # noqa: E402
-from pdlab.results.slo import meets  # noqa: E402
+from pdlab.results.slo import stresses  # noqa: E402
 from pdlab.results.store import MANIFEST, Store  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import SimulatedLevel, figures  # noqa: E402
@@ -94,8 +94,8 @@ def column(of_seeds: Sequence[Means]) -> Column:
 
 def shares(folder: Path, run: Run, models: Sequence[SimulatedLevel], slo: Slo, from_s: float) -> str:
     """The requests within every bound, rehearsed and simulated: ``93.1 % / 92.9 %``."""
-    records = [record for record in Store(folder).read_records(run.key) if record.arrival_s >= from_s]
-    met = sum(meets(record, slo) for record in records) / max(len(records), 1)
+    requests = Store(folder).requests(run.key)
+    met = fmean(stresses(requests, slo)[requests.arrival_s >= from_s] <= 1)
     return f"{100 * met:.1f} % / {100 * fmean(share_within(each, slo, from_s) for each in models):.1f} %"
 
 

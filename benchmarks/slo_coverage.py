@@ -29,7 +29,7 @@ from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
 from pdlab.results import slo as judging  # noqa: E402
-from pdlab.results.metrics import Columns  # noqa: E402
+from pdlab.results.level_data import LevelData  # noqa: E402
 from pdlab.results.schema import SloSearch  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import columns  # noqa: E402
@@ -52,7 +52,7 @@ class Case:
     start_rps: float
 
 
-def md1(level: Level) -> Columns:
+def md1(level: Level) -> LevelData:
     """Poisson arrivals before one server of constant service time, behind which the second token takes 10 ms. TTFT is
     the wait and the service."""
     import numpy as np
@@ -62,7 +62,7 @@ def md1(level: Level) -> Columns:
     arrival_s = gaps_s.cumsum() - gaps_s[0]
     number = np.arange(level.num_requests)
     first_s = np.maximum.accumulate(arrival_s - number * SERVICE_S) + (number + 1) * SERVICE_S
-    return Columns(arrival_s, first_s, first_s + 0.01, np.full(level.num_requests, 2.0))
+    return LevelData.of_times(arrival_s, first_s, first_s + 0.01, np.full(level.num_requests, 2.0))
 
 
 def waits_at_most(t: float, rate: float, service: float = SERVICE_S) -> float:
@@ -99,7 +99,7 @@ def md1_case(bound_s: float | None) -> Case:
 def simulated(label: str, workload: Workload) -> Drive:
     deployment, hardware, shape = Deployment(topology=parse_label(label)), *PARTS
 
-    def drive(level: Level) -> Columns:
+    def drive(level: Level) -> LevelData:
         (done,) = simulate(deployment, [level], workload, hardware, shape, seed=level.seed)
         return columns(done)
 
@@ -148,7 +148,7 @@ def trial(case: Case, searches: int, seed: int, hold_s: float) -> None:
     """One line of the table; what it would be so far on standard error, now and then."""
     seconds = [0.0]
 
-    def drive(level: Level) -> Columns:
+    def drive(level: Level) -> LevelData:
         requests = case.drive(level)
         seconds[0] += float(requests.arrival_s[-1])
         return requests

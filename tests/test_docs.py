@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -71,7 +73,7 @@ def test_what_is_named_exists(document: Path) -> None:
 # Pages of this width; every page that is written anew joins them.
 NARROW = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/reading-plots.md", "docs/demo.md"]
 NARROW += ["docs/decisions/020-packaging.md"]
-NARROW += [f"docs/{page}.md" for page in ("architecture", "debugging", "experiment", "faults", "fluid")]
+NARROW += [f"docs/{page}.md" for page in ("architecture", "debugging", "experiment", "faults", "fluid", "testing")]
 NARROW += [f"docs/{page}.md" for page in ("methodology", "metrics", "model")]
 COLUMNS, README_LINES = 100, 110
 
@@ -91,6 +93,33 @@ def test_pages_fit_a_terminal(name: str) -> None:
 def test_the_methodology_has_the_reason_of_every_gate() -> None:
     section = (ROOT / "docs" / "methodology.md").read_text().split("\n## Gates\n")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^- \*\*(\w+)\*\*", section, re.M)) == sorted([*(gate.name for gate in GATES), CANARY])
+
+
+def smoke(path: Path) -> bool:
+    """Whether a file has a live test that is not long."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+
+    def marked(nodes: Iterable[ast.expr], name: str) -> bool:
+        return any(f"mark.{name}" in ast.unparse(node) for node in nodes)
+
+    module = [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    live = path.parent.name == "live" or marked(module, "live")
+    if not live or marked(module, "long"):
+        return False
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not marked(node.decorator_list, "long")]
+    functions = [node for body in (tree.body, *(each.body for each in classes)) for node in body]
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and node.name.startswith("test_")
+        and not any(ast.unparse(each) == "pytest.mark.long" for each in node.decorator_list)
+        for node in functions
+    )
+
+
+def test_the_page_of_the_tests_names_every_live_smoke_test() -> None:
+    named = re.findall(r"^\| [^|]+ \| (tests/\S+) \|", (ROOT / "docs" / "testing.md").read_text(), re.M)
+    files = {str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py")) if smoke(path)}
+    assert len(files) > 10 and sorted(named) == sorted(files)
 
 
 def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:

@@ -271,13 +271,13 @@ def _worst(figures: Figures, slo: Slo) -> float | None:
     """The largest of latency percentile / bound, at most 1 where each bound is met; None: not known."""
     statistic = f"p{100 * slo.quantile:g}"
     bounds: dict[Metric, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2el": slo.e2el_s}
-    times_s = []
+    times_s: list[float] = []
     for metric, bound_s in bounds.items():
         value_ms = 0.0 if bound_s is None else figures.ms(metric, statistic)
         if value_ms is None:
             return None
         times_s.append(value_ms / 1000)
-    return slo.stress(*times_s)
+    return float(slo.stress(*np.array([times_s]).T)[0])
 
 
 def _line(

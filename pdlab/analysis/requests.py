@@ -22,7 +22,8 @@ from pydantic_core import from_json
 from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
 from pdlab.core.errors import StoreError
 from pdlab.core.workload import Load
-from pdlab.results.metrics import Window, window_of
+from pdlab.results.level_data import LevelData
+from pdlab.results.metrics import Window, steady_window
 from pdlab.results.schema import PERCENTILES, Run
 from pdlab.results.store import Store
 
@@ -114,10 +115,10 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
         raise StoreError(f"{path}: is empty (0 bytes); {remedy}")
     try:
         text = unpack(packed)
-        table = parse(text)
+        data = parse(text)
     except (EOFError, KeyError, TypeError, ValueError, OSError, zlib.error) as error:
         raise StoreError(f"{path}: records cannot be read ({error})") from error
-    kept = table.shape[1]
+    kept = len(data)
     if kept < run.completed:
         raise StoreError(
             f"{path}: holds {kept} requests, its level completed {run.completed}; the file is incomplete: restore "
@@ -125,7 +126,7 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
         )
     if kept == 0:
         return None
-    requests = window(table, run.load, steady=run.steady is not None)
+    requests = window(data, run.load, steady=run.steady is not None)
     return replace(requests, sha256=hashlib.sha256(text).hexdigest())
 
 
@@ -138,9 +139,14 @@ def unpack(packed: bytes) -> bytes:
     return text if len(text) == size else gzip.decompress(packed)
 
 
-def parse(text: bytes) -> Array:
-    """Records as they are kept -> (4, requests): arrival, first token, finish, output tokens; NaN in what a failed
-    request lacks. Raises KeyError, TypeError or ValueError."""
+def parse(text: bytes) -> LevelData:
+    """Records as they are kept, of each request its times and output tokens. Raises KeyError, TypeError or
+    ValueError."""
+    return LevelData.of_times(*_table(text))
+
+
+def _table(text: bytes) -> Array:
+    """(4, requests): arrival, first token, finish, output tokens; NaN in what a failed request lacks."""
     bare = _without_gaps(text)
     if (numbers := _numbers(bare)) is not None:
         return numbers
@@ -159,7 +165,7 @@ def parse(text: bytes) -> Array:
 
 
 def _numbers(bare: bytes) -> Array | None:
-    """`parse` of records that are all alike, whose names, most of the work, need not be read; None of others."""
+    """`_table` of records that are all alike, whose names, most of the work, need not be read; None of others."""
     lines = b"\n" + bare + b"\n"
     count = lines.count(b"\n") - 1
     parts = _NUMBER.split(bare.partition(b"\n")[0])
@@ -193,25 +199,22 @@ def wrong_counts(text: bytes) -> int:
     )
 
 
-def window(table: Array, load: Load, steady: bool) -> Requests:
-    """Cut the rows of `parse` to the window that `pdlab.results.metrics` uses for this load."""
-    arrival, first, finish, tokens = table[:, np.argsort(table[0], kind="stable")]
-    answered = ~np.isnan(finish)
-    of_steady = window_of(load, arrival, first, finish) if steady else None
+def window(data: LevelData, load: Load, steady: bool) -> Requests:
+    """Cut to the window that `pdlab.results.metrics` uses for this load."""
+    of_steady = steady_window(data, load) if steady else None
     if of_steady is None:
-        opens = float(arrival[0]) if len(arrival) else 0.0
-        span = Window(opens, float(np.max(finish[answered], initial=opens)))
-        inside, considered = answered, np.ones(len(arrival), dtype=bool)
+        opens_s = float(data.arrival_s[0]) if len(data) else 0.0
+        span = Window(opens_s, float(np.max(data.finish_s[data.ok], initial=opens_s)))
+        inside, considered = data.ok, np.ones(len(data), dtype=bool)
     else:
         span = of_steady
-        inside, considered = span.holds(finish), span.judges(arrival, finish, load)
-    judged, failed = considered & answered, considered & ~answered
-    ttft, e2el, n = (first - arrival)[judged], (finish - arrival)[judged], tokens[judged]
+        inside, considered = span.holds(data.finish_s), span.judges(data, load)
+    judged = data.part(considered & data.ok)
     return Requests(
-        ttft_s=ttft,
-        tpot_s=np.where(n > 1, (e2el - ttft) / np.maximum(n - 1, 1), np.nan),
-        e2el_s=e2el,
-        finish_s=np.sort(finish[inside]) - span.opens_s,
-        window_s=span.closes_s - span.opens_s,
-        failed=int(failed.sum()),
+        ttft_s=judged.ttft_s,
+        tpot_s=judged.tpot_s,
+        e2el_s=judged.e2el_s,
+        finish_s=np.sort(data.finish_s[inside]) - span.opens_s,
+        window_s=span.length_s,
+        failed=int((considered & ~data.ok).sum()),
     )

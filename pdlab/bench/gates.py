@@ -7,11 +7,10 @@ passed but *unchecked*, with the reason. New gates join `GATES`; what they find 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, InstanceOf
 
@@ -22,7 +21,11 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Workload
 from pdlab.results import metrics
-from pdlab.results.schema import CanaryResult, NixlCounters, RequestRecord, Run, Trend, Validity
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
+
+if TYPE_CHECKING:
+    from pdlab.results.level_data import Column
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -69,12 +72,10 @@ class Evidence(Frozen):
     could not be. ``settling``: of the counters after the level. ``strangers`` are replicas that the launch did not
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy
     asks a router. ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its
-    launch. ``smoke``: too short by intention. ``request_columns``: the requests in columns, where there are no
-    records."""
+    launch. ``smoke``: too short by intention."""
 
     run: Run
-    records: tuple[RequestRecord, ...] = ()
-    request_columns: InstanceOf[metrics.Columns] | None = None
+    requests: InstanceOf[LevelData]
     kv_expected: bool = False
     strangers: tuple[str, ...] = ()
     counters_error: str | None = None
@@ -85,17 +86,16 @@ class Evidence(Frozen):
     smoke: bool = False
 
     @property
-    def columns(self) -> metrics.Columns:
-        return metrics.columns(self.records) if self.request_columns is None else self.request_columns
-
-    @property
-    def answered(self) -> list[RequestRecord]:
-        return [record for record in self.records if record.ok]
-
-    @property
     def duration_s(self) -> float:
         """From the first arrival to the last answer."""
-        return max((record.finish_s or record.arrival_s for record in self.records), default=0.0)
+        import numpy as np
+
+        requests = self.requests
+        return float(np.where(np.isnan(requests.ended_s), requests.arrival_s, requests.ended_s).max(initial=0.0))
+
+    @cached_property
+    def answered(self) -> LevelData:
+        return self.requests.answered
 
     def delta(self, field: str) -> float | None:
         """How much a counter of the engines grew, all pools together; None where no pool exports it."""
@@ -127,12 +127,13 @@ class Evidence(Frozen):
 def failed_requests(evidence: Evidence) -> Iterator[Finding]:
     """Any request without a complete answer."""
     total = evidence.run.num_requests
-    if len(evidence.records) != total:
-        yield found("requests_unrecorded", recorded=len(evidence.records), requests=total)
-    failed = [record for record in evidence.records if not record.ok]
+    requests = evidence.requests
+    if len(requests) != total:
+        yield found("requests_unrecorded", recorded=len(requests), requests=total)
+    failed = len(requests) - len(evidence.answered)
     if failed:
-        first = failed[0].error or "no answer"
-        yield found("requests_failed", failed=len(failed), requests=total, first=first)
+        first = requests.errors[int(requests.ok.argmin())] or "no answer"
+        yield found("requests_failed", failed=failed, requests=total, first=first)
 
 
 def token_counts(evidence: Evidence) -> Iterator[Finding]:
@@ -141,24 +142,31 @@ def token_counts(evidence: Evidence) -> Iterator[Finding]:
     yield from _wrong_counts(evidence.answered, (workload.sent_input_tokens, workload.sent_output_tokens))
 
 
-def _wrong_counts(answered: Sequence[RequestRecord], nominal: Pair) -> Iterator[Finding]:
+def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
     """``nominal``: input and output tokens of every request that has no lengths of its own."""
-    for side in (0, 1):
-        counts = [(r.output_tokens if side else r.input_tokens, (r.asked or nominal)[side]) for r in answered]
-        wrong = [(count, requested) for count, requested in counts if count != requested]
-        if wrong:
-            count, requested = wrong[0]
-            numbers = {"wrong": len(wrong), "answers": len(counts), "count": count, "asked": requested}
-            yield found("token_count_wrong", side=("input", "output")[side], **numbers)
+    import numpy as np
+
+    sides = {
+        "input": (answered.input_tokens, answered.asked_input, nominal[0]),
+        "output": (answered.output_tokens, answered.asked_output, nominal[1]),
+    }
+    for side, (counts, own, every) in sides.items():
+        asked = np.where(np.isnan(own), every, own)
+        wrong = np.flatnonzero(counts != asked)
+        if len(wrong):
+            first = {"count": int(counts[wrong[0]]), "asked": int(asked[wrong[0]])}
+            yield found("token_count_wrong", side=side, wrong=len(wrong), answers=len(answered), **first)
 
 
-def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Iterator[str]:
+def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
     """What the warm-up's answers say of the levels to come (notes, where it is no proof); its requests are of
     typical length.
 
     Raises BenchError where every level would fail its gates or mean nothing: wrong token counts, no streaming.
     """
-    answered = [record for record in records if record.ok]
+    import numpy as np
+
+    answered = requests.answered
     wrong = list(_wrong_counts(answered, workload.typical))
     if wrong:
         raise BenchError(
@@ -166,7 +174,9 @@ def judge_warm_up(records: Sequence[RequestRecord], workload: Workload) -> Itera
             "model's own, and does the server count tokens as OpenAI's usage does?"
         )
     tokens = workload.typical[1]
-    if tokens > 1 and answered and median(sum(record.itl_s) for record in answered) < AT_ONCE_S * (tokens - 1):
+    belongs = np.repeat(np.arange(len(answered)), answered.gap_counts)
+    spread_s = np.bincount(belongs, answered.gaps_s, minlength=len(answered))  # from the first chunk to the last
+    if tokens > 1 and len(answered) and np.median(spread_s) < AT_ONCE_S * (tokens - 1):
         text = (
             f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, "
             "and TPOT means nothing"
@@ -194,7 +204,7 @@ def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
     for name, code in codes.items():
         if delta.get(name, 0.0) > 0:
             yield found(code, count=delta[name])
-    if evidence.kv_expected and evidence.answered and not delta.get("bytes_transferred"):
+    if evidence.kv_expected and len(evidence.answered) and not delta.get("bytes_transferred"):
         yield found("kv_nothing_transferred")
 
 
@@ -293,7 +303,7 @@ def preemptions(evidence: Evidence) -> Iterator[Finding]:
 def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
     """More of the prompts came from the prefix cache than the workload declares. Of PD both engines of a request look
     its prompt up, each in its own cache."""
-    input_tokens = sum(record.input_tokens for record in evidence.answered)
+    input_tokens = float(evidence.answered.input_tokens.sum())
     if not input_tokens:
         return
     declared = evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / input_tokens
@@ -306,9 +316,12 @@ def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
 
 def decode_context(evidence: Evidence) -> Iterator[Finding]:
     """decode-only: the engines computed prompts instead of filling their KV cache."""
+    import numpy as np
+
     filled = evidence.delta("external_cache_hits")
-    every = evidence.run.workload.sent_input_tokens
-    requested_tokens = sum((record.asked[0] if record.asked else every) - 1 for record in evidence.answered)
+    own = evidence.answered.asked_input
+    asked = np.where(np.isnan(own), evidence.run.workload.sent_input_tokens, own)
+    requested_tokens = int((asked - 1).sum())
     if filled is not None and requested_tokens and filled < FILLED_LEAST * requested_tokens:
         yield found("context_computed", filled=filled, tokens=requested_tokens)
 
@@ -320,14 +333,11 @@ def client_saturation(evidence: Evidence) -> Iterator[Finding]:
         return
     if client.cpu_share is not None and client.cpu_share > MAX_CPU_SHARE:
         yield found("client_cpu", cores=client.cpu_share, limit=MAX_CPU_SHARE)
+    answered = evidence.answered
     # A late timestamp is part of the TTFT at the first token, of the decode time at the first and the last.
     spans = {
-        "median TTFT": _median(record.ttft_s for record in evidence.answered),
-        "median decode time": _median(
-            record.e2el_s - record.ttft_s
-            for record in evidence.answered
-            if record.output_tokens > 1 and record.e2el_s is not None and record.ttft_s is not None
-        ),
+        "median TTFT": _median(answered.ttft_s),
+        "median decode time": _median((answered.e2el_s - answered.ttft_s)[answered.output_tokens > 1]),
     }
     limit_s, why = _late_limit(spans)
     if client.loop_lag_s is not None and client.loop_lag_s > limit_s:
@@ -352,16 +362,16 @@ def front_saturation(evidence: Evidence) -> Iterator[Finding]:
 def lateness(evidence: Evidence) -> Iterator[Finding]:
     """Requests were sent later than they were due: in an open loop their wait is in no latency (coordinated omission),
     in a closed loop fewer were in flight than the level says."""
-    late = sorted(record.lateness_s for record in evidence.records if record.lateness_s is not None)
-    if not late:
+    late_s = _known_lateness_s(evidence)
+    if not late_s:
         return
     if isinstance(evidence.run.load, Closed):
-        limit_s, why = _late_limit({"median E2EL": _median(record.e2el_s for record in evidence.answered)})
+        limit_s, why = _late_limit({"median E2EL": _median(evidence.answered.e2el_s)})
         when = "after another one had left its place"
     else:
-        limit_s, why = _late_limit({"median TTFT": _median(record.ttft_s for record in evidence.answered)})
+        limit_s, why = _late_limit({"median TTFT": _median(evidence.answered.ttft_s)})
         when = "after they were due"
-    p95_s = late[math.ceil(0.95 * len(late)) - 1]
+    p95_s = late_s[math.ceil(0.95 * len(late_s)) - 1]
     if p95_s > limit_s:
         yield found("sent_late", late_ms=1000 * p95_s, when=when, limit=why)
 
@@ -376,18 +386,32 @@ def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
     return limit_s, f"{1000 * limit_s:.0f} ms, {LATE_SHARE:.0%} of the {name}"
 
 
-def _median(values_s: Iterable[float | None]) -> float | None:
-    known = [value for value in values_s if value is not None]
-    return median(known) if known else None
+def _known_lateness_s(evidence: Evidence) -> list[float]:
+    """Sorted."""
+    import numpy as np
+
+    late_s = evidence.requests.lateness_s
+    known: list[float] = np.sort(late_s[~np.isnan(late_s)]).tolist()
+    return known
+
+
+def _median(values_s: Column) -> float | None:
+    import numpy as np
+
+    return float(np.median(values_s)) if len(values_s) else None
 
 
 def clock(evidence: Evidence) -> Iterator[Finding]:
     """The client's clock was set during the level, or times are in an order that cannot be."""
-    for record in evidence.records:
-        times = [t for t in (record.arrival_s, record.first_token_s, record.finish_s) if t is not None]
-        if any(later < earlier - ORDER_SLACK_S for earlier, later in pairwise(times)):
-            yield found("clock_backwards", times=", ".join(f"{t:g}" for t in times))
-            break
+    import numpy as np
+
+    requests = evidence.requests
+    times_s = np.stack([requests.arrival_s, requests.first_token_s, requests.ended_s])
+    so_far_s = np.fmax.accumulate(times_s)  # a moment that never came is passed over
+    wrong = np.flatnonzero((times_s[1:] < so_far_s[:-1] - ORDER_SLACK_S).any(axis=0))
+    if len(wrong):
+        known_s = times_s[:, wrong[0]]
+        yield found("clock_backwards", times=", ".join(f"{t:g}" for t in known_s[~np.isnan(known_s)]))
     step_s = evidence.run.client.clock_step_s if evidence.run.client else None
     if step_s is not None and abs(step_s) > CLOCK_SLACK_S + CLOCK_PPM * evidence.duration_s:
         yield found("clock_set", step_s=step_s)
@@ -427,9 +451,9 @@ def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
     """An open loop whose answers take ever longer, with a window or without; where mixes take turns, those of one."""
     if not isinstance(evidence.run.load, Open):
         return
-    moments = evidence.columns.arrival_s
+    moments = evidence.requests.arrival_s
     turns = _turns(evidence.run.workload)
-    for which, requests in _by_mix(evidence.columns, turns) if turns else [("", evidence.columns)]:
+    for which, requests in _by_mix(evidence.requests, turns) if turns else [("", evidence.requests)]:
         delays = metrics.delays_s(requests)
         if delays is None:
             continue
@@ -445,7 +469,7 @@ def _turns(workload: Workload) -> Mixes | None:
     return mixes if isinstance(mixes, Mixes) and len(mixes.mixes) > 1 and not mixes.drift else None
 
 
-def _by_mix(requests: metrics.Columns, mixes: Mixes) -> Iterator[tuple[str, metrics.Columns]]:
+def _by_mix(requests: LevelData, mixes: Mixes) -> Iterator[tuple[str, LevelData]]:
     """The requests of each mix, by when they came, and " to" the mix in words."""
     numbers = (requests.arrival_s // mixes.every_s).astype(int) % len(mixes.mixes)
     for number, mix in enumerate(mixes.mixes):
@@ -466,14 +490,14 @@ def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
     engines had for the same requests."""
     requests = evidence.delta("modelled_requests") or 0.0
     answered = evidence.answered
-    if not answered or requests < PACE_KNOWN * len(answered):
+    if not len(answered) or requests < PACE_KNOWN * len(answered):
         return
     spans = {
-        "TTFT": ("modelled_ttft_s", PACE_TTFT, [r.ttft_s or 0.0 for r in answered]),
-        "decode time": ("modelled_decode_s", PACE_DECODE, [(r.e2el_s or 0.0) - (r.ttft_s or 0.0) for r in answered]),
+        "TTFT": ("modelled_ttft_s", PACE_TTFT, answered.ttft_s),
+        "decode time": ("modelled_decode_s", PACE_DECODE, answered.e2el_s - answered.ttft_s),
     }
     for name, (field, limit, client_s) in spans.items():
-        modelled_s, client_mean_s = (evidence.delta(field) or 0.0) / requests, math.fsum(client_s) / len(client_s)
+        modelled_s, client_mean_s = (evidence.delta(field) or 0.0) / requests, float(client_s.mean())
         if modelled_s > 0 and abs(client_mean_s - modelled_s) > limit * modelled_s:
             means_ms = {"client_ms": 1000 * client_mean_s, "modelled_ms": 1000 * modelled_s}
             yield found("pace_differs", name=name, limit=limit, **means_ms)
@@ -588,8 +612,7 @@ def _front_missing(evidence: Evidence) -> str | None:
 
 
 def _lateness_missing(evidence: Evidence) -> str | None:
-    known = any(record.lateness_s is not None for record in evidence.records)
-    return None if known else "when requests were due was not recorded"
+    return None if _known_lateness_s(evidence) else "when requests were due was not recorded"
 
 
 def _clock_missing(evidence: Evidence) -> str | None:
@@ -712,10 +735,10 @@ def validate_level(
 def _behind_schedule(evidence: Evidence) -> Iterator[str]:
     """What the load generator could not do, where that fails no gate."""
     load = evidence.run.load
-    late = sorted(record.lateness_s for record in evidence.records if record.lateness_s is not None)
-    if isinstance(load, Closed) or not late:
+    late_s = _known_lateness_s(evidence)
+    if isinstance(load, Closed) or not late_s:
         return
-    p99_s = metrics.percentile(late, 99)
+    p99_s = metrics.percentile(late_s, 99)
     if p99_s > NOTED_LATE_S:
         rate_rps = load.rate_rps if isinstance(load, Open) else max(load.start_rps, load.end_rps)
         yield (

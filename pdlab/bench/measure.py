@@ -20,6 +20,7 @@ from pdlab.core.findings import Finding
 from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import now
 from pdlab.results.schema import RequestRecord, Run, Summary, Validity
 
@@ -100,7 +101,7 @@ class Driver:
             why = complaint(self._target.base_url, self._target.model_id)
             raise BenchError(f"no warm-up request was answered (first: {failed[0]}){f'; {why}' if why else ''}")
         self.warm_e2el_s = min((r.e2el_s for r in answer.records if r.ok and r.e2el_s is not None), default=None)
-        for note in gates.judge_warm_up(answer.records, self._workload):
+        for note in gates.judge_warm_up(LevelData.of(answer.records), self._workload):
             self._progress.note(note)
         self._read_counters(len(answer.records) - len(failed), sent=None)
         self._exports = self._snapshot is not None and (
@@ -125,7 +126,7 @@ class Driver:
         """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(findings=(died,))
         completed = sum(record.ok for record in self._sent)
-        whole = self._told(metrics.whole(self._sent))
+        whole = self._told(metrics.whole(LevelData.of(self._sent)))
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
@@ -280,22 +281,22 @@ class Driver:
         after = self._snapshot
         new = self._strangers(before, after, sum(record.ok for record in answer.records))
         completed = sum(record.ok for record in answer.records)
-        steady = metrics.steady(answer.records, level.load)
+        requests = LevelData.of(answer.records)
+        window = metrics.steady_window(requests, level.load)
+        steady = metrics.steady(requests, level.load, window)
         run = self._run_of(
             level,
             completed,
-            asked_tokens=metrics.asked_tokens(answer.records),
-            whole=self._told(metrics.whole(answer.records)),
+            asked_tokens=metrics.asked_tokens(requests),
+            whole=self._told(metrics.whole(requests)),
             steady=steady and self._told(steady),
-            steady_window_s=metrics.steady_window(answer.records, level.load),
-            trend=metrics.trend(answer.records, level.load),
+            steady_window_s=window,
+            trend=metrics.trend(requests, level.load, window),
             nixl_before=before.nixl if before else None,
             nixl_after=after.nixl if after else None,
             engines_before=before.engines if before else {},
             engines_after=after.engines if after else {},
-            client=answer.load.model_copy(
-                update={"lateness": metrics.distribution(record.lateness_s for record in answer.records)}
-            ),
+            client=answer.load.model_copy(update={"lateness": metrics.distribution(requests.lateness_s)}),
             client_cpu_share=answer.cpu_share,
             front_cores=self._watch.front_cores,
             pool_age=before.pool_age if before else None,
@@ -304,7 +305,7 @@ class Driver:
         )
         evidence = gates.Evidence(
             run=run,
-            records=answer.records,
+            requests=requests,
             kv_expected=self._moves_kv and bool(self._target.metrics_urls),
             strangers=new,
             counters_error=self._error,

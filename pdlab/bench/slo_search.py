@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Slo
 from pdlab.results import metrics
-from pdlab.results.schema import RequestRecord, Run, SloPoint, SloSearch
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import Run, SloPoint, SloSearch
 from pdlab.results.slo import (
     PILED_UP,
     bracket,
@@ -43,11 +44,8 @@ from pdlab.results.slo import (
     judge_all,
     most_served,
     served_rps,
-    stress,
+    stresses,
 )
-
-if TYPE_CHECKING:
-    from pdlab.results.metrics import Column, Columns
 
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
@@ -142,29 +140,19 @@ class NextLevel(Frozen):
     longer: int = 1
 
 
-def sample(run: Run, records: Sequence[RequestRecord], slo: Slo) -> LevelSample:
+def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:
     """A finished open-loop level with its requests as the search takes it."""
-    import numpy as np
-
-    ordered = sorted(records, key=lambda record: record.arrival_s)
-    worst = np.array([stress(record, slo) for record in ordered], dtype=np.float64)
-    return sample_of(run, metrics.columns(ordered), worst, slo)
-
-
-def sample_of(run: Run, requests: Columns, worst: Column, slo: Slo) -> LevelSample:
-    """`sample` of requests in columns, with the worst latency of each over its bound."""
-    import numpy as np
-
+    worst = stresses(requests, slo)
     unusable = [g for g in run.validity.failed_gates if g not in PERFORMANCE_GATES]
     invalid = "; ".join(run.validity.reasons) if unusable else None
-    window = metrics.window_over(requests, run.load)
-    judged = worst[window.judges(requests.arrival_s, requests.finish_s, run.load)] if window else worst
+    window = metrics.steady_window(requests, run.load)
+    judged = worst[window.judges(requests, run.load)] if window else worst
     steady: bool | None = True
     if "steady_state" in run.validity.failed_gates:
         steady = False
     elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
         steady = None
-    times_s = requests.e2el_s[~np.isnan(requests.finish_s)]
+    times_s = requests.e2el_s[requests.ok]
     return LevelSample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
@@ -293,7 +281,7 @@ def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool
     tells more than a lower rate, at which as few independent requests would leave it undecided again."""
     if point.verdict != "undecided" or point.steady is not True or taken.get(point.rate_rps, 1) >= MOST_LOOKS:
         return False
-    sized = {"effective": SURER * (point.judged if point.effective is None else point.effective), "reason": None}
+    sized = {"effective": SURER * point.effective, "reason": None}
     more = judge(point.model_copy(update=sized), search.slo.quantile, search.confidence, search.max_points)
     return more.verdict == "meets"
 
@@ -352,7 +340,7 @@ def _sentence(points: Sequence[SloPoint], search: Search, low: float | None, hig
         if rate is not None:
             point = by_rate[rate]
             why = f": {point.reason}" if point.reason else ""
-            worth = "" if point.effective in (None, point.judged) else f", worth {point.effective} independent ones"
+            worth = "" if point.effective == point.judged else f", worth {point.effective} independent ones"
             parts.append(
                 f"{rate:g} requests/s is {words} ({point.met} of {point.judged} within all bounds{worth}{why})"
             )

@@ -25,7 +25,7 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
-from pdlab.core.arguments import MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.schema import Frozen
@@ -33,6 +33,7 @@ from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOr
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
+from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import client_versions, git_state, now
 from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
@@ -53,9 +54,40 @@ LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS = (
     "results",
 )
 Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
+HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
 
-class SweepOptions(Settings):
+class LevelOptions(Settings):
+    """How each level is measured: of a sweep, and of every sweep of an experiment."""
+
+    prompts_per_level: Annotated[int, Ge(1), Le(MAX_REQUESTS)] | None = setting(
+        None,
+        "requests of a level",
+        REQUESTS,
+        otherwise="10 per unit of concurrency, or what a held rate takes",
+    )
+    hold_s: HoldSeconds = setting(
+        levels.HOLD_S, "hold a request rate for S seconds, or 10 times E2EL if that is longer", REQUESTS, value="S"
+    )
+    fill_cache: FillCache = setting(
+        "auto",
+        "fill every engine's KV pool once before the first level, with prompts of one token each: auto: if that takes "
+        "at most 3 minutes, and not on CPUs of this machine",
+        REQUESTS,
+    )
+    request_timeout_s: Seconds = setting(
+        600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
+    )
+    recover_s: SecondsOrNone = setting(
+        RECOVER_S,
+        "if a replica died in a level, wait S seconds for the deployment to be whole again, and measure that level "
+        "once more; 0: end the sweep",
+        REQUESTS,
+        value="S",
+    )
+
+
+class SweepOptions(LevelOptions):
     """Everything that a sweep takes.
 
     The fields with a flag are the sweep's own; `pdlab.cli.bench.BenchSettings` adds the flags from which the other
@@ -77,36 +109,11 @@ class SweepOptions(Settings):
     client_processes: Processes | None = setting(
         None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
     )
-    prompts_per_level: Annotated[int, Ge(1), Le(MAX_REQUESTS)] | None = setting(
-        None,
-        "requests of a level",
-        REQUESTS,
-        otherwise="10 per unit of concurrency, or what a held rate takes",
-    )
-    hold_s: Seconds = setting(
-        levels.HOLD_S, "hold a request rate for S seconds, or 10 times E2EL if that is longer", REQUESTS, value="S"
-    )
-    fill_cache: FillCache = setting(
-        "auto",
-        "fill every engine's KV pool once before the first level, with prompts of one token each: auto: if that takes "
-        "at most 3 minutes, and not on CPUs of this machine",
-        REQUESTS,
-    )
     soak_s: Minutes | None = setting(
         None, "hold the one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
     )
     repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] = setting(
         1, "measure every level N times, with new prompts", REQUESTS
-    )
-    request_timeout_s: Seconds = setting(
-        600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
-    )
-    recover_s: SecondsOrNone = setting(
-        RECOVER_S,
-        "if a replica died in a level, wait S seconds for the deployment to be whole again, and measure that level "
-        "once more; 0: end the sweep",
-        REQUESTS,
-        value="S",
     )
     smoke: bool = setting(False, "one short level (the first), kept apart in EXP_NAME-smoke", REQUESTS, "-s", "--smoke")
     base_url: str = setting(BASE_URL, "server", SERVER, "-u", "--base-url", value="URL")
@@ -449,7 +456,7 @@ class _Sweeper:
             level = self._lasting(level, soak_s)
         run, records = self._outliving(level, once=soak_s is not None)
         if soak_s is not None:
-            run = run.model_copy(update={"soak": soak(records, run.load, soak_s)})
+            run = run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)})
         run = self._store.write(run, records, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
@@ -573,7 +580,7 @@ def samples_of_rates(
         if isinstance(run.load, Open) and run.load.burstiness == search.burstiness and run.key.repeat == repeat:
             key = (run.key, run.raw_sha256)
             if key not in known:
-                known[key] = slo_search.sample(run, store.read_records(run.key), search.slo)
+                known[key] = slo_search.sample(run, store.requests(run.key), search.slo)
             samples.append(known[key])
     return tuple(samples)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,11 +12,12 @@ from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError
 from pdlab.core.workload import Workload
+from pdlab.deploy import http_client
 from pdlab.deploy.endpoint import Running, key_of, load_running
+from pdlab.deploy.http_client import NoAnswer, NotStreamed
 from pdlab.results.schema import Manifest
 
 TIMEOUT_S = 10.0
-COMPLAINT_CHARS = 300
 # Of several scripts, code and digits, which no two vocabularies cut alike; twice, so that they differ by more than the
 # special tokens that a server or a tokenizer may put around a text.
 PROBE = 2 * (
@@ -166,17 +164,11 @@ def _loaded(tokenizer: str) -> Any:
 def _counted(url: str, model: str) -> int | None:
     """Tokens of `PROBE`, as the server counts them; None where it does not tell."""
     try:
-        with urllib.request.urlopen(_completion(url, model, PROBE, max_tokens=1), timeout=TIMEOUT_S) as answer:
-            count = json.load(answer)["usage"]["prompt_tokens"]
-    except (OSError, ValueError, KeyError, TypeError):
+        request = {"model": model, "prompt": PROBE, "max_tokens": 1}
+        count = http_client.complete(url, request, key_of(url), TIMEOUT_S)["usage"]["prompt_tokens"]
+    except (NoAnswer, KeyError, TypeError):
         return None
     return count if isinstance(count, int) else None
-
-
-def _completion(url: str, model: str, prompt: str, **more: object) -> urllib.request.Request:
-    body = json.dumps({"model": model, "prompt": prompt, **more}).encode()
-    head = {"content-type": "application/json"} | api_key.header(key_of(url))
-    return urllib.request.Request(f"{url}/v1/completions", body, head)
 
 
 def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> None:
@@ -246,24 +238,24 @@ def answers(url: str) -> bool:
 
 def _served_models(url: str) -> dict[str, dict[str, Any]]:
     """Model id -> model card."""
+    key, reason = key_of(url), "its list of models cannot be read"
     try:
-        call = urllib.request.Request(f"{url}/v1/models", headers=api_key.header(key_of(url)))
-        with urllib.request.urlopen(call, timeout=TIMEOUT_S) as answer:
-            return {str(card["id"]): card for card in json.load(answer)["data"]}
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 401:
-                raise UsageError(
-                    f"{url} requires its API key, and {'another one' if key_of(url) else 'none'} is known here: "
-                    f"set {api_key.KEY} to the key it was launched with"
-                ) from error
+        cards = http_client.get_json(f"{url}/v1/models", TIMEOUT_S, key)
+        return {str(card["id"]): card for card in cards["data"]}
+    except NoAnswer as error:
+        if error.code == 401:
+            raise UsageError(
+                f"{url} requires its API key, and {'another one' if key else 'none'} is known here: "
+                f"set {api_key.KEY} to the key it was launched with"
+            ) from error
+        if error.code is not None:
             raise UsageError(f"{url}/v1/models answers HTTP {error.code}; is the deployment ready?") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        cause = getattr(error, "reason", error)
-        reason = getattr(cause, "strerror", None) or cause
-        raise UsageError(
-            f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
-        ) from error
+        reason = error.detail
+    except (KeyError, TypeError):
+        pass
+    raise UsageError(
+        f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
+    )
 
 
 def _model(url: str, model: str | None, running: Running | None, served: list[str]) -> str:
@@ -316,19 +308,19 @@ def check_name(name: str | None) -> None:
 def complaint(url: str, model: str) -> str | None:
     """What the server says to one short streamed completion where that is not a stream of tokens; None where it is
     one, or where nothing is answered within TIMEOUT_S."""
-    request = _completion(url, model, "x", max_tokens=2, stream=True)
+    request = {"model": model, "prompt": "x", "max_tokens": 2, "stream": True}
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            kind = answer.headers.get_content_type()
-    except urllib.error.HTTPError as error:
-        with error:
-            complaint = " ".join(error.read(10 * COMPLAINT_CHARS).decode(errors="replace").split())[:COMPLAINT_CHARS]
-        return f"a completion of {model} is answered with HTTP {error.code}: {complaint or error.reason}"
-    except (OSError, ValueError):
-        return None
-    if kind == "text/event-stream":
-        return None
-    return f"the server does not stream: a streamed completion is answered as {kind}, not as text/event-stream"
+        with http_client.streamed(url, request, key_of(url), TIMEOUT_S):
+            return None
+    except NotStreamed as error:
+        return (
+            f"the server does not stream: a streamed completion is answered as {error.content_type}, "
+            f"not as {http_client.EVENT_STREAM}"
+        )
+    except NoAnswer as error:
+        if error.code is None:
+            return None
+        return f"a completion of {model} is answered with HTTP {error.code}: {error.detail}"
 
 
 def require_answering(url: str) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import re
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from pdlab.core.errors import DeploymentDied
+from pdlab.core.errors import ClusterError, DeploymentDied
+from pdlab.deploy import http_client
+from pdlab.deploy.http_client import NoAnswer
+from pdlab.deploy.metrics_page import MetricSample, samples
 
 LOOK_EVERY_S = 5.0
 LOOK_AGAIN_S = 1.0
@@ -25,19 +25,15 @@ CONNECT_TIMEOUT_S = 4.0
 REFUSED_S = 8.0  # a server that restarts, or a full backlog, is back sooner
 SILENT_S = 12.0
 HEALTH_LAG_S = 25.0  # a health check of Ray Serve (10 s), Ray's export of it (10 s), and a look
-_HEALTH = re.compile(
-    r"^ray_serve_(?:(?P<healthy>deployment_replica_healthy)|health_check_failures(?:_total)+)"
-    r"\{(?P<labels>[^}\n]*)\} (?P<value>\S+)",
-    re.MULTILINE,
-)
 ROUTER = "LLMRouter"  # of direct streaming, whatever the model's name
 APP = "pdlab"  # the name of the one application that is measured
+HEALTHY = "deployment_replica_healthy"
+_HEALTH = (HEALTHY, "health_check_failures")
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
 _GO_ON = "the running level is not kept; bring the deployment back and use --resume"
 
 
-# CPU of Ray's processes by their title, as Ray's reporter exports it: per cent of a core, all of one title together.
-_CPU = re.compile(r"^ray_component_cpu_percentage\{(?P<labels>[^}\n]*)\} (?P<value>\S+)", re.MULTILINE)
+# A process in front of the engines -> its title.
 FRONT = {
     "ingress": re.compile(r"ray::ServeReplica:[^:]*:OpenAiIngress"),
     "router": re.compile(rf"ray::ServeReplica:[^:]*:{ROUTER}"),
@@ -47,14 +43,21 @@ FRONT = {
 
 def front_cpu(page: str) -> dict[str, float]:
     """Cores that the processes in front of the engines use on the page's node: ingress, Ray Serve's proxy, and the
-    router that HAProxy asks for a replica, where there are."""
+    router that HAProxy asks for a replica, where there are. Ray's reporter exports per cent of a core, all processes
+    of one title together."""
     values: dict[str, float] = {}
-    for match in _CPU.finditer(page):
-        title = re.search(r'Component="([^"]*)"', match["labels"])
+    for sample in _read([page], ("cpu_percentage",), "ray_component_"):
         for name, pattern in FRONT.items():
-            if title and pattern.match(title[1]):
-                values[name] = values.get(name, 0.0) + float(match["value"]) / 100
+            if pattern.match(sample.labels.get("Component", "")):
+                values[name] = values.get(name, 0.0) + sample.value / 100
     return values
+
+
+def _read(pages: Iterable[str], names: Collection[str], prefix: str) -> Iterator[MetricSample]:
+    """Samples of those names. A damaged page says nothing, as one that does not answer."""
+    for page in pages:
+        with contextlib.suppress(ClusterError):
+            yield from list(samples(page, names.__contains__, (prefix,)))
 
 
 class Health(NamedTuple):
@@ -74,16 +77,15 @@ def replica_health(pages: Iterable[str]) -> list[Health]:
     deployments: dict[str, tuple[str, str]] = {}
     healthy: dict[str, bool] = {}
     failures: dict[str, float] = {}
-    for match in (match for page in pages for match in _HEALTH.finditer(page)):
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', match["labels"]))
-        replica = labels.get("replica")
+    for sample in _read(pages, _HEALTH, "ray_serve_"):
+        replica = sample.labels.get("replica")
         if replica is None:
             continue
-        deployments[replica] = labels.get("deployment", "?"), labels.get("application", "")
-        if match["healthy"]:
-            healthy[replica] = float(match["value"]) > 0
+        deployments[replica] = sample.labels.get("deployment", "?"), sample.labels.get("application", "")
+        if sample.name == HEALTHY:
+            healthy[replica] = sample.value > 0
         else:
-            failures[replica] = failures.get(replica, 0.0) + float(match["value"])
+            failures[replica] = failures.get(replica, 0.0) + sample.value
     return [
         Health(replica, deployment, healthy.get(replica), failures.get(replica, 0.0), application)
         for replica, (deployment, application) in deployments.items()
@@ -98,11 +100,8 @@ def read_health(pages: Iterable[str]) -> list[Health]:
 def _read_pages(urls: Iterable[str]) -> list[str]:
     pages = []
     for url in urls:
-        with (
-            contextlib.suppress(OSError, ValueError, http.client.HTTPException),
-            urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as answer,
-        ):
-            pages.append(answer.read().decode(errors="replace"))
+        with contextlib.suppress(NoAnswer):
+            pages.append(http_client.get(url, ANSWER_TIMEOUT_S))
     return pages
 
 
@@ -275,20 +274,15 @@ class _Patience:
 def _silence(base_url: str) -> _Silence | None:
     """Why the server does not list its models; None when it does."""
     try:
-        with urllib.request.urlopen(f"{base_url}/v1/models", timeout=ANSWER_TIMEOUT_S) as answer:
-            answer.read()
-            return None
-    except urllib.error.HTTPError as error:
-        error.close()
-        # A server that wants credentials lives; one that is too busy may have no time for this.
-        return _Silence(f"HTTP {error.code}", SILENT_S) if error.code >= 500 else None
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        slow = isinstance(reason, TimeoutError)
-        return _Silence(
-            f"no answer within {ANSWER_TIMEOUT_S:g} s" if slow else str(reason) or type(reason).__name__,
-            SILENT_S if slow else REFUSED_S,
-        )
+        http_client.get(f"{base_url}/v1/models", ANSWER_TIMEOUT_S)
+        return None
+    except NoAnswer as error:
+        if error.code is not None:
+            # A server that wants credentials lives; one that is too busy may have no time for this.
+            return _Silence(f"HTTP {error.code}", SILENT_S) if error.code >= 500 else None
+        if error.timed_out:
+            return _Silence(f"no answer within {ANSWER_TIMEOUT_S:g} s", SILENT_S)
+        return _Silence(error.detail, REFUSED_S)
 
 
 def _accepts(url: str) -> bool:

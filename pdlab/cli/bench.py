@@ -324,8 +324,6 @@ def _hold_s(settings: BenchSettings, *, timed: bool) -> float:
         raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
     if settings.final:
         return FINAL_HOLD_S
-    if settings.hold_s > MAX_HOLD_S:
-        raise UsageError(f"--hold-s {settings.hold_s:g}: a rate is held for at most {MAX_HOLD_S} s, a day")
     return settings.hold_s
 
 

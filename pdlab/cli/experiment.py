@@ -19,7 +19,6 @@ from pdlab.bench.experiment.run import RunOptions, RunResult, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, launch_s, left, make_schedule, part_s, visit_s
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
-from pdlab.bench.progress import minutes
 from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS
@@ -29,6 +28,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Processes, Settings, parse, setting, to_words
+from pdlab.core.status_line import minutes
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 

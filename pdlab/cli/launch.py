@@ -18,6 +18,7 @@ import yaml
 from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read
 from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
@@ -85,6 +86,12 @@ def _request_from_stdin(argv: Sequence[str]) -> LaunchRequest:
 def _start(request: LaunchRequest) -> None:
     """Launch, once everything is checked that can be without a cluster."""
     model = _checked_model(request)
+    if request.rehearsal is None and (names := request.deployment.secrets):
+        secret_values(dict.fromkeys(names), os.environ)
+        _warn(
+            f"Ray writes the environment of engines into its own log on the nodes, {' and '.join(names)} too: to keep "
+            "them out, leave --env out, and set them before `ray start` on every node"
+        )
     from pdlab.deploy import launch
 
     view = request.known_view()
@@ -202,6 +209,11 @@ def _for_real(argv: Sequence[str]) -> str:
 def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest) -> None:
     print(f"serving path: {request.serving_path}", file=sys.stderr)
     needed = serving_path.environment(request.deployment, request.host)
+    if names := request.deployment.secrets:
+        _warn(
+            f"a Serve config carries no secret: start Ray on every node with {' and '.join(names)} in the environment "
+            "of `ray start`"
+        )
     if needed:
         _warn(
             "a Serve config cannot carry what this serving path needs: start Ray on every node with "

@@ -38,13 +38,15 @@ from pdlab.core.settings import (
     to_words,
     written_numbers,
 )
+from pdlab.core.status_line import StatusLine
 
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import Served
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
-    from pdlab.plan.planner import Candidate, Plan
+    from pdlab.plan.extrapolation import OutsideFit
+    from pdlab.plan.planner import Plan
     from pdlab.plan.scene import Scene
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
@@ -286,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: PlanSettings) -> int:
-    from pdlab.core.catalog import load_model
+    from pdlab.core.catalog import require_shape
     from pdlab.sim.hardware import load_hardware
 
     hardware = load_hardware(settings.hardware)
@@ -294,23 +296,12 @@ def _run(settings: PlanSettings) -> int:
         return _predict(settings, settings.predict, hardware)
     if settings.compare:
         return _compare(settings, hardware)
-    shape = load_model(settings.model_name)
-    if shape is None:
-        raise _unknown_model(settings.model_name)
+    shape = require_shape(settings.model_name)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
         return _fluid(settings, hardware, shape)
     return _rank(settings, hardware, shape)
-
-
-def _unknown_model(name: str) -> UsageError:
-    from pdlab.core.catalog import known_models
-    from pdlab.core.text import choices
-
-    return UsageError(
-        f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
-    )
 
 
 def _slo(settings: PlanSettings) -> Slo:
@@ -420,8 +411,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
 
     from pdlab.core.mixes import Mixes
     from pdlab.plan import next_steps
-    from pdlab.plan.planner import plan
-    from pdlab.plan.text import ranking
+    from pdlab.plan.facts import ranking_text
+    from pdlab.plan.planner import outside, plan
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
@@ -453,7 +444,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         on_progress=progress,
     )
     progress.end()
-    print(ranking(ranked_plan, scene, view, settings.gpus))
+    print(ranking_text(ranked_plan, scene, view, settings.gpus))
     best = [candidate for candidate in ranked_plan.candidates if candidate.best][: settings.top]
     print()
     if settings.fidelity == "vllm":
@@ -465,35 +456,28 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     print(
         next_steps.commands(
             best,
-            scene.workload,
+            scene,
             None if hardware.cpu else settings.node,
             settings.out,
-            f" {passed_on}" if passed_on else "",
             ranked_plan.best_candidate(collocated=True),
-            scene.slo,
+            f" {passed_on}" if passed_on else "",
             "".join(f" {word}" for word in to_words(settings, only=("count_gpus",))),
-            _extrapolated(scene, ranked_plan.candidates),
         )
     )
     if settings.plot:
         collocated = ranked_plan.best_candidate(collocated=True)
         drawn = list(ranked_plan.candidates[: max(settings.top, 5)])
         drawn += [collocated] if collocated is not None and collocated not in drawn else []
-        beyond = {f"{label} {next_steps.PREDICTED}": found for label, found in _extrapolated(scene, drawn).items()}
+        beyond = {
+            f"{each.deployment.label} {next_steps.PREDICTED}": found
+            for each in drawn
+            if (found := outside(each, scene))
+        }
         plot(settings.plot, next_steps.experiments(drawn, scene.workload), [], hardware, settings.count_gpus, beyond)
         print(f"Plot (simulated): {settings.plot}")
     if settings.goodput_map:
         _draw_map(settings, settings.goodput_map, scene, ranked_plan, measured)
     return 0
-
-
-def _extrapolated(scene: Scene, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Label -> in what it is extrapolated, of those that are."""
-    from pdlab.plan.extrapolation import outside_text
-    from pdlab.plan.planner import outside
-
-    found = {candidate.deployment.label: outside_text(outside(candidate, scene)) for candidate in candidates}
-    return {label: text for label, text in found.items() if text}
 
 
 def _measured(settings: PlanSettings) -> list[Served]:
@@ -558,45 +542,35 @@ def _draw_map(settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Pla
 
 
 class _Progress:
-    """What is being simulated, on standard error once it takes long: a line that is overwritten on a terminal, else
-    one now and then."""
+    """What is being simulated, on standard error once it takes long."""
 
     def __init__(self) -> None:
-        self._began = self._shown = time.monotonic()
-        self._terminal = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._line = StatusLine(every_s=SHOWN_EVERY_S, after_s=SHOWN_AFTER_S)
 
     def __call__(self, done: int, of: int, label: str) -> None:
-        now = time.monotonic()
-        if now - self._began < SHOWN_AFTER_S:
-            return
-        text = f"simulating {label} ({done + 1} of {of}, {now - self._began:.0f} s)"
-        if self._terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif now - self._shown >= (SHOWN_EVERY_S if self._shown > self._began else 0.0):
-            print(text, file=sys.stderr, flush=True)
-            self._shown = now
+        self._line.show(f"simulating {label} ({done + 1} of {of}, {time.monotonic() - self._began:.0f} s)")
 
     def end(self) -> None:
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._line.clear()
 
 
 def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
+    from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
-    from pdlab.plan.text import fluid
 
     scene, progress = _scene(settings, hardware, shape, _slo(settings)), _Progress()
     made = fluid_plan(scene, settings.model_name, settings.gpus, progress)
     progress.end()
-    print(fluid(made, scene))
+    print(fluid_text(made, scene))
     return 0
 
 
 def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
+    from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, sized_alone
-    from pdlab.plan.text import explanation
 
     deployment = Deployment(model=settings.model_name, topology=parse_label(label))
     if deployment.gpus > MAX_GPUS:
@@ -611,23 +585,23 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
         concurrencies=settings.concurrency,
         rate_rps=rate_rps,
     )
-    print(explanation(candidate, scene))
+    print(explanation_text(candidate, scene))
     return 0
 
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
-    from pdlab.plan import next_steps
-    from pdlab.plan.accuracy import median_errors, table
+    from pdlab.core.rendering import rendered
+    from pdlab.plan import TEMPLATES, next_steps
+    from pdlab.plan.accuracy import mean_rows, median_errors
     from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
-    from pdlab.plan.extrapolation import outside_fit, outside_text, ran_on
-    from pdlab.plan.text import errors_of
+    from pdlab.plan.extrapolation import outside_fit, ran_on
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
     points, experiments, predicted, names, rehearsed = [], [], [], [], []
-    outside: dict[str, str] = {}
+    outside: dict[str, tuple[OutsideFit, ...]] = {}
     for folder in distinct(experiment_folders(settings.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
@@ -639,15 +613,13 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
         points += compare(hardware, shape, sweep)
-        outside[experiment.name] = outside_text(
-            outside_fit(
-                hardware,
-                sweep.deployment.model.rpartition("/")[2],
-                sweep.deployment,
-                [sweep.workload],
-                ran_on=ran_on(experiment),
-                in_flight_per_gpu=loads_in_flight(sweep),
-            )
+        outside[experiment.name] = outside_fit(
+            hardware,
+            sweep.deployment.model.rpartition("/")[2],
+            sweep.deployment,
+            [sweep.workload],
+            ran_on=ran_on(experiment),
+            in_flight_per_gpu=loads_in_flight(sweep),
         )
         if experiment.manifest.rehearsal:
             rehearsed.append(experiment.name)
@@ -655,20 +627,19 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
             predicted.append(next_steps.as_measured(sweep, hardware, shape, settings.seed, whole))
-    models = " and ".join(dict.fromkeys(names))
-    print(f"predicted for {models} on {hardware.gpu} ({hardware.name}) / measured (error)\n")
-    print(table(points))
-    if rehearsed:
-        print(f"\nrehearsed, not measured (engines simulated by the same model): {', '.join(rehearsed)}")
-    errors = median_errors(points, skip_first=False)
-    print("\nmedian absolute error here: " + ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()))
-    for name, text in outside.items():
-        if text:
-            print(f"{name} is {text}: the errors of {hardware.name} are of other runs")
-    if not all(outside.values()):
-        print(f"of {hardware.name} elsewhere: {errors_of(hardware)}")
+    print(
+        rendered(
+            TEMPLATES / "compare.txt",
+            models=list(dict.fromkeys(names)),
+            hardware=hardware,
+            rows=mean_rows(points),
+            rehearsed=rehearsed,
+            errors=median_errors(points, skip_first=False),
+            outside=outside,
+        )
+    )
     if settings.plot:
-        beyond = {f"{name} {next_steps.PREDICTED}": text for name, text in outside.items() if text}
+        beyond = {f"{name} {next_steps.PREDICTED}": found for name, found in outside.items() if found}
         plot(settings.plot, predicted, experiments, hardware, settings.count_gpus, beyond)
         print(f"Plot (measured and simulated): {settings.plot}")
     return 0
@@ -676,15 +647,13 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
 
 def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelShape:
     """The shape to predict with: of the model that was measured, or of the one that --model names."""
-    from pdlab.core.catalog import load_model
+    from pdlab.core.catalog import load_model, require_shape, whole_shape
 
     name = model.rpartition("/")[2]
-    shape = load_model(model_flag or name)
-    if shape is None and model_flag:
-        raise _unknown_model(model_flag)
-    if shape is None:
-        raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
-    if shape.name != name:
+    shape = require_shape(model_flag) if model_flag else load_model(name) or whole_shape(model)
+    if isinstance(shape, str):
+        raise UsageError(f"{folder} is of {model}: {shape}; name one like it with --model")
+    if shape.name not in (name, model):
         print(f"note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
     return shape
 
@@ -725,12 +694,14 @@ def plot(
     measured: Sequence[Experiment],
     hardware: Hardware,
     count: Count,
-    extrapolated: Mapping[str, str],
+    extrapolated: Mapping[str, tuple[OutsideFit, ...]],
 ) -> None:
     """Measured and predicted curves in one picture, predicted ones with bands, but those that are extrapolated (name ->
     in what). Raises StoreError."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.view import View
+    from pdlab.core.rendering import rendered
+    from pdlab.plan import TEMPLATES
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.report.plots import Band, draw
     from pdlab.report.whole_nodes import counted
@@ -738,17 +709,11 @@ def plot(
 
     error, bands = hardware.error, {}
     inside = [experiment.name for experiment in predicted if experiment.name not in extrapolated]
-    notes = [f"Predicted curves are simulated, with step times of {hardware.name} ({hardware.stack})."]
     if error is not None and inside:
         band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
         bands = dict.fromkeys(inside, band)
-        notes.append(
-            f"Bands: 90 % of cases by the median errors on runs left out of the fit, TPOT {error.tpot_percent:g} %, "
-            f"TTFT {error.ttft_percent:g} %."
-        )
-    for text in dict.fromkeys(extrapolated.values()):
-        names = ", ".join(name for name, each in extrapolated.items() if each == text)
-        notes.append(f"No band, since how far off they are is not known: {names}: {text}.")
+    alike = {found: [name for name, each in extrapolated.items() if each == found] for found in extrapolated.values()}
+    notes = rendered(TEMPLATES / "curves.txt", hardware=hardware, bands=bands, extrapolated=alike).splitlines()
     # Labels of each kind by themselves: told apart by the word, not by folder names.
     drawn = [
         curve if curve.rehearsed else curve.model_copy(update={"label": f"{curve.label}, {word}"})

@@ -17,8 +17,9 @@ from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.arguments import positive, ucx_transports
+from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
-from pdlab.core.named_values import RESERVED_ENGINE_KWARGS, engine_arg, engine_args, ucx_variables
+from pdlab.core.named_values import RESERVED_ENGINE_KWARGS, engine_arg, engine_args
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.settings import (
     Backends,
@@ -55,6 +56,7 @@ SERVING = "serving path (what each costs: docs/serving-path.md)"
 REQUESTS = "requests (which ones reach the engines: docs/requests.md)"
 MODEL, HOW = "model", "how"
 ENGINE = "vLLM engine arguments (repeatable; the value is read as YAML)"
+ENVIRONMENT = "environment of the engines (repeatable; NAME without a value: that of the launcher)"
 Count = Annotated[int, Ge(1), Le(MOST)]
 Bound = Annotated[Milliseconds, Field(gt=0, le=86400)]
 EngineArguments = Annotated[dict[str, Any], NamedValues(engine_args, engine_arg)]
@@ -87,7 +89,7 @@ def _prefill_steps(text: str) -> tuple[str, ...]:
 class Pool(Frozen):
     """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
 
-    ``engine_kwargs`` are vLLM engine arguments for this pool alone; they win over the
+    ``engine_kwargs`` are vLLM engine arguments, and ``env`` environment variables, of this pool; they win over the
     deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
     """
 
@@ -108,6 +110,9 @@ class Pool(Frozen):
     )
     engine_kwargs: EngineArguments = setting(
         {}, "a vLLM engine argument of this pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
+    )
+    env: Environment = setting(
+        {}, "a variable of this pool's engines", ENVIRONMENT, several="times", value="NAME[=VALUE]", advanced=True
     )
 
     @property
@@ -131,7 +136,7 @@ class Pool(Frozen):
         return self.model_copy(update={"replicas": 1})
 
     def __hash__(self) -> int:
-        # Without engine_kwargs, a dict: equal pools still have equal hashes.
+        # Without engine_kwargs and env, which are dicts: equal pools still have equal hashes.
         return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type))
 
     @property
@@ -153,7 +158,7 @@ class Transport(Frozen):
 
     ``backends`` are NIXL backends in order of preference; ``ucx_tls`` is UCX_TLS (None: UCX
     chooses); ``verbose`` turns on NIXL's debug log and UCX's of what it loads, which cost 5 to 10 times in
-    transfer speed and are for debugging only. ``ucx_env``: further UCX_ variables of the engines.
+    transfer speed and are for debugging only.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
     """
@@ -185,14 +190,6 @@ class Transport(Frozen):
         TRANSPORT,
         advanced=True,
     )
-    ucx_env: Annotated[dict[str, str], NamedValues(ucx_variables)] = setting(
-        {},
-        "another variable of UCX for the engines (repeatable); UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
-        TRANSPORT,
-        several="times",
-        value="UCX_NAME=VALUE",
-        advanced=True,
-    )
     kv_guard: bool = setting(
         True,
         "compute on decode what prefill's KV cache cannot be trusted for: failed, late and unconfirmed receives (vLLM "
@@ -203,16 +200,6 @@ class Transport(Frozen):
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
         10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
     )
-
-    @field_validator("ucx_env")
-    @classmethod
-    def _ucx_variables(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if not re.fullmatch(r"UCX_[A-Z0-9_]+", name):
-                raise ValueError(f"{name!r} is not a UCX variable; an example of one is UCX_MAX_RMA_RAILS")
-            if name == "UCX_TLS":
-                raise ValueError("UCX_TLS has its own field and flag: use ucx_tls or --ucx-tls")
-        return value
 
     @field_validator("backends")
     @classmethod
@@ -550,6 +537,16 @@ class Deployment(Frozen):
     engine_kwargs: EngineArguments = setting(
         {}, "an argument of every pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
     )
+    env: Environment = setting(
+        {},
+        "a variable of every engine; UCX_MAX_RMA_RAILS follows the nodes' EFA devices unless it is given",
+        ENVIRONMENT,
+        "--env",
+        "--ucx-env",
+        several="times",
+        value="NAME[=VALUE]",
+        advanced=True,
+    )
     decode_bench: bool = setting(
         False,
         "collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode is "
@@ -634,27 +631,20 @@ class Deployment(Frozen):
                 )
         return self
 
+    def env_of(self, role: str) -> dict[str, str | None]:
+        """The variables of a pool's engines; those without a value are secrets, given by their name."""
+        return {**self.env, **self.pools[role].env}
+
+    @property
+    def secrets(self) -> list[str]:
+        """Names of the variables, of any pool, whose values are taken from the launcher's environment."""
+        every = [name for role in self.pools for name, value in self.env_of(role).items() if value is None]
+        return list(dict.fromkeys(every))
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
-        absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
-        defaults = Serving()
-        later = ("requests", "prefill_timeout_s", "prefill_absent_s", "on_prefill_failure")
-        same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
-        if same:
-            absent["serving"] = same
-        if (transport := self.transport) is not None:
-            # Until there was a KV guard, nothing was guarded.
-            without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
-            if same := dict.fromkeys((*(() if transport.ucx_env else ("ucx_env",)), *without), True):
-                absent["topology"] = {"transport": same}
-            if isinstance(self.topology, Fluid):
-                # Until they could move, numbers of engines were fixed.
-                fixed = [] if self.topology.moves else ["min_replicas", "max_replicas", "down_after_s"]
-                fixed += [] if self.topology.prefix_affinity else ["prefix_affinity"]
-                absent["topology"] = {**absent.get("topology", {}), **dict.fromkeys(fixed, True)}
-        text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -1,7 +1,8 @@
 """A judgement is a value: `Finding`, and `CODES`, the registry of everything that pdlab can find.
 
-Gates, the audit of result folders and the doctor say what they found by code. Whoever decides on a finding compares its
-code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield `found("its_code", ...)`.
+Gates, the audit of result folders, the doctor and the transfer check say what they found by code. Whoever decides on a
+finding compares its code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield
+`found("its_code", ...)`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "files", "audit", "doctor"]
-UNCLASSIFIED = "unclassified"
+Source = Literal["gates", "files", "audit", "doctor", "transfer"]
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class FindingCode:
     """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
     a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
 
-    ``source``: the gates of a level, the reading of files of others, the audit, or the doctor. The sentences of the
-    last two are with their rules: there ``template`` is the topic in words, and ``severity`` the worst. ``gate``: the
-    gate that the finding fails.
+    ``source``: the gates of a level, the reading of files of others, the audit, the doctor, or the check of KV
+    transfers. The sentences of audit and doctor are with their rules: there ``template`` is the topic in words, and
+    ``severity`` the worst. ``gate``: the gate that the finding fails.
     """
 
     source: Source
@@ -98,6 +98,16 @@ def _audit(kind: str, rule: str, severity: Severity = "error") -> FindingCode:
 
 def _doctor(topic: str, rule: str, severity: Severity = "error") -> FindingCode:
     return FindingCode(source="doctor", rule=rule, template=topic, severity=severity)
+
+
+def _wire(rule: str, template: str, fix: str) -> FindingCode:
+    """The likely cause of a wrong or slow wire."""
+    return FindingCode(source="transfer", rule=rule, template=template, fix=fix, joint="; try: ")
+
+
+def _remark(rule: str, template: str) -> FindingCode:
+    """What a verdict on a wire rests on."""
+    return FindingCode(source="transfer", rule=rule, template=template, severity="note")
 
 
 _PACE_FIX = "launch with a larger --slow-down"
@@ -369,7 +379,116 @@ CODES: dict[str, FindingCode] = {
     "ucx_twice": _doctor("UCX twice", "a process loads UCX once"),
     "ucx_version": _doctor("UCX version", "the nodes have one UCX, which reads over EFA without emulation"),
     "weights": _doctor("weights", "the files of the model are there and whole"),
-    UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
+    "wire_not_as_counted": _wire(
+        "no interface counts a payload that UCX moves through memory",
+        "UCX names {wire}, but {nic} counted {share:.0%} of the payload",
+        "repeat it on an idle machine, because other traffic counts too",
+    ),
+    "wire_counts_nothing": _wire(
+        "the interfaces that UCX names count at least half of the payload",
+        "UCX names {wire}, whose counters saw {share:.0%} of the payload",
+        "--verbose, and read UCX's own log",
+    ),
+    "wire_backend_leaves_host": _wire(
+        "the backend of a pack moves memory within a host",
+        "{backend} moves between processes of one host over {wire}",
+        "--backends UCX for pack",
+    ),
+    "wire_tls_lacks": _wire(
+        "UCX_TLS has a transport of the expected wire",
+        "UCX_TLS={tls} leaves out {lacks}",
+        "unset UCX_TLS, or add {needed} to it",
+    ),
+    "wire_module_lacks": _wire(
+        "the UCX module of shared memory or GPU memory loads",
+        "UCX's module {module} did not load: {why}",
+        "debug/doctor.py",
+    ),
+    "wire_memory_forbidden": _wire(
+        "a process may read the memory of another process",
+        "reading another process's memory is forbidden here (ptrace_scope, seccomp or a missing SYS_PTRACE)",
+        "containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; debug/doctor.py",
+    ),
+    "wire_efa_of_some_ranks": _wire(
+        "every rank finds an EFA device",
+        "some ranks find an EFA device and others none",
+        "debug/doctor.py on both nodes; every GPU's EFA devices visible to its process",
+    ),
+    "wire_ucx_too_old": _wire(
+        "UCX is 1.20 or later, which reads over srd with zero-copy",
+        "UCX {version} has srd without get and put zero-copy",
+        "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
+    ),
+    "wire_efa_without_gpudirect": _wire(
+        "UCX registers the memory of the KV cache with EFA",
+        "UCX cannot register this memory with EFA (no GPUDirect?)",
+        "debug/doctor.py on both nodes",
+    ),
+    "wire_efa_module_lacks": _wire(
+        "UCX's EFA module loads",
+        "UCX's EFA module did not load: {why}",
+        "debug/build_nixl_ucx_efa.sh, or the EFA installer; debug/doctor.py proves it",
+    ),
+    "wire_efa_not_usable": _wire(
+        "UCX can open the EFA devices of a node",
+        "UCX sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
+        "debug/doctor.py on both nodes",
+    ),
+    "wire_rdma_unused": _wire(
+        "UCX uses the InfiniBand or RoCE devices of both nodes",
+        "UCX does not use the RDMA devices",
+        "debug/doctor.py on both nodes; UCX_NET_DEVICES",
+    ),
+    "wire_rdma_on_one_side": _wire(
+        "both nodes have RDMA devices, or neither",
+        "only {host} has RDMA devices",
+        "use nodes with the same network",
+    ),
+    "wire_unexpected": _wire(
+        "the transport is the expected one",
+        "the transport is not the expected one ({expected})",
+        "debug/doctor.py; unset UCX_TLS",
+    ),
+    "slow_tcp": _wire(
+        "tcp reaches half of the line rate",
+        "one of the hosts has no free core for its progress threads, or the link is shared",
+        "use an idle machine",
+    ),
+    "slow_rails": _wire(
+        "EFA reaches a fifth of its rails",
+        "too few rails, or pages too small to fill them",
+        "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger",
+    ),
+    "slow_gpu_link": _wire(
+        "two GPUs of a host are joined by NVLink or peer access",
+        "no NVLink or no peer access between these GPUs",
+        "nvidia-smi topo -m; debug/doctor.py",
+    ),
+    "slow_memory": _wire(
+        "shared memory reaches a fifth of memcpy",
+        "no core is free for NIXL's threads, or debug logging is on",
+        "use an idle machine; run debug/doctor.py",
+    ),
+    "spread_on_one_host": _remark(
+        "a spread is on two hosts",
+        "the two Ray nodes of this spread are on one host: shared memory is the right wire, not the network",
+    ),
+    "hosts_share_a_kernel": _remark(
+        "two hosts are two machines",
+        "both nodes share one kernel: they are namespaces or containers of one machine, judged as two hosts",
+    ),
+    "too_few_bytes": _remark(
+        "a transfer is large enough to judge its speed",
+        "{megabytes:.1f} MB per transfer are too few to judge speed (at least {least_megabytes:.0f} MB)",
+    ),
+    "no_protocol_table": _remark(
+        "UCX prints a table of the protocols that it used",
+        "UCX printed no table of protocols: the wire is known from the byte counters alone",
+    ),
+    "backend_reports_no_transport": _remark(
+        "the backend reports its transport",
+        "{backend} does not report its transport: the wire is known from the byte counters alone",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Words of a command line that each give a name and a value: engine arguments, and variables of UCX."""
+"""Words of a command line that each give the name and the value of an engine argument."""
 
 from __future__ import annotations
 
@@ -80,14 +80,3 @@ def engine_arg(key: str, value: Any) -> str:
     except (TypeError, ValueError):  # a date, bytes, infinity
         text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
     return f"{key}={text}"
-
-
-def ucx_variables(pairs: Sequence[str], flag: str) -> dict[str, str]:
-    """``UCX_NAME=VALUE`` texts as variables. Raises UsageError."""
-    variables = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not value:
-            raise UsageError(f"{flag} {pair!r}: expected UCX_NAME=VALUE, for example UCX_MAX_RMA_RAILS=4")
-        variables[name] = value
-    return variables

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,12 @@ from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
 from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.schema import Frozen, validate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.float64]
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
 LoadKind = Literal["concurrency", "rate", "ramp"]
@@ -331,18 +337,24 @@ class Slo(Frozen):
         """``ttft_ms=2000,tpot_ms=50``, as `parse_slo` takes it."""
         return ",".join(f"{name}_ms={ms:g}" for name, ms in self.bounds_ms.items())
 
-    def stress(self, ttft_s: float, tpot_s: float, e2el_s: float) -> float:
-        """The latency that is worst in relation to its bound, over that bound: at most 1 meets the SLO."""
-        return max(
-            ttft_s / self.ttft_s if self.ttft_s else 0.0,
-            tpot_s / self.tpot_s if self.tpot_s else 0.0,
-            e2el_s / self.e2el_s if self.e2el_s else 0.0,
-        )
+    def stress(self, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Column:
+        """Of each request the latency that is worst in relation to its bound, over that bound: at most 1 meets the
+        SLO."""
+        import numpy as np
+
+        worst = np.zeros_like(e2el_s)
+        for times_s, bound_s in ((ttft_s, self.ttft_s), (tpot_s, self.tpot_s), (e2el_s, self.e2el_s)):
+            if bound_s is not None:
+                worst = np.maximum(worst, times_s / bound_s)
+        return worst
 
     def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
         """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
-        ordered = sorted(self.stress(each.ttft_s * ttft, each.tpot_s * tpot, each.e2el_s * tpot) for each in latencies)
-        return ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)]
+        import numpy as np
+
+        ttft_s, tpot_s, e2el_s = np.array(latencies, dtype=np.float64).reshape(-1, 3).T
+        ordered = np.sort(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
+        return float(ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)])
 
 
 class Latencies(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from pdlab.bench.progress import minutes
+from pdlab.core.status_line import minutes
 
 
 class DemoClock:

@@ -7,17 +7,18 @@ wrong place give fluent nonsense.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import CanaryError, UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
-from pdlab.deploy.completions import NoAnswer, complete
+from pdlab.deploy import http_client
 from pdlab.results.schema import CanaryResult
 
 MAX_TOKENS = 16
@@ -143,7 +144,7 @@ def read_answer(completion: dict[str, Any]) -> CanaryAnswer:
     try:
         choice = completion["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"])
-        tops = tuple(_by_id(top) for top in choice["logprobs"]["top_logprobs"])
+        tops = tuple(tops_by_id(top) for top in choice["logprobs"]["top_logprobs"])
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CanaryError(f"the canary's answer has no tokens ({str(completion)[:200]})") from error
     if not tokens or len(tops) != len(tokens):
@@ -261,7 +262,8 @@ def _requests_hash() -> str:
     return hashlib.sha256(json.dumps(requests("")).encode()).hexdigest()[:12]
 
 
-def _by_id(top: dict[str, float]) -> dict[int, float]:
+def tops_by_id(top: dict[str, float]) -> dict[int, float]:
+    """Log-probabilities by token id. Raises ValueError."""
     logprobs = {int(token.removeprefix(_ID)): float(logprob) for token, logprob in top.items()}
     if not logprobs:
         raise ValueError("no log-probabilities")
@@ -269,27 +271,23 @@ def _by_id(top: dict[str, float]) -> dict[int, float]:
 
 
 def _post(base_url: str, request: dict[str, Any], key: str | None) -> dict[str, Any]:
-    completion: dict[str, Any] = _ask(base_url, request, key, json.loads)
-    return completion
+    with _canary_errors():
+        completion: dict[str, Any] = http_client.complete(base_url, request, key, TIMEOUT_S)
+        return completion
 
 
 def _stream(base_url: str, request: dict[str, Any], key: str | None) -> list[dict[str, Any]]:
-    """The chunks of a stream of server-sent events."""
-
-    def read(text: bytes) -> list[dict[str, Any]]:
-        lines = [line.removeprefix("data: ") for line in text.decode().splitlines() if line.startswith("data: ")]
-        if not lines or lines[-1] != "[DONE]":
-            raise CanaryError(f"the canary's stream does not end with [DONE] ({' '.join(lines)[-200:]})")
-        return [json.loads(line) for line in lines[:-1]]
-
-    chunks: list[dict[str, Any]] = _ask(base_url, request, key, read)
-    return chunks
+    """The chunks of a stream."""
+    with _canary_errors(), http_client.streamed(base_url, request, key, TIMEOUT_S) as stream:
+        events = list(stream)
+    if not events or events[-1] is not None:
+        raise CanaryError(f"the canary's stream does not end with [DONE] ({str(events[-1:])[:200]})")
+    return events[:-1]
 
 
-def _ask(base_url: str, request: dict[str, Any], key: str | None, read: Callable[[bytes], Any]) -> Any:
+@contextlib.contextmanager
+def _canary_errors() -> Iterator[None]:
     try:
-        return read(complete(base_url, request, key, TIMEOUT_S))
-    except NoAnswer as error:
+        yield
+    except http_client.NoAnswer as error:
         raise (_Refused if error.code == 400 else CanaryError)(f"the canary {error}") from error
-    except ValueError as error:
-        raise CanaryError(f"the canary got no answer from {base_url} ({error})") from error

@@ -35,6 +35,7 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
         + (f", {most} at most" if (most := sum(map(len, used.values()))) > deployment.gpus else ""),
         f"serving     {serving_path}, from {', '.join(placement.ingress_nodes)}",
         *_roles(deployment),
+        *([f"secrets     {', '.join(names)}: of the launcher's environment"] if (names := deployment.secrets) else []),
         "",
         _replica_table(deployment, view, placement, unit),
         "",

@@ -2,81 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import re
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
 
 from pydantic import Field
 
-from pdlab.core.errors import ClusterError
 from pdlab.core.schema import Frozen
+from pdlab.deploy.metrics_page import MetricSample, read_pages, samples
 from pdlab.results.schema import EngineCounters, NixlCounters
-
-TIMEOUT_S = 30.0  # a page of Ray's agent takes seconds where all cores are busy
-AGAIN_S = 0.2
-_LABELS = r"\{(?:[^\"}\n]|\"(?:[^\"\\\n]|\\.)*\")*\}"  # a quoted value may hold braces and escaped quotes
-_SAMPLE = re.compile(
-    rf"^(?:ray_)?(?:vllm[:_]|pdlab_)(?P<name>\w+?)(?P<total>_total)?(?P<labels>{_LABELS})?[ \t]+(?P<value>\S+)",
-    re.MULTILINE,
-)
-_RAY = 'otel_scope_name="ray._private.telemetry.'
-
-
-class MetricSample(NamedTuple):
-    """One line of a page; ``name`` is vLLM's, without ``vllm:``, ``ray_`` and a counter's ``_total``, or that of what
-    pdlab's own servers tell (`pdlab.deploy.serving.kv_pool`), without ``pdlab_``."""
-
-    name: str
-    labels: str
-    value: float
-
-    def label(self, name: str) -> str | None:
-        """The label's value; None without it."""
-        match = re.search(rf'[{{,]{name}="([^"]*)"', self.labels)
-        return match[1] if match else None
-
-    @property
-    def through_ray(self) -> bool:
-        """Written by Ray's exporter (ray/_private/telemetry of Ray 2.60), which makes the sum of a histogram of its
-        buckets' middles, not of what was observed: a queue of 1 ms, in a bucket from 0 to 0.3 s, counts as 0.15 s.
-        (Its older exporter, with ``RAY_enable_open_telemetry=0``, has exact sums, and fails on Ray Serve's metrics.)"""
-        return _RAY in self.labels
-
-
-def samples(page: str) -> Iterator[MetricSample]:
-    """The page's samples of vLLM's metrics. Some exporters give each counter twice, with and without ``_total``; it is
-    counted once."""
-    matches = list(_SAMPLE.finditer(page))
-    counters = {match["name"] for match in matches if match["total"]}
-    for match in matches:
-        if match["total"] or match["name"] not in counters:
-            yield MetricSample(match["name"], match["labels"] or "", float(match["value"]))
-
-
-def read_pages(urls: Iterable[str]) -> list[str]:
-    """The pages' texts. Raises ClusterError when one does not answer."""
-    return [_page(url, time.monotonic() + TIMEOUT_S) for url in urls]
-
-
-def _page(url: str, deadline: float) -> str:
-    """A 500 of Ray's exporter is asked again: it was seen now and then on a page that is read five times a second."""
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-                return str(answer.read().decode())
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-                if error.code == 500 and time.monotonic() < deadline:
-                    time.sleep(AGAIN_S)
-                    continue
-            raise ClusterError(f"metrics page {url} does not answer ({error}); is the deployment still up?") from error
-
 
 PREFILLED = "prefill_answered"
 _FIELDS = {
@@ -119,6 +52,20 @@ _HISTOGRAMS = {
     "request_prefill_time_seconds_bucket": "prefill",
     "nixl_xfer_time_seconds_bucket": "kv_transfer",
 }
+_NIXL_FIELDS = {
+    "nixl_bytes_transferred_sum": "bytes_transferred",
+    "nixl_xfer_time_seconds_count": "transfers",
+    "nixl_num_failed_transfers": "failed_transfers",
+    "nixl_num_failed_notifications": "failed_notifications",
+    "nixl_num_kv_expired_reqs": "kv_expired_requests",
+    "guard_receives": "guard_receives",
+    "guard_recomputed": "guard_recomputed",
+    "guard_deadlines": "guard_deadlines",
+    "guard_errors": "guard_errors",
+    "guard_failed_reads": "guard_failed_reads",
+    "guard_handshakes_renewed": "guard_handshakes_renewed",
+}
+_WANTED = {*_FIELDS, *_HISTOGRAMS, *_NIXL_FIELDS, "kv_pool_tokens", "cache_config_info", "roles_changed"}
 # Counter -> one that is exported before it can grow.
 _IMPLIED = {
     "preemptions": "generation_tokens",
@@ -129,8 +76,6 @@ _IMPLIED = {
     "prefill_local": "prefill_calls",
     "prefill_failures": "prefill_calls",
 }
-
-
 # What an engine has put into its KV pool: all tokens but those whose blocks were there already.
 _SERVED = {"prompt_tokens": 1.0, "generation_tokens": 1.0, "prefix_cache_hits": -1.0}
 
@@ -195,7 +140,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     another of the same engine its absence is a true zero: see `_IMPLIED`. Sums that Ray makes
     of buckets are left out, and the buckets kept.
     """
-    pages = list(pages)
+    read = [sample for page in pages for sample in samples(page, _WANTED.__contains__)]
     totals: dict[str, dict[str, float]] = {}
     buckets: dict[str, dict[str, dict[str, float]]] = {}
     replica_ids: dict[str, None] = {}
@@ -204,16 +149,16 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
     served: dict[str, float] = {}
     delayed = False
     roles_changed: bool | None = None
-    for sample in (sample for page in pages for sample in samples(page)):
+    for sample in read:
         if (size := _pool_tokens(sample)) is not None:
-            held[sample.label("ReplicaId") or ""] = size
+            held[sample.replica] = size
         if sample.name == "roles_changed":
             roles_changed = bool(roles_changed or sample.value)
         field, histogram = _FIELDS.get(sample.name), _HISTOGRAMS.get(sample.name)
         if field is None and histogram is None:
             continue
         value = -sample.value if sample.name == PREFILLED else sample.value
-        replica = sample.label("ReplicaId")
+        replica = sample.replica
         if replica:
             replica_ids[replica] = None
             if field == "requests":
@@ -221,12 +166,12 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
         delayed = delayed or sample.through_ray
         if replicas and replica not in replicas:
             continue
-        name = pools.get(replica or "", "collocated")
+        name = pools.get(replica, "collocated")
         if field in _SERVED:
-            served[replica or ""] = served.get(replica or "", 0.0) + _SERVED[field] * sample.value
+            served[replica] = served.get(replica, 0.0) + _SERVED[field] * sample.value
         if histogram and sample.through_ray:
             counts = buckets.setdefault(name, {}).setdefault(histogram, {})
-            end = sample.label("le") or "?"
+            end = sample.labels.get("le", "?")
             counts[end] = counts.get(end, 0.0) + sample.value
         elif field and not (sample.through_ray and sample.name.endswith("_sum")):
             pool = totals.setdefault(name, {})
@@ -237,7 +182,7 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
                 fields.setdefault(field, 0.0)
     engines = {pool: EngineCounters(**fields, buckets=buckets.get(pool, {})) for pool, fields in sorted(totals.items())}
     return Snapshot(
-        nixl=parse_counters(pages, replicas),
+        nixl=_nixl_counters(read, replicas),
         engines=engines,
         replicas=tuple(replica_ids),
         finished_by=finished_by,
@@ -255,7 +200,7 @@ def _pool_tokens(sample: MetricSample) -> float | None:
         return sample.value or None
     if sample.name != "cache_config_info":
         return None
-    sizes = [sample.label(name) or "" for name in ("num_gpu_blocks", "block_size")]
+    sizes = [sample.labels.get(name, "") for name in ("num_gpu_blocks", "block_size")]
     return float(int(sizes[0]) * int(sizes[1])) or None if all(size.isdecimal() for size in sizes) else None
 
 
@@ -279,21 +224,6 @@ def read_snapshot(
     return parse_snapshot(read_pages(metrics_urls), replicas, pools or {})
 
 
-_NIXL_FIELDS = {
-    "nixl_bytes_transferred_sum": "bytes_transferred",
-    "nixl_xfer_time_seconds_count": "transfers",
-    "nixl_num_failed_transfers": "failed_transfers",
-    "nixl_num_failed_notifications": "failed_notifications",
-    "nixl_num_kv_expired_reqs": "kv_expired_requests",
-    "guard_receives": "guard_receives",
-    "guard_recomputed": "guard_recomputed",
-    "guard_deadlines": "guard_deadlines",
-    "guard_errors": "guard_errors",
-    "guard_failed_reads": "guard_failed_reads",
-    "guard_handshakes_renewed": "guard_handshakes_renewed",
-}
-
-
 def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
     """Sum vLLM's NIXL metrics over Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
 
@@ -303,10 +233,15 @@ def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> Nixl
     counters at the first failure, so beside counted transfers their absence is a true zero. The same holds for
     the KV guard's counters beside the receives that it watched.
     """
+    read = (sample for page in pages for sample in samples(page, _NIXL_FIELDS.__contains__))
+    return _nixl_counters(read, replicas)
+
+
+def _nixl_counters(read: Iterable[MetricSample], replicas: Collection[str]) -> NixlCounters:
     total: dict[str, float] = {}
-    for sample in (sample for page in pages for sample in samples(page)):
+    for sample in read:
         field = _NIXL_FIELDS.get(sample.name)
-        if field and (not replicas or sample.label("ReplicaId") in replicas):
+        if field and (not replicas or sample.replica in replicas):
             total[field] = total.get(field, 0.0) + sample.value
     if "transfers" in total:
         for field in ("failed_transfers", "failed_notifications", "kv_expired_requests"):

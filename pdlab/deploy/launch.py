@@ -35,7 +35,7 @@ from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, loa
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.orphan_cleanup import Keeper, kept
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import ServeApp, transport_env
+from pdlab.deploy.serve_config import ServeApp, transport_env, with_secrets
 from pdlab.deploy.verify import LaunchProgress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
@@ -280,7 +280,7 @@ def _serve(
     request = request.model_copy(update={"deployment": deployment})
     started = now()
     loading.result()
-    app.submit(served)
+    app.submit(with_secrets(served, deployment, os.environ) if stage is None else served)
     name = prepared.model_id
     manifest = _manifest(request, view, placement, started)
     manifest = manifest if stage is None else stage.manifest(manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from pdlab.core.catalog import known_models, load_cluster, load_deployment, loca
 from pdlab.core.commands import typed
 from pdlab.core.deployment import (
     ENGINE,
+    ENVIRONMENT,
     HOW,
     LABEL_EXAMPLE,
     MODEL,
@@ -35,6 +37,7 @@ from pdlab.core.deployment import (
     Topology,
     Transport,
 )
+from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.nodes import ClusterView, LinkShape
@@ -179,7 +182,7 @@ class LaunchSettings(LaunchOptions):
     EXAMPLES = _EXAMPLES
     GROUPS = (
         *(WHAT, MODEL, "collocated and fluid pool", "prefill pool", "decode pool", ROLES, WHERE, SERVING, REQUESTS),
-        *(TRANSPORT, ENGINE, WORKLOAD, HOW),
+        *(TRANSPORT, ENGINE, ENVIRONMENT, WORKLOAD, HOW),
     )
 
     mode: Mode | None = setting(
@@ -232,7 +235,7 @@ class LaunchSettings(LaunchOptions):
         FlagsOf(
             Pool,
             "collocated and fluid pool",
-            leave_out=("engine_kwargs",),
+            leave_out=("engine_kwargs", "env"),
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
@@ -413,8 +416,9 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
         data["name"] = None  # it was the file's name for something else
     if settings.local:
         data["model"] = LOCAL_MODEL  # a configuration names the model of its cluster; CPUs serve the tiny one
-    data |= {name: value for name, value in given.items() if name not in ("engine_kwargs", "serving")}
+    data |= {name: value for name, value in given.items() if name not in ("engine_kwargs", "env", "serving")}
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
+    data["env"] = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, "--env")
     data["max_model_len"] = _max_model_len(settings, base)
     data["serving"] = _serving(settings, data["topology"], base)
     if "ingress_replicas" not in given and (base is None or "ingress_replicas" not in base.model_fields_set):
@@ -500,14 +504,14 @@ def _pool(settings: LaunchSettings, part: str, before: Pool | None, replicas: in
     data |= {} if replicas is None else {"replicas": replicas}
     given: dict[str, Any] = getattr(settings, part)
     arguments = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
-    return validate(
-        Pool, {**data, **given, "engine_kwargs": arguments}, where="the flags", names=flag_names(LaunchSettings, part)
-    )
+    names = flag_names(LaunchSettings, part)
+    env = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, names.get("env", "--env"))
+    return validate(Pool, {**data, **given, "engine_kwargs": arguments, "env": env}, where="the flags", names=names)
 
 
 def _transport(settings: LaunchSettings, before: Transport) -> Transport:
     given = settings.transport
-    data = {**before.model_dump(), **given, "ucx_env": {**before.ucx_env, **given.get("ucx_env", {})}}
+    data = {**before.model_dump(), **given}
     if "kv_deadline_s" in given and not data["kv_guard"]:
         raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
     if data.get("ucx_tls") and "UCX" not in data["backends"]:

@@ -5,14 +5,15 @@ that it finds the devices."""
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
-from pdlab.core.deployment import Collocated, Deployment, Transport
+from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
-from pdlab.deploy.serve_config import gpu_env, transport_env
+from pdlab.deploy.serve_config import engine_env
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
 from pdlab.transfer.doctor import diagnosis, engine_rules, settings_rules
@@ -48,21 +49,19 @@ def examine(
     """
     topology = deployment.topology
     concerns = concerns_of(deployment, placement, view, accept)
-    environment = gpu_env() if view.device == "gpu" else {}
     if isinstance(topology, Collocated):
-        facts = _ask(cluster, view, node.quick, (), environment, model)
+        facts = _ask(cluster, deployment, view, placement, node.quick, (), model)
         judge(lambda: diagnosis.diagnose(facts, rules=engine_rules.RULES, concerns=concerns), print_line)
         return deployment
     ports = settings_rules.side_channel_ports(deployment.pools)
     transport = topology.transport
-    environment |= transport_env(transport, view)
     if concerns & set(FABRIC):
         # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
-        chooses = choose and may_choose(transport) and concerns & set(WIRES) == {"efa"}
+        chooses = choose and may_choose(deployment) and concerns & set(WIRES) == {"efa"}
         optional = (LIBFABRIC,) if chooses else ()
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
-        facts = _ask(cluster, view, node.thorough, ports, environment, backends)
+        facts = _ask(cluster, deployment, view, placement, node.thorough, ports, backends)
         if optional and all_load(facts, LIBFABRIC):
             print_line(
                 f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
@@ -75,13 +74,13 @@ def examine(
 
         def query_nodes() -> Facts:
             # What loads does not change while a port is being freed.
-            now = _ask(cluster, view, node.quick, ports, environment, model)
+            now = _ask(cluster, deployment, view, placement, node.quick, ports, model)
             return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
 
     else:
 
         def query_nodes() -> Facts:
-            return _ask(cluster, view, node.quick, ports, environment, model)
+            return _ask(cluster, deployment, view, placement, node.quick, ports, model)
 
     judge(lambda: diagnosis.diagnose(query_nodes(), concerns=concerns), print_line)
     return deployment
@@ -100,19 +99,43 @@ def concerns_of(
     return frozenset(wires | ({SPANNING} if spanning else set()))
 
 
-def _ask(cluster: Cluster, view: ClusterView, probe: Callable[..., Any], *asked: Any) -> Facts:
-    """Facts of the nodes that can hold engines; local Ray nodes have those of this machine, or of the host that this
-    process is on. A head without GPUs, with no device and perhaps another image, says nothing about engines."""
+def _ask(
+    cluster: Cluster,
+    deployment: Deployment,
+    view: ClusterView,
+    placement: Placement,
+    probe: Callable[..., Any],
+    ports: tuple[int, ...],
+    *asked: Any,
+) -> Facts:
+    """Facts of the nodes that can hold engines, each with the environment of its engines; local Ray nodes have those of
+    this machine, or of the host that this process is on. A head without GPUs, with no device and perhaps another image,
+    says nothing about engines."""
+    environments = {role: engine_env(deployment, role, view) for role in deployment.pools}
     if cluster.local:
-        return {"this machine": probe(*asked)}
-    facts = cluster.call_nodes(probe, *asked)
+        return {"this machine": probe(ports, dict(ChainMap(*environments.values())), *asked)}
+    facts: dict[str, Any] = {}
+    for number, environment in enumerate(environments.values()):
+        if environment in list(environments.values())[:number]:
+            continue
+        answers = cluster.call_nodes(probe, ports, environment, *asked)
+        nodes = [
+            node
+            for replica in placement.replicas
+            if environments[replica.role] == environment
+            for node in replica.nodes
+        ]
+        own = {view.node(node).labels.get(NODE_ID_LABEL) for node in nodes}
+        facts |= {name: fact for name, fact in answers.items() if number == 0 or name in own}
     ids = {engine.labels.get(NODE_ID_LABEL) for engine in view.engine_nodes}
     return {node_id: fact for node_id, fact in facts.items() if node_id in ids} or facts
 
 
-def may_choose(transport: Transport) -> bool:
+def may_choose(deployment: Deployment) -> bool:
     """Whether nothing was said of UCX that another backend would not follow."""
-    return transport.ucx_tls is None and not transport.ucx_env
+    variables = {name for role in deployment.pools for name in deployment.env_of(role)}
+    tls = deployment.transport.ucx_tls if deployment.transport else None
+    return tls is None and not any(name.startswith("UCX_") for name in variables)
 
 
 def all_load(facts: Facts, backend: str) -> bool:

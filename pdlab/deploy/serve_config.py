@@ -8,12 +8,13 @@ last the ones that pdlab itself owns (`pdlab.core.deployment.RESERVED_ENGINE_KWA
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
+from pdlab.core.environment import secret_values
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
 from pdlab.deploy.engine_arguments import reads_tool_calls
@@ -35,6 +36,9 @@ PREFILL_ROUTER = "pdlab.deploy.serving.prefill_router.PrefillRouter"
 # vLLM keeps prefill's KV blocks for a read for 30 s, its lease. A replica that is to stop waits until they are read or
 # the lease has ended; then Ray Serve would end it.
 KV_DRAIN_S, SHUTDOWN_WINDOW_S = 35.0, 45.0
+# vLLM's own default is the model's context, and it reserves KV cache for one request of that length before it starts:
+# 4.8 GiB more for gpt-oss-120b, and 10,485,760 tokens for Llama 4 Scout.
+DEFAULT_MODEL_LEN = 16384
 # KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
 CPU_KV_BYTES = 512 * 2**20
 
@@ -57,7 +61,7 @@ def render(
 ) -> ServeApp:
     """The application that serves ``deployment`` as placed.
 
-    ``shape`` is None for a model that is not in the catalogue; ``model_source`` is the Hugging
+    ``shape`` is None for a model whose config.json is not at hand; ``model_source`` is the Hugging
     Face id or the folder that the engines load.
     """
     configs: dict[Role, dict[str, Any]] = {}
@@ -124,7 +128,6 @@ def _llm_config(
     pool = deployment.pools[role]
     transport = deployment.transport
     cpu = placement.device == "cpu"
-    env = {**(cpu_env() if cpu else gpu_env()), **(transport_env(transport, view) if transport else {})}
     batching_ms = deployment.serving.stream_batching_ms
     config: dict[str, Any] = {
         "model_loading_config": {"model_id": model_id(deployment, shape), "model_source": model_source},
@@ -155,8 +158,7 @@ def _llm_config(
         config["accelerator_config"] = {"kind": "cpu"}
         config["callback_config"] = {"callback_class": "pdlab.deploy.cpu_engine.replica.LocalCallback"}
         config["deployment_config"]["ray_actor_options"] = cpu_actor_options()
-    if env:
-        config["runtime_env"] = {"env_vars": env}
+    config["runtime_env"] = {"env_vars": engine_env(deployment, role, view)}
     return config
 
 
@@ -164,7 +166,9 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     """vLLM's engine arguments for one pool."""
     pool = deployment.pools[role]
     merged: dict[str, Any] = cpu_engine_kwargs() if cpu else {}
-    merged |= shape.engine_kwargs if shape else {}
+    if shape:
+        merged["max_model_len"] = min(shape.max_context, DEFAULT_MODEL_LEN)
+        merged |= shape.engine_kwargs
     if shape and not cpu:
         merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
     if deployment.max_model_len is not None:
@@ -237,7 +241,25 @@ def transport_env(transport: Transport, view: ClusterView) -> dict[str, str]:
         env |= {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
     if transport.verbose:
         env |= {"UCX_LOG_LEVEL": "info", "NIXL_LOG_LEVEL": "DEBUG"}
-    return env | transport.ucx_env
+    return env
+
+
+def engine_env(deployment: Deployment, role: str, view: ClusterView) -> dict[str, str]:
+    """Environment of a pool's engines, but the variables that are given by name only (`with_secrets`)."""
+    env = cpu_env() if view.device == "cpu" else gpu_env()
+    if deployment.transport is not None:
+        env |= transport_env(deployment.transport, view)
+    return env | {name: value for name, value in deployment.env_of(role).items() if value is not None}
+
+
+def with_secrets(app: ServeApp, deployment: Deployment, environ: Mapping[str, str]) -> ServeApp:
+    """The application with the values of the variables that are given by name only, to be submitted and not shown.
+    Raises UsageError where ``environ`` lacks one."""
+    args = copy.deepcopy(app.args)
+    for role in deployment.pools:
+        config = args.get(f"{role}_config") or args.get("llm_config") or args["llm_configs"][0]
+        config["runtime_env"]["env_vars"] |= secret_values(deployment.env_of(role), environ)
+    return app.model_copy(update={"args": args})
 
 
 def _strategy(placement: Placement, role: Role) -> str:

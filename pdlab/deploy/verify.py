@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -18,7 +16,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import Role
-from pdlab.deploy import canary
+from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
@@ -146,16 +144,15 @@ def await_route(base_url: str, timeout_s: float = ROUTE_TIMEOUT_S) -> None:
     deadline, url = time.monotonic() + timeout_s, f"{base_url}/-/routes"
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-                seen = answer.read().decode(errors="replace")
-            if APP in json.loads(seen).values():
+            seen = http_client.get_json(url, timeout_s)
+            if APP in seen.values():
                 return
-        except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
-            seen = str(error)
+        except (http_client.NoAnswer, AttributeError) as error:
+            seen = error
         if time.monotonic() > deadline:
             raise DeployError(
                 f"the application runs, but after {timeout_s:g} s Ray Serve's proxy has no route to it ({url}: "
-                f"{' '.join(seen.split())[:200]}); see the proxy's and the controller's logs"
+                f"{' '.join(str(seen).split())[:200]}); see the proxy's and the controller's logs"
             )
         time.sleep(ROUTE_POLL_S)
 

@@ -20,9 +20,9 @@ from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
 from pdlab.deploy.application import Application
-from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.http_client import NoAnswer, complete
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.place import link_wire, links
 from pdlab.remote import network

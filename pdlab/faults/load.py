@@ -1,24 +1,28 @@
 """The load that faults meet: a closed loop of greedy requests, each compared with its reference. Not a benchmark.
 
-It runs in a thread of its own, for whoever makes faults waits for Ray. Every request has a cache salt of its own, so
-that no prefix cache stands in for the KV transfer.
+The load generator of the sweeps (`pdlab.bench.client`) cannot drive it. vLLM's benchmark keeps the times and the text
+of an answer, but neither its token ids nor their log-probabilities, which show whether the answer is right. It cannot
+send a given list of token ids with a cache salt of its own, close one connection in the middle of an answer, or add
+requests at a moment that a fault chooses.
+
+The load runs in a thread of its own, because the code that makes faults waits for Ray. Every request has a cache salt
+of its own, so that no prefix cache replaces the KV transfer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pdlab.core import api_key
 from pdlab.core.errors import BenchError
 from pdlab.deploy import canary
 from pdlab.deploy.canary import CanaryAnswer
+from pdlab.deploy.http_client import NoAnswer, async_client, streamed_async
 from pdlab.faults.fates import Received, judge
 from pdlab.results.chaos import ChaosRequest
 
@@ -26,7 +30,6 @@ BACK_OFF_S = 0.2  # after an error: what is down is not asked a thousand times a
 LEAVING_CHUNKS = 2
 LEAVING_TIMES = 8  # as long as the others are answers whose client leaves, so that they still stream when it does
 JOIN_S = 30.0
-ID_PREFIX = "token_id:"
 
 
 class Prompt(NamedTuple):
@@ -155,12 +158,7 @@ class Load:
             self._loop.close()
 
     async def _main(self) -> None:
-        import aiohttp
-
-        # A new connection for each: a client that comes back after a fault.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        headers = {"content-type": "application/json", **api_key.header(self.service.key)}
-        async with aiohttp.ClientSession(connector=connector, headers=headers) as self._session:
+        async with async_client() as self._client:
             self.began = time.monotonic()
             for _ in range(self.concurrency):
                 self._spawn(self._worker())
@@ -188,7 +186,7 @@ class Load:
         body = request_of(self.service, prompt.ids, f"{self._salt}-{number}")
         if phase is not None:
             body["max_tokens"] *= LEAVING_TIMES
-        received = await reading.ask(self._session, self.service, body)
+        received = await reading.ask(self._client, self.service, body)
         if phase is not None:  # beyond the reference nothing is known
             known = len(prompt.reference.tokens)
             received = received._replace(tokens=received.tokens[:known], tops=received.tops[:known])
@@ -223,9 +221,9 @@ class _Reading:
         self._done = False
         self._error: str | None = None
 
-    async def ask(self, session: Any, service: Service, body: dict[str, Any]) -> Received:
+    async def ask(self, client: Any, service: Service, body: dict[str, Any]) -> Received:
         """Send it and read until it ends, the limit is over, or the client is to leave."""
-        work = asyncio.ensure_future(self._read(session, f"{service.base_url}/v1/completions", body))
+        work = asyncio.ensure_future(self._read(client, service, body))
         waits = {work} if self._leave is None else {work, asyncio.ensure_future(self._leave.wait())}
         await asyncio.wait(waits, timeout=service.limit_s, return_when=asyncio.FIRST_COMPLETED)
         ended = work.done()
@@ -239,51 +237,34 @@ class _Reading:
             timed_out=not ended and not left, left=left, error=self._error,
         )  # fmt: skip
 
-    async def _read(self, session: Any, url: str, body: dict[str, Any]) -> None:
-        import aiohttp
-
+    async def _read(self, client: Any, service: Service, body: dict[str, Any]) -> None:
         try:
-            async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer:
-                self._status = answer.status
-                if answer.status != 200:
-                    text = (await answer.read()).decode(errors="replace")
-                    self._error = f"HTTP {answer.status}: {text}"
-                    return
-                buffer = b""
-                async for piece in answer.content.iter_any():
-                    *lines, buffer = (buffer + piece).split(b"\n")
-                    for line in lines:
-                        self._line(line)
-                self._line(buffer)
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            self._error = f"{type(error).__name__}: {error}"
+            async with streamed_async(client, service.base_url, body, service.key) as events:
+                self._status = 200
+                async for event in events:
+                    self._event(event)
+        except NoAnswer as error:
+            self._status = self._status or error.code
+            self._error = str(error) if error.code else error.detail
 
-    def _line(self, line: bytes) -> None:
-        """One line of server-sent events."""
-        text = line.decode(errors="replace").strip()
-        if not text.startswith("data:"):
-            return
-        data = text[5:].strip()
-        if data == "[DONE]":
+    def _event(self, event: Any) -> None:
+        if event is None:
             self._done = True
             return
         try:
-            event = json.loads(data)
-            choices = event.get("choices") or ()
             if "error" in event or event.get("object") == "error":
                 self._error = f"in the stream: {event.get('error') or event.get('message')}"
-            for choice in choices:
+            for choice in event.get("choices") or ():
                 self._choice(choice)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._error = f"not an event of a completion ({error}): {data[:100]}"
+            self._error = f"not an event of a completion ({error}): {str(event)[:100]}"
 
     def _choice(self, choice: dict[str, Any]) -> None:
         ids = [int(token) for token in choice.get("token_ids") or ()]
         if ids and self.first is None:
             self.first = time.monotonic()
         self._tokens += ids
-        tops = (choice.get("logprobs") or {}).get("top_logprobs") or ()
-        self._tops += [{int(name.removeprefix(ID_PREFIX)): value for name, value in top.items()} for top in tops]
+        self._tops += [canary.tops_by_id(top) for top in (choice.get("logprobs") or {}).get("top_logprobs") or ()]
         if choice.get("finish_reason") in ("error", "abort"):
             self._error = f"ended by {choice['finish_reason']}"
         if ids:

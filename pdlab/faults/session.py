@@ -6,7 +6,6 @@ Run as a module it does so on a host made of namespaces (`pdlab.cluster.run_on_h
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import sys
@@ -27,9 +26,10 @@ from pdlab.core.errors import CanaryError, ClusterError, DeployError, PdlabError
 from pdlab.core.schema import Frozen
 from pdlab.deploy import canary, serving_path
 from pdlab.deploy.application import APP, Application
-from pdlab.deploy.completions import NoAnswer, complete
 from pdlab.deploy.endpoint import key_of, load_running, measured
-from pdlab.deploy.engine_metrics import parse_snapshot, read_pages, samples
+from pdlab.deploy.engine_metrics import parse_snapshot
+from pdlab.deploy.http_client import NoAnswer, complete
+from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.deploy.verify import LaunchProgress
 from pdlab.faults import plan as plans
 from pdlab.faults.inject import Injector, Surroundings
@@ -63,6 +63,8 @@ COUNTERS = ("nixl_num_failed_transfers", "nixl_num_failed_notifications", "nixl_
 GUARD = "guard_"
 # Ray keeps some to be quick; how many is chance.
 PASSING = ("IDLE", "Hand")
+CounterKey = tuple[str, tuple[tuple[str, str], ...]]
+"""A counter's name and labels."""
 
 
 class Order(Frozen):
@@ -139,7 +141,7 @@ class _Session:
         self.progress = LaunchProgress()
         self.app = Application(cluster)
         self.hands = Hands(cluster, f"{MARKER}={local.id}" if local else None)
-        self._counts: dict[tuple[str, str], float] = {}
+        self._counts: dict[CounterKey, float] = {}
         self.link = ShapedLink(local, self.hands) if local is not None and local.two_hosts is not None else None
 
     def run(self) -> None:
@@ -209,22 +211,20 @@ class _Session:
         engines = self._engines()
         use: dict[str, float] = {}
         for page in read_pages(self.cluster.metrics_urls()):
-            for sample in samples(page):
-                replica = sample.label("ReplicaId")
-                if sample.name == POOL_GAUGE and replica in engines:
-                    use[replica] = max(use.get(replica, 0.0), sample.value)
+            for sample in samples(page, POOL_GAUGE.__eq__):
+                if sample.replica in engines:
+                    use[sample.replica] = max(use.get(sample.replica, 0.0), sample.value)
         return use
 
     def count(self) -> None:
         """Read the counters; those of engines that are gone keep their last value."""
         with contextlib.suppress(PdlabError):
             for page in read_pages(self.cluster.metrics_urls()):
-                for sample in samples(page):
-                    if sample.name in COUNTERS or sample.name.startswith(GUARD):
-                        key = (sample.name, sample.labels)
-                        self._counts[key] = max(sample.value, self._counts.get(key, 0.0))
+                for sample in samples(page, _is_counted):
+                    key = (sample.name, tuple(sorted(sample.labels.items())))
+                    self._counts[key] = max(sample.value, self._counts.get(key, 0.0))
 
-    def _grown(self, before: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    def _grown(self, before: Mapping[CounterKey, float]) -> dict[str, float]:
         grown: dict[str, float] = {}
         for (name, labels), value in sorted(self._counts.items()):
             grown[name] = grown.get(name, 0.0) + value - before.get((name, labels), 0.0)
@@ -288,7 +288,7 @@ class _Session:
 
     def _ask(self, service: Service, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = json.loads(complete(service.base_url, request, service.key, ASK_S))
+            answer: dict[str, Any] = complete(service.base_url, request, service.key, ASK_S)
         except NoAnswer as error:
             raise DeployError(f"before any fault, a request {error}") from error
         return answer
@@ -486,6 +486,10 @@ class _Session:
         surveys, members = self.look(ports=True)
         after = self._inventory(surveys, members)
         return tuple(beyond(now_there, then) for now_there, then in zip(after, before, strict=True))
+
+
+def _is_counted(name: str) -> bool:
+    return name in COUNTERS or name.startswith(GUARD)
 
 
 def beyond(after: Counter[str], before: Counter[str]) -> dict[str, int]:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from pdlab.core.environment import is_secret
+
 MOST_BYTES = 4_000_000  # of one file: its end is kept
 TEXTS = {".json", ".log", ".txt", ".yaml", ".html", ".out", ".err", ""}
 LEAST_SECRET = 6
 HIDDEN = "[removed]"
-_NAMES = re.compile(r"(?i)(token|key|secret|passw|credential)")
 # A name that says secret, then its value: as in an environment, JSON, YAML, a header or a flag.
 _ASSIGNED = re.compile(
     r"""(?ix)(?P<name>["']?\b[\w-]*(?:api[_-]?key|auth[_-]?token|access[_-]?token|hf[_-]?token|(?<![a-z])token|secret[\w-]*
@@ -35,7 +36,7 @@ _KNOWN = (
 
 def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[str]:
     """Values that must not leave: of variables whose names say so, and the contents of those files."""
-    values = {value.strip() for name, value in environment.items() if _NAMES.search(name)}
+    values = {value.strip() for name, value in environment.items() if is_secret(name)}
     for path in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             values.add(path.read_text(encoding="utf-8").strip())
@@ -47,7 +48,7 @@ def secret_files(home: Path, cache: Path) -> list[Path]:
     """Where Ray, pdlab and Hugging Face keep theirs."""
     files = [home / ".ray" / "auth_token", home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"]
     if cache.is_dir():
-        files += [path for path in cache.rglob("*") if path.is_file() and _NAMES.search(path.name)]
+        files += [path for path in cache.rglob("*") if path.is_file() and is_secret(path.name)]
     return files
 
 

@@ -13,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdlab.core.deployment import Deployment
+from pdlab.core.rendering import said
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
+from pdlab.plan import TEMPLATES
 from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
 from pdlab.sim.hardware import ErrorParts
 from pdlab.sim.simulator import Prompts
 
+ACCURACY = TEMPLATES / "accuracy.txt"
 NAMES = ("TPOT", "mean TTFT", "requests/s")
 
 
@@ -149,7 +152,7 @@ def rankings(
     Only closed loops are ranked: in an open loop throughput is the offered rate. Repeats count as
     their mean. A workload of fewer than three experiments has no entry.
     """
-    rows = _rows(points)
+    rows = mean_rows(points)
     groups: dict[str, dict[str, tuple[Curve, Curve]]] = {}
     for experiment in experiments:
         if not any(isinstance(level.load, Open) for level in experiment.levels):
@@ -179,7 +182,7 @@ def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curv
     )
 
 
-def _rows(points: Sequence[PredictedPoint]) -> Rows:
+def mean_rows(points: Sequence[PredictedPoint]) -> Rows:
     """(experiment, load) -> metric -> point, in order; repeats become their mean."""
     repeats: dict[tuple[str, str], dict[str, list[PredictedPoint]]] = {}
     for point in points:
@@ -194,38 +197,16 @@ def _mean(points: Sequence[PredictedPoint]) -> PredictedPoint:
 
 def table(points: Sequence[PredictedPoint]) -> str:
     """Markdown: per experiment and load, predicted / measured (means over repeats) and the error of each metric."""
-    lines = ["| experiment | load | TPOT, ms | mean TTFT, ms | requests/s |", "|---|---|---|---|---|"]
-    for (name, load), row in _rows(points).items():
-        cells = []
-        for metric, factor, digits in zip(NAMES, (1e3, 1e3, 1.0), (2, 0, 2), strict=True):
-            point = row.get(metric)
-            if point is None:
-                cells.append("-")
-                continue
-            values = " / ".join(f"{value * factor:.{digits}f}" for value in (point.predicted, point.measured))
-            cells.append(f"{values} ({point.error_percent:+.0f} %)")
-        lines.append(f"| {name} | {load} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return said(ACCURACY, "table", mean_rows(points))
 
 
 def errors_text(errors: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.1f} %" for name, value in errors.items()) + " (median absolute)"
+    return f"{said(ACCURACY, 'errors', errors)} (median absolute)"
 
 
 def rankings_text(by_lengths: dict[str, list[AtTarget]]) -> str:
     """One line per workload: the mean, and every target with the number of configurations that reach it."""
-    if not by_lengths:
-        return "rank by throughput per node at equal TPOT: no target of 7 to 12 ms is reached by three experiments"
-    lines = []
-    for lengths, targets in by_lengths.items():
-        per_target = ", ".join(
-            f"{1e3 * at.tpot_s:g} ms {at.correlation:.2f} of {len(at.configurations)}" for at in targets
-        )
-        lines.append(
-            f"rank by throughput per node at equal TPOT, {lengths}: Spearman {mean_correlation(targets):.2f} "
-            f"({per_target})"
-        )
-    return "\n".join(lines)
+    return said(ACCURACY, "rankings", by_lengths)
 
 
 TARGETS_S = (0.007, 0.008, 0.009, 0.010, 0.011, 0.012)

@@ -15,7 +15,9 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode
+from pdlab.core.rendering import said
 from pdlab.core.workload import Closed, Load, Workload
+from pdlab.plan import TEMPLATES
 from pdlab.results.schema import Experiment
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import link_of
@@ -130,23 +132,7 @@ def outside_fit(
 
 def outside_text(outside: Sequence[OutsideFit]) -> str:
     """In words, on one line: ``extrapolated: model gpt-oss-20b (fit: gpt-oss-120b), EP (fit: no EP)``; else empty."""
-    return f"extrapolated: {', '.join(each.text for each in outside)}" if outside else ""
-
-
-def dimensions_text(outside: Sequence[OutsideFit]) -> str:
-    """The names of the dimensions alone, for a table's cell; ``-``: there are none."""
-    return ", ".join(each.dimension for each in outside) or "-"
-
-
-def fit_text(hardware: Hardware) -> str:
-    """What the constants were fitted to, in words."""
-    fit = hardware.fit
-    if fit is None:
-        return "fitted to nothing that is known"
-    return (
-        f"fitted to {fit.model} on {fit.gpu} with {fit.engine} {fit.version}, {_ends(fit.input_tokens)} input and "
-        f"{_ends(fit.output_tokens)} output tokens"
-    )
+    return said(TEMPLATES / "words.txt", "extrapolated", outside) if outside else ""
 
 
 def _mode_is_fitted(deployment: Deployment, modes: Sequence[str]) -> bool:

@@ -22,9 +22,9 @@ from pdlab.core.workload import Level, Slo, Workload
 from pdlab.plan.candidates import engine_shapes
 from pdlab.plan.rate_matching import Matcher
 from pdlab.plan.scene import Scene
-from pdlab.results.slo import within
+from pdlab.results.slo import stresses
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.level import SimulatedLevel
+from pdlab.sim.level import SimulatedLevel, columns
 from pdlab.sim.simulator import simulate
 
 AUTO = "auto"
@@ -83,15 +83,9 @@ def matched(hardware: Hardware, shape: ModelShape, workload: Workload, pool: Poo
 
 def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
     """Of the requests that came from a moment on, those within every bound."""
-    met = count = 0
-    for arrival_s, first_s, finish_s, tokens in zip(
-        simulated.arrival_s, simulated.first_token_s, simulated.finish_s, simulated.output_tokens, strict=True
-    ):
-        if arrival_s >= from_s:
-            count += 1
-            tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else float("nan")
-            met += within(slo, first_s - arrival_s, tpot_s, finish_s - arrival_s)
-    return met / max(count, 1)
+    requests = columns(simulated)
+    came = requests.arrival_s >= from_s
+    return float((stresses(requests, slo)[came] <= 1).mean()) if came.any() else 0.0
 
 
 def uphill(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:

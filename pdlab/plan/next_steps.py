@@ -3,88 +3,87 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
+from typing import NamedTuple
 
 from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Deployment, launch_flags
 from pdlab.core.files import replace
+from pdlab.core.rendering import rendered
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Slo, Workload
+from pdlab.core.workload import Closed, Workload
 from pdlab.placement.place import fits
+from pdlab.plan import TEMPLATES
 from pdlab.plan.accuracy import MeasuredSweep
-from pdlab.plan.planner import Candidate
+from pdlab.plan.extrapolation import OutsideFit
+from pdlab.plan.planner import Candidate, outside
+from pdlab.plan.scene import Scene
 from pdlab.results.schema import Experiment, Manifest
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import to_run
 from pdlab.sim.simulator import simulate
 
 PREDICTED = "predicted"
-KNOBS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
+ENGINE_SETTINGS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
 APART = 1.2  # levels of a sweep differ by at least this factor
+
+
+class Measurement(NamedTuple):
+    """How to measure one candidate. ``cluster``: None if no cluster of configs/clusters/ takes it. ``concurrencies``:
+    of its sweep; empty: a request rate was planned for. ``outside``: in what its prediction is extrapolated."""
+
+    candidate: Candidate
+    is_baseline: bool
+    launch: str
+    cluster: str | None
+    concurrencies: list[int]
+    outside: tuple[OutsideFit, ...]
 
 
 def commands(
     best: Sequence[Candidate],
-    workload: Workload,
+    scene: Scene,
     node: str | None,
-    folder: Path | None,
-    compare_flags: str = "",
+    folder: Path | None = None,
     baseline: Candidate | None = None,
-    slo: Slo | None = None,
+    plan_flags: str = "",
     viz_flags: str = "",
-    extrapolated: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
-    ``baseline``: the best collocated deployment, measured too so that PD can be compared with it.
-
-    ``node``: the kind of node, None: engines on this machine's CPUs. ``compare_flags``: the flags of this plan
-    for model and hardware, so that the comparison uses the same. ``slo``: what a goodput under Poisson arrivals is of,
-    which is searched for from there. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
-    ``extrapolated``: label -> in what its prediction lies outside of the fit.
+    ``node``: the kind of node, None: engines on this machine's CPUs. ``baseline``: the best collocated deployment,
+    measured too so that PD can be compared with it. ``plan_flags``: the flags of this plan for model and hardware, so
+    that the comparison uses the same. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
     """
-    measured_candidates = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
-    if not measured_candidates:
-        return "No commands: no deployment meets the SLO."
-    subject = "them" if best else "how far the collocated baseline is from the SLO"
-    lines = [
-        f"To measure {subject} (one copy each):"
-        if any(c.copies > 1 for c in measured_candidates)
-        else f"To measure {subject}:"
-    ]
-    for candidate in measured_candidates:
-        if candidate is baseline and best:
-            lines += [
-                "  # the collocated baseline that PD is compared with; tune it first, or PD is compared with defaults:",
-                f"  # {KNOBS} (--engine-arg KEY=VALUE here;",
-                "  # tune_baseline: in an experiment's file searches for the best)",
-            ]
+    measured = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
+    steps = []
+    for candidate in measured:
         deployment = candidate.deployment
-        if text := extrapolated.get(deployment.label):
-            lines.append(f"  # {text}")
         launch = f"{typed('launch')} {launch_flags(deployment)}"
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
             replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
             launch = typed("launch", "--config", str(path))
-        loads = ",".join(map(str, sweep_levels(candidate)))
-        kind = f"-t concurrency -c {loads}" if loads else f"-t request-rate -r {candidate.outcomes[0].load.value:.4g}"
-        if slo is not None and candidate.goodput_rps:
-            kind += f" --slo {slo.flag} --slo-quantile {slo.quantile:g} --slo-start {candidate.goodput_rps:.3g}"
         cluster = cluster_for(deployment, node) if node else None
-        launch += "" if node else " --local"
-        if cluster or not node:
-            lines.append(f"  {launch}{f' --cluster {cluster}' if cluster else ''} --dry-run")
-        lines += [
-            f"  {launch} --detach",
-            f"  {typed('bench')} -e {deployment.label} {kind} {workload.flags}",
-        ]
-    folders = shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured_candidates)
-    compare = f"  {typed('plan')}{compare_flags} --compare {folders}"
-    return "\n".join([*lines, f"  {typed('viz')} --exps {folders}{viz_flags}", compare])
+        loads, beyond = sweep_levels(candidate), outside(candidate, scene)
+        steps.append(Measurement(candidate, candidate is baseline, launch, cluster, loads, beyond))
+    return rendered(
+        TEMPLATES / "commands.txt",
+        best=best,
+        steps=steps,
+        local=node is None,
+        engine_settings=ENGINE_SETTINGS,
+        bench=typed("bench"),
+        viz=typed("viz"),
+        plan=typed("plan"),
+        plan_flags=plan_flags,
+        viz_flags=viz_flags,
+        slo=scene.slo,
+        workload=scene.workload,
+        folders=shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured),
+    )
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:

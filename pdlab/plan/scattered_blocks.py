@@ -30,15 +30,6 @@ class ScatteredBlocks:
     def extra_s_per_token(self) -> float:
         return max(0.0, self.scattered_s - self.contiguous_s) / self.tokens
 
-    @property
-    def text(self) -> str:
-        return (
-            f"Scattered blocks were measured within a node ({self.source}): a prompt of {self.tokens} tokens moves in "
-            f"{1e3 * self.scattered_s:.3g} ms, in one run of blocks in {1e3 * self.contiguous_s:.3g} ms "
-            f"({self.scattered_s / self.contiguous_s:.3g} times); the decode engine is taken to stand still for the "
-            "difference."
-        )
-
 
 def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
     """The ``--json`` of a check, at the size nearest to ``tokens``.

@@ -157,6 +157,8 @@ class Scene:
     def _simulated(self, simulates: Simulates, deployment: Deployment, level: Level, trace: Trace | None) -> LoadResult:
         load = level.load
         assert isinstance(load, Closed | Open)
+        import numpy as np
+
         simulated = simulates(
             deployment,
             [level],
@@ -181,7 +183,7 @@ class Scene:
         )
         # An answer of one token has no TPOT.
         tpots_s = [each.tpot_s for each, n in zip(latencies, simulated.output_tokens[part], strict=True) if n > 1]
-        good_share = sum(within(self.slo, *each) for each in latencies) / len(latencies)
+        good_share = float(within(self.slo, *np.array(latencies).T).mean())
         per_s, keeps_up = _served(simulated, part)
         return LoadResult(
             load=load,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.text import plain
 from pdlab.core.workload import Slo
 from pdlab.results.metrics import percentile
-from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
+from pdlab.results.schema import SloPoint, SloSearch
 
 if TYPE_CHECKING:
-    from pdlab.results.metrics import Column, Columns, Mask
+    from pdlab.results.level_data import Column, LevelData, Mask
 
 PILED_UP = "requests piled up"
 BLOCKS = 20
@@ -34,54 +34,44 @@ def bounds_text(slo: Slo) -> str:
     return f"{' and '.join(bounds)} for {100 * slo.quantile:g} % of requests"
 
 
-def meets(record: RequestRecord, slo: Slo) -> bool:
-    """Whether an answered request is within every bound: `within`, and its own gaps. An answer in one chunk has no
-    gap to miss."""
-    times_s = (math.nan if time_s is None else time_s for time_s in (record.ttft_s, record.tpot_s, record.e2el_s))
-    return record.ok and within(slo, *times_s) and gap_stress(record, slo) <= 1
-
-
-def gap_stress(record: RequestRecord, slo: Slo) -> float:
-    """The 99th percentile of a request's gaps between chunks and the longest one over their bounds: the worse; 0
-    without a bound or a gap."""
-    if not slo.of_gaps or not record.itl_s:
-        return 0.0
-    gaps_s = sorted(record.itl_s)
-    return max(
-        percentile(gaps_s, 99) / slo.itl_p99_s if slo.itl_p99_s else 0.0,
-        gaps_s[-1] / slo.stall_s if slo.stall_s else 0.0,
-    )
-
-
-def stress(record: RequestRecord, slo: Slo) -> float:
-    """The worst latency of a request over its bound, above 1 where it misses; infinite where it was not answered."""
-    if not record.ok:
-        return math.inf
-    of_times = slo.stress(record.ttft_s or 0.0, record.tpot_s or 0.0, record.e2el_s or 0.0)
-    return max(of_times, gap_stress(record, slo))
-
-
-def stresses(requests: Columns, slo: Slo) -> Column:
-    """`stress` of columns, which know no gaps between chunks."""
+def stresses(requests: LevelData, slo: Slo) -> Column:
+    """The worst latency of each request over its bound, above 1 where it misses; infinite where it was not answered.
+    One output token has no TPOT to miss, and an answer in one chunk no gap."""
     import numpy as np
 
-    several = requests.output_tokens > 1
-    after = np.where(several, requests.output_tokens - 1, 1)
-    tpot_s = np.where(several, (requests.finish_s - requests.first_token_s) / after, 0)
+    worst = slo.stress(requests.ttft_s, np.nan_to_num(requests.tpot_s), requests.e2el_s)
+    if slo.of_gaps:
+        worst = np.maximum(worst, _gap_stresses(requests, slo))
+    return np.where(requests.ok, worst, np.inf)
+
+
+def _gap_stresses(requests: LevelData, slo: Slo) -> Column:
+    """The 99th percentile of each request's gaps between chunks and the longest one over their bounds: the worse."""
+    import numpy as np
+
     worst = np.zeros(len(requests))
-    for times_s, bound_s in (
-        (requests.first_token_s - requests.arrival_s, slo.ttft_s),
-        (tpot_s, slo.tpot_s),
-        (requests.e2el_s, slo.e2el_s),
-    ):
-        if bound_s is not None:
-            worst = np.maximum(worst, times_s / bound_s)
-    return np.where(np.isnan(requests.finish_s), np.inf, worst)
+    for i, gaps_s in enumerate(np.split(requests.gaps_s, requests.gap_counts.cumsum()[:-1])):
+        if len(gaps_s):
+            ordered = np.sort(gaps_s).tolist()
+            worst[i] = max(
+                percentile(ordered, 99) / slo.itl_p99_s if slo.itl_p99_s else 0.0,
+                ordered[-1] / slo.stall_s if slo.stall_s else 0.0,
+            )
+    return worst
+
+
+def within(slo: Slo, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Mask:
+    """Which answers are within every bound on TTFT, TPOT and E2EL. NaN: one output token has no TPOT to miss, a
+    request without E2EL was not answered, and a bound on TTFT is missed without one."""
+    import numpy as np
+
+    answered: Mask = ~np.isnan(e2el_s)
+    return answered & (slo.stress(ttft_s, np.nan_to_num(tpot_s), e2el_s) <= 1)
 
 
 def effective(worst: Column, quantile: float) -> float:
     """To how many independent requests a row of neighbours comes, for the share of them that meets an SLO, by the
-    `stress` of each.
+    `stresses` of each.
 
     n / tau with the integrated autocorrelation time tau of "misses the SLO" and of "is worse than the SLO's quantile of
     its own row", whichever is longer: the second says how requests cluster where hardly one misses.
@@ -135,23 +125,6 @@ def correlation_time(values: Column) -> float:
     return max(1.0, tau)
 
 
-@overload
-def within(slo: Slo, ttft_s: float, tpot_s: float, e2el_s: float) -> bool: ...
-@overload
-def within(slo: Slo, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Mask: ...
-def within(slo: Slo, ttft_s: Any, tpot_s: Any, e2el_s: Any) -> Any:
-    """Whether an answer is within every bound, of one or of columns of them. One output token has no TPOT (NaN) to
-    miss; without another latency a bound on it is missed."""
-    met = e2el_s == e2el_s  # not NaN: answered
-    if slo.ttft_s is not None:
-        met = met & (ttft_s <= slo.ttft_s)
-    if slo.e2el_s is not None:
-        met = met & (e2el_s <= slo.e2el_s)
-    if slo.tpot_s is not None:
-        met = met & ((tpot_s <= slo.tpot_s) | (tpot_s != tpot_s))
-    return met
-
-
 class ShareBounds(NamedTuple):
     low: float
     high: float
@@ -179,22 +152,19 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     It *meets* where the lower bound is at or above the quantile, or it is clearly within the bounds
     (`clearly_within`), and every look was in a steady state; it *misses* where
     the upper bound is below, or requests piled up in every look of several. What its latest look alone contradicts
-    is undecided, as is everything else. A point of an earlier search, which kept neither the effective sample nor the
-    steady state, is judged as it was then.
+    is undecided, as is everything else.
     """
-    size = point.judged if point.effective is None else point.effective
     one_sided = 1 - (1 - confidence) / 2 / error_shares
     # Whole requests, rounded against either conclusion.
-    low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided).low
-    high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided).high
+    low = share_bounds(math.floor(point.share * point.effective + 1e-9), point.effective, one_sided).low
+    high = share_bounds(math.ceil(point.share * point.effective - 1e-9), point.effective, one_sided).high
     latest = point.share if point.latest is None else point.latest
-    earlier = point.effective is None
     verdict: SloVerdict = "undecided"
     if point.verdict == "invalid":
         verdict = "invalid"
     elif (point.piled_up and point.looks > 1) or (high < quantile and latest < quantile):
         verdict = "misses"
-    elif (low >= quantile or point.clear) and latest >= quantile and (point.steady is True or earlier):
+    elif (low >= quantile or point.clear) and latest >= quantile and point.steady is True:
         verdict = "meets"
     return point.model_copy(update={"low": low, "high": high, "verdict": verdict})
 
@@ -221,14 +191,14 @@ def most_served(points: Sequence[SloPoint]) -> float | None:
     return min(known)[1] if known else None
 
 
-def served_rps(requests: Columns) -> float | None:
+def served_rps(requests: LevelData) -> float | None:
     """What is served where requests pile up, at least: answers/s in the second half of the time in which load is kept
     up, in 10 slices of it, the lower end of the one-sided 99 % interval of their mean (Student's t). None without
     answers in it."""
     import numpy as np
 
     begin_s, end_s = (requests.arrival_s[0] + requests.arrival_s[-1]) / 2, requests.arrival_s[-1]
-    counts, _ = np.histogram(requests.finish_s[~np.isnan(requests.finish_s)], SERVED_SLICES, (begin_s, end_s))
+    counts, _ = np.histogram(requests.finish_s[requests.ok], SERVED_SLICES, (begin_s, end_s))
     if not counts.any():
         return None
     rates = counts * SERVED_SLICES / (end_s - begin_s)

@@ -9,13 +9,20 @@ of both around a line through each, and larger by what neighbouring blocks still
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from pdlab.core.workload import Closed, Load
 from pdlab.results import metrics
-from pdlab.results.schema import Change, RequestRecord, Soak, SoakWindow
+from pdlab.results.schema import Change, Soak, SoakWindow
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pdlab.results.level_data import Column, LevelData
 
 WINDOW_S = 60.0
 BLOCKS, FEWEST_BLOCKS = 10, 4  # in a third
@@ -31,28 +38,29 @@ T_LIMIT = {
     1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
     12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101,
 }  # fmt: skip
-LATENCIES: dict[str, Callable[[RequestRecord], float | None]] = {
-    "ttft": lambda record: record.ttft_s,
-    "tpot": lambda record: record.tpot_s,
-}
+LATENCIES = ("ttft", "tpot")
 
 
-def soak(records: Sequence[RequestRecord], load: Load, asked_s: float) -> Soak:
+def soak(requests: LevelData, load: Load, asked_s: float) -> Soak:
     """What a load that was to be held for ``asked_s`` shows over time."""
-    window = load_window(records, load)
-    answered = [record for record in metrics.judged(records, load, window) if record.ok] if window else []
+    import numpy as np
+
+    window = load_window(requests, load)
     changes = {}
-    for name, of in LATENCIES.items():
-        values = [(record.arrival_s, value) for record in answered if (value := of(record))]
-        if window is None or not values:
+    for name in LATENCIES:
+        values_s: Column = getattr(requests, f"{name}_s")
+        judged = window.judges(requests, load) & requests.ok if window else requests.ok
+        known = judged & ~np.isnan(values_s)
+        if window is None or not known.any():
             changes[name] = Change(verdict="undecided", reason="no answers while the load is kept up")
             continue
-        e2el_s = median(record.e2el_s or 0.0 for record in answered)
+        e2el_s = float(np.median(requests.e2el_s[judged]))
+        values = list(zip(requests.arrival_s[known].tolist(), values_s[known].tolist(), strict=True))
         changes[name] = change(values, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
-    return Soak(asked_s=asked_s, windows=windows(records), changes=changes)
+    return Soak(asked_s=asked_s, windows=windows(requests), changes=changes)
 
 
-def load_window(records: Sequence[RequestRecord], load: Load) -> metrics.Window | None:
+def load_window(requests: LevelData, load: Load) -> metrics.Window | None:
     """While the load is kept up: of a closed loop the steady window; of an open one from 2 times the 95th percentile of
     E2EL on, to the last arrival before the first request that was still in flight when the last one arrived.
 
@@ -60,43 +68,41 @@ def load_window(records: Sequence[RequestRecord], load: Load) -> metrics.Window 
     show.
     """
     if isinstance(load, Closed):
-        return metrics.steady_window(records, load)
-    took_s = sorted(record.e2el_s for record in records if record.ok and record.e2el_s is not None)
-    if not took_s:
+        return metrics.steady_window(requests, load)
+    ended = metrics.kept_up(requests)
+    if not requests.ok.any() or not ended:
         return None
-    arrivals_s = [record.arrival_s for record in records]
-    last_s = max(arrivals_s)
-    left_s = min((r.arrival_s for r in records if r.finish_s is not None and r.finish_s > last_s), default=math.inf)
-    closes_s = max((arrival_s for arrival_s in arrivals_s if arrival_s < left_s), default=0.0)
-    window = metrics.Window(min(arrivals_s) + metrics.FILL * metrics.percentile(took_s, 95), closes_s)
-    return window if window.closes_s > window.opens_s else None
+    window = metrics.Window(metrics.filled_by_s(requests), float(requests.arrival_s[ended - 1]))
+    return window if window.length_s > 0 else None
 
 
-def windows(records: Sequence[RequestRecord], width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:
+def windows(requests: LevelData, width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:
     """Latencies of the answered requests that arrived in each minute of the load, and tokens of the answers that ended
     in it. What is left at the end is part of the last one, or one of its own beyond half a minute."""
-    ends_s = max((record.arrival_s for record in records), default=0.0)
+    ends_s = float(requests.arrival_s[-1]) if len(requests) else 0.0
     count = max(1, round(ends_s / width_s))
     edges = [number * width_s for number in range(count)] + [max(ends_s, 1e-9)]
-    arrived: list[list[RequestRecord]] = [[] for _ in range(count)]
-    tokens = [0.0] * count
-    for record in records:
-        if not record.ok or record.finish_s is None:
-            continue
-        arrived[min(count - 1, int(record.arrival_s / width_s))].append(record)
-        if record.finish_s <= ends_s:
-            tokens[min(count - 1, int(record.finish_s / width_s))] += record.output_tokens
-    return tuple(
-        SoakWindow(
-            begins_s=begin,
-            ends_s=end,
-            requests=len(answered),
-            output_tokens_per_s=made / (end - begin),
-            ttft=metrics.distribution(record.ttft_s for record in answered),
-            tpot=metrics.distribution(record.tpot_s for record in answered),
+    answered = requests.answered
+
+    def minutes(moment_s: Column) -> NDArray[np.int64]:
+        return (moment_s / width_s).astype("int64").clip(max=count - 1)
+
+    arrived, ended = minutes(answered.arrival_s), minutes(answered.finish_s)
+    found = []
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        ones = answered.part(arrived == number)
+        made = float(answered.output_tokens[(ended == number) & (answered.finish_s <= ends_s)].sum())
+        found.append(
+            SoakWindow(
+                begins_s=begin,
+                ends_s=end,
+                requests=len(ones),
+                output_tokens_per_s=made / (end - begin),
+                ttft=metrics.distribution(ones.ttft_s),
+                tpot=metrics.distribution(ones.tpot_s),
+            )
         )
-        for (begin, end), answered, made in zip(pairwise(edges), arrived, tokens, strict=True)
-    )
+    return tuple(found)
 
 
 def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float, least_s: float) -> Change:

@@ -23,6 +23,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import locked, replace
 from pdlab.core.schema import validate
 from pdlab.core.workload import RunKey
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
     SLO_PREFIX,
     Experiment,
@@ -43,11 +44,25 @@ LOCK = ".lock"
 M = TypeVar("M", Run, Manifest, SloSearch, ExperimentRecord)
 
 
+class FileVersion(NamedTuple):
+    """What changes whenever a file is written or replaced."""
+
+    inode: int
+    changed_ns: int
+    size: int
+
+
+class _ReadRun(NamedTuple):
+    version: FileVersion
+    run: Run
+
+
 class Store:
     """One experiment folder. Writes are atomic: a reader or a crash never sees half a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read: dict[Path, _ReadRun] = {}
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -126,6 +141,10 @@ class Store:
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
 
+    def requests(self, key: RunKey) -> LevelData:
+        """`read_records` in columns."""
+        return LevelData.of(self.read_records(key))
+
     def check_records(self, run: Run) -> None:
         """Raises StoreError unless the level's requests are there as they were when it was measured."""
         path = self.records_path(run.key)
@@ -148,9 +167,21 @@ class Store:
                 yield path
 
     def runs(self) -> Iterator[Run]:
-        """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file."""
-        runs = [_read(path, Run) for path in sorted(self.levels())]
+        """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file.
+
+        A file is read again only when it was replaced or changed since this store read it.
+        """
+        self._read = {path: self._run(path) for path in sorted(self.levels())}
+        runs = [each.run for each in self._read.values()]
         yield from sorted(runs, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
+
+    def _run(self, path: Path) -> _ReadRun:
+        with contextlib.suppress(OSError):  # `_read` says what is wrong
+            stat = path.stat()
+            version = FileVersion(stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            known = self._read.get(path)
+            return known if known and known.version == version else _ReadRun(version, _read(path, Run))
+        return _ReadRun(FileVersion(0, 0, 0), _read(path, Run))
 
     def write_search(self, search: SloSearch) -> None:
         """Write or replace a search; the levels that it rests on are kept as runs of their own."""

@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
-from pdlab.results.metrics import Columns, distribution, is_short, window_of
+from pdlab.results.level_data import LevelData
+from pdlab.results.metrics import distribution, is_short, steady_window
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 
 
@@ -171,16 +172,10 @@ def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
     )
 
 
-def columns(level: SimulatedLevel) -> Columns:
+def columns(level: SimulatedLevel) -> LevelData:
     """Every request, as windows and searches take it."""
-    import numpy as np
-
-    order = np.argsort(level.arrival_s, kind="stable")
-    return Columns(
-        *(
-            np.array(values, dtype=np.float64)[order]
-            for values in (level.arrival_s, level.first_token_s, level.finish_s, level.output_tokens)
-        )
+    return LevelData.of_times(
+        level.arrival_s, level.first_token_s, level.finish_s, level.output_tokens, level.input_tokens
     )
 
 
@@ -211,12 +206,12 @@ def _steady(level: SimulatedLevel) -> Summary | None:
     load = level.level.load
     if not isinstance(load, Closed):
         return None
-    count = len(level.arrival_s)
-    window = window_of(load, level.arrival_s, level.first_token_s, level.finish_s)
+    requests = columns(level)
+    window = steady_window(requests, load)
     if window is None:
         return None
-    finished = [i for i in range(count) if window.holds(level.finish_s[i])]
-    judged = [i for i in range(count) if window.judges(level.arrival_s[i], level.finish_s[i], load)]
+    finished = window.holds(requests.finish_s).nonzero()[0].tolist()
+    judged = window.judges(requests, load).nonzero()[0].tolist()
     if is_short(load, len(finished), len(judged)) or not judged:
         return None
     return _summary(level, finished, judged, *window)

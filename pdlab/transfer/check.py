@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from pdlab.core.errors import TransferError
+from pdlab.core.findings import Finding
 from pdlab.remote.network import RankHost
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, block_tables, pairs
@@ -135,7 +136,7 @@ class BackendResult:
     cold_s: float
     sizes: tuple[SizeResult, ...]
     verdict: Verdict
-    notes: tuple[str, ...]
+    notes: tuple[Finding, ...]
     findings: tuple[Inspection, ...]
     checked_bytes: int
     check_s: float

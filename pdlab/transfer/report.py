@@ -63,7 +63,7 @@ def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose
         f"  wire: {_wire(result)}",
         f"  for PD: {_for_pd(for_pd(result, model, plan.decode_tp))}",
     ]
-    lines += [f"  note: {note}" for note in result.notes]
+    lines += [f"  note: {note.text}" for note in result.notes]
     if verbose:
         for size in result.sizes:
             seconds = " ".join(f"{second * 1e3:.2f}" for second in size.seconds)
@@ -96,6 +96,9 @@ def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> di
     fields = asdict(result)
     fields["vram"] = result.observed.vram if result.observed else None
     del fields["log"], fields["observed"]
+    fields["notes"] = [note.model_dump() for note in result.notes]
+    cause = result.verdict.cause
+    fields["verdict"]["cause"] = cause.model_dump() if cause else None
     fields["sizes"] = [
         asdict(size)
         | {

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pdlab.core.findings import Finding, found
 from pdlab.remote.network import Interface, RankHost
 from pdlab.transfer.ucx_log import Wire
 
@@ -66,9 +67,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``, whose kind is
-    ``ceiling``. ``proven``: UCX's table or
-    the counters of interfaces name the wire; without them it can only be that no interface carried it."""
+    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``, whose kind is ``ceiling``.
+
+    ``cause``: the likely one of a wrong or slow wire. ``proven``: UCX's table or the counters of interfaces name the
+    wire; without them it can only be that no interface carried it.
+    """
 
     code: int
     text: str
@@ -77,8 +80,7 @@ class Verdict:
     expected: str
     share: float | None
     of: str
-    cause: str | None = None
-    remedy: str | None = None
+    cause: Finding | None = None
     proven: bool = True
     ceiling: Ceiling | None = None
 
@@ -93,25 +95,24 @@ def judge(run: Observed) -> Verdict:
     of_text = "" if share is None else f", {share:.0%} of {ceiling_name}"
     contradiction = _contradiction(run, transports)
 
-    def verdict(code: int, text: str, cause: str | None = None, remedy: str | None = None) -> Verdict:
+    def verdict(code: int, text: str, cause: Finding | None = None) -> Verdict:
         if cause:
-            text += f"; likely cause: {cause}; try: {remedy}"
+            text += f"; likely cause: {cause.text}"
         proven = proven_name is not None
-        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, remedy, proven, ceiling)
+        return Verdict(code, text, name, protocol, expected, share, ceiling_name, cause, proven, ceiling)
 
     wrong = not transports or not set(transports) <= set(right_transports)
     emulated = run.wire is not None and run.wire.emulated and not set(transports) <= {"tcp"}
     if wrong or emulated or contradiction:
         wire_text = f"{protocol} over {name}" if protocol else name
-        cause, remedy = contradiction or _cause(run, transports, expected, emulated)
-        return verdict(SLOW, f"WRONG WIRE: {run.strategy} by {wire_text}, {speed}; expected {expected}", cause, remedy)
+        cause = contradiction or _cause(run, transports, expected, emulated)
+        return verdict(SLOW, f"WRONG WIRE: {run.strategy} by {wire_text}, {speed}; expected {expected}", cause)
     protocol_text = f", {protocol}" if protocol else ""
     if run.wire is not None and run.wire.emulated:
         protocol_text += " (UCX has no other read over tcp)"
     text = f"{run.strategy} over {name}{protocol_text}, {speed}{of_text}"
     if share is not None and share < SLOW_SHARE[ceiling] and run.size_bytes >= LEAST_BYTES:
-        cause, remedy = _why_slow(run, transports)
-        return verdict(SLOW, f"SLOW: {text}", cause, remedy)
+        return verdict(SLOW, f"SLOW: {text}", _why_slow(run, transports))
     return verdict(OK, f"OK: {text}")
 
 
@@ -120,26 +121,19 @@ def one_host(run: Observed) -> bool:
     return run.prefill.memory == run.decode.memory
 
 
-def notes(run: Observed) -> list[str]:
+def notes(run: Observed) -> list[Finding]:
     """Notes on the verdict."""
     remarks = []
     if run.strategy == "spread" and one_host(run):
-        remarks.append(
-            "the two Ray nodes of this spread are on one host: shared memory is the right wire, not the network"
-        )
+        remarks.append(found("spread_on_one_host"))
     elif run.prefill.boot == run.decode.boot and not one_host(run):
-        remarks.append(
-            "both nodes share one kernel: they are namespaces or containers of one machine, judged as two hosts"
-        )
+        remarks.append(found("hosts_share_a_kernel"))
     if run.size_bytes < LEAST_BYTES:
-        remarks.append(
-            f"{run.size_bytes / 1e6:.1f} MB per transfer are too few to judge speed "
-            f"(at least {LEAST_BYTES / 1e6:.0f} MB)"
-        )
+        remarks.append(found("too_few_bytes", megabytes=run.size_bytes / 1e6, least_megabytes=LEAST_BYTES / 1e6))
     if run.wire is None and run.backend == "UCX":
-        remarks.append("UCX printed no table of protocols: the wire is known from the byte counters alone")
+        remarks.append(found("no_protocol_table"))
     if run.backend != "UCX":
-        remarks.append(f"{run.backend} does not report its transport: the wire is known from the byte counters alone")
+        remarks.append(found("backend_reports_no_transport", backend=run.backend))
     return remarks
 
 
@@ -213,7 +207,7 @@ def _share(run: Observed, transports: tuple[str, ...]) -> tuple[float | None, Ce
     return share, "rails", f"{len(slowest_side)} rail{'s' * (len(slowest_side) != 1)} ({gbit / 8:g} GB/s)"
 
 
-def _contradiction(run: Observed, transports: tuple[str, ...]) -> tuple[str, str] | None:
+def _contradiction(run: Observed, transports: tuple[str, ...]) -> Finding | None:
     """UCX's table against the byte counters."""
     if run.wire is None or not run.wire.lanes or not run.payload_bytes:
         return None
@@ -222,84 +216,51 @@ def _contradiction(run: Observed, transports: tuple[str, ...]) -> tuple[str, str
         loud = {nic: share for nic, share in shares.items() if share >= CARRIED}
         if loud:
             nic, share = next(iter(loud.items()))
-            return (
-                f"UCX names {run.wire.name}, but {nic} counted {share:.0%} of the payload",
-                "repeat it on an idle machine, because other traffic counts too",
-            )
+            return found("wire_not_as_counted", wire=run.wire.name, nic=nic, share=share)
         return None
     counted = {nic: share for nic, share in shares.items() if nic in {d.split(":")[0] for d in run.wire.devices}}
     if sum(counted.values()) < CARRIED and any(device.split(":")[0] in _kinds(run) for device in run.wire.devices):
-        return (
-            f"UCX names {run.wire.name}, whose counters saw {sum(counted.values()):.0%} of the payload",
-            "--verbose, and read UCX's own log",
-        )
+        return found("wire_counts_nothing", wire=run.wire.name, share=sum(counted.values()))
     return None
 
 
-def _cause(run: Observed, transports: tuple[str, ...], expected: str, emulated: bool) -> tuple[str, str]:
-    """Likely cause and remedy of a wrong wire, the most telling evidence first."""
+def _cause(run: Observed, transports: tuple[str, ...], expected: str, emulated: bool) -> Finding:
+    """Likely cause of a wrong wire, the most telling evidence first."""
     tls = run.ucx_tls
     failed = run.failed_modules or {}
     if one_host(run) and run.backend != "UCX":
-        return (
-            f"{run.backend} moves between processes of one host over {_actual(run)[0]}",
-            "--backends UCX for pack",
-        )
+        return found("wire_backend_leaves_host", backend=run.backend, wire=_actual(run)[0])
     if one_host(run):
         if tls and not allows(tls, GPU_PEER if run.vram else SHARED_MEMORY):
-            needed = "cuda_ipc" if run.vram else "cma"
-            return f"UCX_TLS={tls} leaves out shared memory", f"unset UCX_TLS, or add {needed} to it"
-        if "uct_cma" in failed:
-            return f"UCX's module uct_cma did not load: {failed['uct_cma']}", "debug/doctor.py"
-        if run.vram and "uct_cuda" in failed:
-            return f"UCX's module uct_cuda did not load: {failed['uct_cuda']}", "debug/doctor.py"
-        return (
-            "reading another process's memory is forbidden here (ptrace_scope, seccomp or a missing SYS_PTRACE)",
-            "containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; debug/doctor.py",
-        )
+            return found("wire_tls_lacks", tls=tls, lacks="shared memory", needed="cuda_ipc" if run.vram else "cma")
+        for module in ("uct_cma", *(("uct_cuda",) if run.vram else ())):
+            if module in failed:
+                return found("wire_module_lacks", module=module, why=failed[module])
+        return found("wire_memory_forbidden")
     if run.prefill.efa and run.decode.efa:
         if {"srd", "tcp"} <= set(transports):
-            return (
-                "some ranks find an EFA device and others none",
-                "debug/doctor.py on both nodes; every GPU's EFA devices visible to its process",
-            )
+            return found("wire_efa_of_some_ranks")
         if emulated or "srd" in transports:
             if run.ucx_version and _release(run.ucx_version) < EMULATION_FREE_SINCE:
-                return (
-                    f"UCX {run.ucx_version} has srd without get and put zero-copy",
-                    "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
-                )
-            return "UCX cannot register this memory with EFA (no GPUDirect?)", "debug/doctor.py on both nodes"
+                return found("wire_ucx_too_old", version=run.ucx_version)
+            return found("wire_efa_without_gpudirect")
         if tls and not allows(tls, ("srd",)):
-            return f"UCX_TLS={tls} leaves out srd", "unset UCX_TLS, or add srd to it"
+            return found("wire_tls_lacks", tls=tls, lacks="srd", needed="srd")
         if "uct_ib_efa" in failed:
-            return (
-                f"UCX's EFA module did not load: {failed['uct_ib_efa']}",
-                "debug/build_nixl_ucx_efa.sh, or the EFA installer; debug/doctor.py proves it",
-            )
-        return (
-            "UCX sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
-            "debug/doctor.py on both nodes",
-        )
+            return found("wire_efa_module_lacks", why=failed["uct_ib_efa"])
+        return found("wire_efa_not_usable")
     if run.prefill.rdma and run.decode.rdma:
-        return "UCX does not use the RDMA devices", "debug/doctor.py on both nodes; UCX_NET_DEVICES"
+        return found("wire_rdma_unused")
     lone = next((host for host in (run.prefill, run.decode) if host.rdma), None)
-    if lone is not None:
-        return f"only {lone.name} has RDMA devices", "use nodes with the same network"
-    return f"the transport is not the expected one ({expected})", "debug/doctor.py; unset UCX_TLS"
+    return found("wire_rdma_on_one_side", host=lone.name) if lone else found("wire_unexpected", expected=expected)
 
 
-def _why_slow(run: Observed, transports: tuple[str, ...]) -> tuple[str, str]:
+def _why_slow(run: Observed, transports: tuple[str, ...]) -> Finding:
     if transports == ("tcp",):
-        return (
-            "one of the hosts has no free core for its progress threads, or the link is shared",
-            "use an idle machine",
-        )
+        return found("slow_tcp")
     if set(transports) & set(EFA):
-        return "too few rails, or pages too small to fill them", "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger"
-    if run.vram:
-        return "no NVLink or no peer access between these GPUs", "nvidia-smi topo -m; debug/doctor.py"
-    return "no core is free for NIXL's threads, or debug logging is on", "use an idle machine; run debug/doctor.py"
+        return found("slow_rails")
+    return found("slow_gpu_link") if run.vram else found("slow_memory")
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:

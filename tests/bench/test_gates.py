@@ -14,6 +14,7 @@ from pdlab.core.lengths import parse_lengths
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
@@ -66,21 +67,22 @@ def evidence(**changes: Any) -> Evidence:
         "ingress_replicas": 1,
     }
     fields = {**clean, **changes}
-    fields.setdefault("steady", metrics.steady(fields["records"], fields["load"]))
-    fields.setdefault("steady_window_s", metrics.steady_window(fields["records"], fields["load"]))
-    fields.setdefault("trend", metrics.trend(fields["records"], fields["load"]))
+    requests = LevelData.of(fields.pop("records"))
+    fields.setdefault("steady", metrics.steady(requests, fields["load"]))
+    fields.setdefault("steady_window_s", metrics.steady_window(requests, fields["load"]))
+    fields.setdefault("trend", metrics.trend(requests, fields["load"]))
     beside = {name: fields.pop(name) for name in Evidence.model_fields if name in fields}
-    answered = sum(record.ok for record in beside["records"])
+    answered = len(requests.answered)
     run = Run(
         origin="measured",
         label="pd-pack-p1xtp1-d1xtp1",
         key=RunKey(kind=fields["load"].kind, value=fields["load"].value),
         completed=answered,
         failed=fields["num_requests"] - answered,
-        whole=metrics.whole(beside["records"]),
+        whole=metrics.whole(requests),
         **fields,
     )
-    return Evidence(run=run, **beside)
+    return Evidence(run=run, requests=requests, **beside)
 
 
 def test_a_clean_level_passes_every_gate() -> None:
@@ -361,9 +363,9 @@ class TestVariedLengths:
         workload = WORKLOAD.model_copy(update={"lengths": parse_lengths("uniform:0.5-1.0")})
         assert workload.typical == (75, 4)
         right = [request(0.0, gaps=(0.25,) * 3, input_tokens=75)]
-        assert list(gates.judge_warm_up(right, workload)) == []
+        assert list(gates.judge_warm_up(LevelData.of(right), workload)) == []
         with pytest.raises(BenchError, match="wrong input token count \\(100, not 75\\)"):
-            list(gates.judge_warm_up([request(0.0, gaps=(0.25,) * 3)], workload))
+            list(gates.judge_warm_up(LevelData.of([request(0.0, gaps=(0.25,) * 3)]), workload))
 
 
 def test_what_cannot_be_judged_is_said_not_passed() -> None:
@@ -535,7 +537,7 @@ def test_long_answers_are_no_overload() -> None:
             while (clock := clock + rng.expovariate(10)) < seconds:
                 records.append(request(clock, ttft_s=0.2 * e2el_s, gaps=(0.2 * e2el_s,) * 4))
             assert not drifts(records, Open(rate_rps=10))
-            steady = metrics.steady(records, Open(rate_rps=10))
+            steady = metrics.steady(LevelData.of(records), Open(rate_rps=10))
             assert (steady is None) == (e2el_s > 6)
             assert steady is None or 7 < steady.requests_per_s < 13
 
@@ -550,7 +552,7 @@ def test_a_rate_without_a_window_is_told_to_hold_longer_or_that_it_is_too_high()
 def test_a_number_in_flight_that_is_not_rate_times_time_in_the_system() -> None:
     records = [request(0.5 * i) for i in range(200)]
     load = Open(rate_rps=2)
-    trend = metrics.trend(records, load)
+    trend = metrics.trend(LevelData.of(records), load)
     assert trend is not None
     clean = evidence(records=tuple(records), load=load, num_requests=200)
     assert validate_level(clean).valid

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.validity import failing
 
 from pdlab.bench import recovery, sweep
 from pdlab.bench.progress import Progress
@@ -23,6 +24,7 @@ from pdlab.core.workload import Closed, Level, RunKey, Workload
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.deploy.endpoint import Running, load_running, next_attempt, save_running
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run, Validity
 from pdlab.results.store import Store
 
@@ -175,7 +177,8 @@ class Driver:
     def _run(self, level: Level, validity: Validity) -> Run:
         return Run(
             origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, completed=0,
-            num_requests=level.num_requests, failed=0, seed=level.seed, whole=metrics.whole(()), validity=validity,
+            num_requests=level.num_requests, failed=0, seed=level.seed,
+            whole=metrics.whole(LevelData.of(())), validity=validity,
         )  # fmt: skip
 
     def spoiled(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
@@ -210,7 +213,7 @@ def measured(folder: Path, driver: Driver, recover_s: float = 900.0) -> Store:
 
 
 def invalid(gate: str, *records: RequestRecord) -> tuple[Validity, tuple[RequestRecord, ...]]:
-    return Validity(reasons=(f"{gate} failed",), failed_gates=(gate,)), records
+    return failing(f"{gate} failed", gate=gate), records
 
 
 def test_a_level_in_which_a_replica_died_is_set_aside_and_measured_again(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from support.queues import highest_rate, served
 from pdlab.bench import levels, slo_offline, slo_search
 from pdlab.bench.slo_search import Search
 from pdlab.core.workload import Level, Open, Slo, Workload
-from pdlab.results.metrics import Columns, window_over
-from pdlab.results.slo import stresses
+from pdlab.results.level_data import LevelData
+from pdlab.results.metrics import steady_window
 
 WORKLOAD = Workload(input_tokens=1, output_tokens=2)
 SERVICE_S = 0.1
@@ -74,9 +74,9 @@ def test_what_is_judged_began_in_a_filled_system_however_long_answers_take(answe
         level = Level(load=load, num_requests=count, seed=seed)
         columns = served(level, SERVICE_S, answers_s)
         run = slo_offline.run_of(level, columns, WORKLOAD, "x")
-        window = window_over(columns, load)
+        window = steady_window(columns, load)
         assert window is not None and window.opens_s >= 2 * answers_s
-        judged = window.judges(columns.arrival_s, columns.finish_s, load)
+        judged = window.judges(columns, load)
         assert judged.sum() > 0.55 * count, "most of what was sent is of use"
         assert columns.finish_s[~judged].max() >= columns.arrival_s[judged].max() or answers_s < 1, (
             "the load is kept up"
@@ -85,7 +85,7 @@ def test_what_is_judged_began_in_a_filled_system_however_long_answers_take(answe
         in_flight = ((columns.arrival_s <= moments) & (columns.finish_s > moments)).sum(axis=1).mean()
         stays_s = columns.e2el_s[judged].mean()
         assert in_flight == pytest.approx(5.0 * stays_s, rel=0.25, abs=0.5), "Little's law: nothing fills or drains"
-        taken = slo_search.sample_of(run, columns, stresses(columns, slo), slo)
+        taken = slo_search.sample(run, columns, slo)
         assert taken.steady is True and taken.share > 0.99 and taken.judged == judged.sum()
 
 
@@ -97,13 +97,13 @@ def test_overload_is_never_taken_for_steady(answers_s: float) -> None:
         level = Level(load=load, num_requests=count, seed=seed)
         requests = served(level, SERVICE_S, answers_s)
         run = slo_offline.run_of(level, requests, WORKLOAD, "x")
-        assert slo_search.sample_of(run, requests, stresses(requests, slo), slo).steady is not True
+        assert slo_search.sample(run, requests, slo).steady is not True
 
 
 def test_levels_have_seeds_of_their_own_and_are_held() -> None:
     driven: list[Level] = []
 
-    def drive(level: Level) -> Columns:
+    def drive(level: Level) -> LevelData:
         driven.append(level)
         return served(level, SERVICE_S, 8.0)
 

@@ -15,9 +15,11 @@ from support.queues import served
 
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, NextLevel, Search, next_step, points, result
+from pdlab.core.findings import Finding
 from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results import slo as results_slo
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import RequestRecord, Run, SloPoint, Validity
 from pdlab.results.slo import share_bounds
 
@@ -202,7 +204,7 @@ def test_what_is_served_where_requests_pile_up() -> None:
     queue = served(Level(load=Open(rate_rps=14), num_requests=1400, seed=1), 0.1)
     at_least = results_slo.served_rps(queue)
     assert at_least is not None and 9.8 < at_least <= 10.001
-    never = metrics.columns([record(0.1, 0.01, error="x")] * 30)
+    never = LevelData.of([record(0.1, 0.01, error="x")] * 30)
     assert results_slo.served_rps(never) is None
 
 
@@ -276,14 +278,14 @@ def record(ttft_s: float, tpot_s: float, tokens: int = 11, **more: Any) -> Reque
     ],
 )
 def test_a_request_meets_every_bound_or_not(request_: RequestRecord, slo: Slo, expected: bool) -> None:
-    assert results_slo.meets(request_, slo) is expected
+    assert (worst([request_], slo) <= 1).tolist() == [expected]
 
 
 def level_of(records: list[RequestRecord], **validity: Any) -> Run:
     return Run(
         origin="measured", label="x", key=RunKey(kind="rate", value=4, look=1), workload=Workload(),
         load=Open(rate_rps=4), num_requests=len(records), completed=len(records), failed=0,
-        whole=metrics.whole(records), validity=Validity(**validity),
+        whole=metrics.whole(LevelData.of(records)), validity=Validity(**validity),
     )  # fmt: skip
 
 
@@ -306,32 +308,22 @@ def arriving(count: int, ttft_s: float = 0.1, tpot_s: float = 0.01) -> list[Requ
 def test_levels_become_samples(gates: tuple[str, ...], unchecked: Any, steady: bool | None, usable: bool) -> None:
     records = arriving(40)
     records[20] = records[20].model_copy(update={"first_token_s": records[20].arrival_s + 0.4})
-    run = level_of(records, reasons=gates, failed_gates=gates, unchecked=unchecked)
-    judged = slo_search.sample(run, records, SLO)
+    findings = tuple(Finding(code="made_up", gate=gate, what="why") for gate in gates)
+    run = level_of(records, findings=findings, unchecked=unchecked)
+    judged = slo_search.sample(run, LevelData.of(records), SLO)
     # Filled after two E2ELs of 0.2 s; the last of 40 arrives at 9.75 s and ends after that.
     assert (judged.judged, judged.met, judged.steady, judged.invalid is None) == (37, 36, steady, usable)
     assert (judged.look, judged.in_flight) == (1, pytest.approx(0.8, rel=0.1))
 
 
-@pytest.mark.parametrize("slo", [SLO, Slo(e2el_s=0.4), Slo(tpot_s=0.001)])
-def test_records_and_columns_say_the_same(slo: Slo) -> None:
-    records = arriving(200, tpot_s=0.02)
-    records[30] = record(0.0, 0.0, arrival_s=7.5, error="planted")
-    records[31] = records[31].model_copy(update={"output_tokens": 1})
-    run, columns = level_of(records), metrics.columns(records)
-    worst_of = results_slo.stresses(columns, slo)
-    assert worst_of == pytest.approx([results_slo.stress(each, slo) for each in records])
-    assert slo_search.sample_of(run, columns, worst_of, slo) == slo_search.sample(run, records, slo)
-
-
 def test_without_a_window_all_requests_are_judged_and_can_only_miss() -> None:
     records = arriving(40, ttft_s=8.0)
-    judged = slo_search.sample(level_of(records), records, SLO)
+    judged = slo_search.sample(level_of(records), LevelData.of(records), SLO)
     assert (judged.judged, judged.met, judged.steady) == (40, 0, None)
 
 
 def worst(records: list[RequestRecord], slo: Slo = SLO) -> Any:
-    return np.array([results_slo.stress(each, slo) for each in records])
+    return results_slo.stresses(LevelData.of(records), slo)
 
 
 def test_independent_requests_count_whole_and_bursts_do_not() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.validity import failing
 
 from pdlab.bench import levels, measure, target
 from pdlab.bench.measure import settled
@@ -26,7 +27,8 @@ from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.results import metrics
-from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary, Validity
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
 
@@ -147,7 +149,7 @@ def run(reasons: tuple[str, ...] = ()) -> Run:
     return Run(
         origin="measured", label="x", key=RunKey(kind="concurrency", value=4), workload=Workload(),
         load=Closed(concurrency=4), num_requests=20, completed=20, failed=0, whole=whole,
-        validity=Validity(reasons=reasons),
+        validity=failing(*reasons),
     )  # fmt: skip
 
 
@@ -178,7 +180,7 @@ def test_progress_plain_and_on_a_terminal() -> None:
         text = stream.getvalue()
         assert "warm-up: done\n" in text and "[1/1] concurrency 4: fine\n" in text and "a note\n" in text
         if stream.isatty():
-            assert "20/30" in text and "2 failed" in text
+            assert "\r\x1b[K[1/1] concurrency 4: 10/20 requests, 2 failed (elapsed 0:00, about 0:00 to go)" in text
         else:
             assert "[1/1] concurrency 4: 20 requests (elapsed 0:00)" in text
 
@@ -349,7 +351,8 @@ class Fake:
         )  # fmt: skip
         run = Run(
             origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, seed=level.seed,
-            num_requests=level.num_requests, completed=len(records), failed=0, whole=metrics.whole(records),
+            num_requests=level.num_requests, completed=len(records), failed=0,
+            whole=metrics.whole(LevelData.of(records)),
         )  # fmt: skip
         return run, records
 
@@ -421,7 +424,8 @@ def test_a_soak_shows_how_pools_fill(loads: tuple[Load, ...], tmp_path: Path) ->
 
         driver.fill = fill  # type: ignore[attr-defined]
         made = sweeper(tmp_path / mode, driver, loads=loads, soak_s=60.0, hold_s=60.0, fill_cache=mode)
-        stream = made._progress._stream = io.StringIO()
+        stream = io.StringIO()
+        made._progress = Progress(stream)
         planned = build(made._options, 0)
         made.run(planned, planned, manifest())
         assert f"KV pools: {words}" in stream.getvalue()
@@ -479,16 +483,6 @@ def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.Mon
             resolve(mode, filling)
     assert "upper bound of decode speed" in resolve("decode-approx", served).figure_notes[0]
     assert resolve("mixed", served).figure_notes == ()
-
-
-def test_results_of_schema_1_are_read_under_the_name_of_what_they_measured() -> None:
-    old = run().model_dump(mode="json") | {"schema_version": 1}
-    old["workload"] |= {"mode": "decode-only"}
-    assert Run.model_validate(old).workload.mode == "decode-approx"
-    new = old | {"schema_version": 2}
-    assert Run.model_validate(new).workload.mode == "decode-only"
-    plain = run().model_dump(mode="json") | {"schema_version": 1}
-    assert Run.model_validate(plain).workload.mode == "mixed"
 
 
 def test_the_decode_bench_flag() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from pdlab.cli import check_transfer
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
+from pdlab.core.findings import found
 from pdlab.core.settings import parse
 from pdlab.remote.network import Interface, RankHost
 from pdlab.report.transfer_plot import draw
@@ -29,15 +29,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "test_nixl_connector_ra
 
 def parsed(*words: str) -> TransferPlan:
     return plan_from(parse(CheckTransferSettings, words))
-
-
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("nixl_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # (command line, what the one line must say)
@@ -68,10 +59,8 @@ BAD = [
 
 
 @pytest.mark.parametrize("words, wanted", BAD, ids=lambda value: " ".join(value)[:40])
-def test_bad_input_is_one_line(
-    words: list[str], wanted: list[str], script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert script.main(words) == 2
+def test_bad_input_is_one_line(words: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_transfer.main(words) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
     for word in wanted:
@@ -131,8 +120,9 @@ def result(gb_per_s: float = 10.0) -> BackendResult:
         0, "OK: spread over srd", "srd/rdmap79s0:1", "zero-copy", "srd", 0.8, "1 rail (12.5 GB/s)", ceiling="rails"
     )
     return BackendResult(
-        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, ("a note",), (Inspection(100, 10),), 880, 0.1, 0.001, 20.0,
-        None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",), None, "| row |",
+        "UCX", hosts, 1.0, 0.01, 0.2, tuple(sizes), verdict, (found("no_protocol_table"),), (Inspection(100, 10),), 880,
+        0.1, 0.001, 20.0, None, "why not", None, wire, {"rdmap79s0": 1.0}, 1000, "1.21.0", {}, ("/lib/libucp.so",),
+        None, "| row |",
     )  # fmt: skip
 
 
@@ -151,7 +141,8 @@ def test_the_report_says_everything() -> None:
     for words in (
         "5000", "189.9", "5-20", "memcpy of the same pages, one thread, 20 GB/s",
         "raw UCX not measured (why not)", "1 rail (12.5 GB/s) 80% reached", "every word exact", "5000 operations",
-        "rdmap79s0 100%", "19.0 ms more TTFT", "52.7 such requests/s", "a note", "/lib/libucp.so", "UCX | | row |",
+        "rdmap79s0 100%", "19.0 ms more TTFT", "52.7 such requests/s", "note: UCX printed no table of protocols",
+        "/lib/libucp.so", "UCX | | row |",
         "took: start-up 2.0 s beside 4.0 s of Ray's; checks 0.5 s",
     ):  # fmt: skip
         assert words in text, (words, text)

@@ -47,8 +47,8 @@ def until_interrupted():
     sys.exit(130)
 
 def fail(message, logs=None):
-    from pdlab.core.arguments import exit_code
     from pdlab.core.errors import DeployError
+    from pdlab.core.exit_code import exit_code
     from pdlab.core.failure import attach_logs
 
     def work():

@@ -26,14 +26,15 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.settings import parse
 from pdlab.core.workload import Open, RunKey, Slo, Workload
 from pdlab.placement.copies import copies_of
-from pdlab.plan import csv_predictions, csv_rows, open_loop, planner, text
+from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scene as scene_module
 from pdlab.plan.candidates import Sized, engine_shapes, shortlist, units
+from pdlab.plan.facts import regimes
 from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.scene import Scene
-from pdlab.plan.text import regimes
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Manifest, RequestRecord, Run
 from pdlab.results.store import Store
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
@@ -168,7 +169,7 @@ def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys:
         tmp_path / "other", folders.deployments(1)[0].model_copy(update={"model": "someone/else-7b"})
     )
     assert plan.main(["--compare", str(stranger)]) == 2
-    assert "someone/else-7b, which is not in configs/models/" in capsys.readouterr().err
+    assert "is of someone/else-7b: " in capsys.readouterr().err
 
 
 def test_what_was_rehearsed_is_not_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +217,7 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--slo-tpot-ms -3", "above 0"),
         ("--slo-tpot-ms soon", "above 0"),
         ("--slo-quantile 1.5", "--slo-quantile"),
-        ("--model gpt-9", "configs/models/"),
+        ("--model gpt-9", "--model gpt-9: "),
         ("--hardware abacus", "known are cpu-vllm-0.29"),
         ("--node laptop", "--node laptop"),
         ("--workload w.yaml --itl 5", "--workload replaces"),
@@ -362,14 +363,14 @@ class TestRanking:
         assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
         with pytest.raises(ValueError, match="different loops"):
             gain(planned.candidates[0], planned.screened[0], bounded)
-        ranking = text.ranking(planned, bounded, nodes(1), 8)
-        assert "goodput/s per GPU  closed loop" in ranking and "more were simulated in a closed loop alone" in ranking
+        ranking = facts.ranking(planned, bounded, nodes(1), 8)
+        assert ranking.two_loops and ranking.best_screened in planned.screened and not ranking.screened_may_win
 
     def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
         bounded = scene(tpot_s=0.012)
         planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
         assert planned.loop == "closed" and not planned.screened
-        ranking = text.ranking(planned, bounded, nodes(1), 8)
+        ranking = facts.ranking_text(planned, bounded, nodes(1), 8)
         assert "closed-loop capacity/s per GPU" in ranking and "goodput" not in ranking
 
     def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
@@ -412,8 +413,8 @@ class TestRanking:
         )
         run = Run(
             origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5), workload=Workload(), load=load,
-            num_requests=300, completed=300, failed=0, whole=metrics.whole(records),
-            steady=metrics.steady(records, load),
+            num_requests=300, completed=300, failed=0, whole=metrics.whole(LevelData.of(records)),
+            steady=metrics.steady(LevelData.of(records), load),
         )  # fmt: skip
         store.write(run, records)
         out = tmp_path / "map.png"
@@ -458,14 +459,18 @@ class TestRanking:
         assert all(of(copied.candidates)[label] <= of(copied.other)[label] for label in depending)
         label = "pd-pack-p1xtp2-d1xtp2"
         assert of(copied.candidates)[label] < 0.6 * of(copied.other)[label]
-        ranking = text.ranking(copied, bounded, nodes(1), 8)
-        (row,) = [line.split() for line in ranking.splitlines() if line.startswith(label + " ")]
-        assert f"{of(copied.other)[label]:.2f}" in row
-        assert "The ranking takes it that they are:" in ranking and f"{label}~" in ranking
-        assert "Where scattered blocks merge, pd-pack" in text.verdict(copied, bounded)
-        flipped = text.ranking(merged, replace(bounded, scattered=False), nodes(1), 8)
-        assert "with --assume-merged that they are not:" in flipped
-        assert f"Where scattered blocks are copied one by one, {copied.candidates[0].deployment.label}" in flipped
+        other = facts.verdict(copied, bounded).otherwise
+        assert other is not None and other.merged and other.first.deployment.label.startswith("pd-pack")
+        assert [row.depends for row in facts.ranking(copied, bounded, nodes(1), 8).rows] == [
+            candidate.deployment.label in depending for candidate in copied.candidates[: facts.ROWS]
+        ]
+        flipped = facts.ranking(merged, replace(bounded, scattered=False), nodes(1), 8)
+        other = flipped.verdict.otherwise
+        assert other is not None and not other.merged and other.first.deployment == copied.candidates[0].deployment
+        both = (facts.ranking(copied, bounded, nodes(1), 8).both_cases, flipped.both_cases)
+        for case in (next(case for case in cases if case.copied.deployment.label == label) for cases in both):
+            assert case.copied.served_per_gpu == of(copied.candidates)[label]
+            assert case.merged.served_per_gpu == of(copied.other)[label]
 
     def test_no_verdict_comes_of_where_it_was_looked(self) -> None:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
@@ -519,17 +524,17 @@ class TestRanking:
         """Short prompts and long answers: nothing to keep out of decode's way."""
         short = replace(scene(tpot_s=0.015, ttft_s=0.5), workload=Workload(input_tokens=200, output_tokens=500))
         planned = planner.plan(short, "gpt-oss-120b", nodes(1), 8)
-        assert text.verdict(planned, short).startswith("No verdict: ")
+        assert facts.verdict(planned, short).code == "extrapolated"
         fit = short.hardware.fit
         assert fit is not None
         wider = fit.model_copy(update={"input_tokens": (200, 10_000), "in_flight_per_gpu": (0.3, 40.0)})
         fitted = short.hardware.model_copy(update={"fit": wider})
-        assert text.verdict(planned, replace(short, hardware=fitted)).startswith("PD does not ")
+        assert facts.verdict(planned, replace(short, hardware=fitted)).code in ("does_not_pay", "unclear")
 
     def test_a_bound_on_tpot_alone_works_and_warns(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(shlex.split("--gpus 16 --itl 5000 --otl 250 --slo-tpot-ms 20")) == 0
         out = capsys.readouterr().out
-        assert "Which wins at which throughput" in out and "TTFT is not bounded" in out
+        assert "Best deployment by closed-loop throughput" in out and "TTFT is not bounded" in out
         assert "\nNo winner is named while TTFT is unbounded" in out and "PD pays" not in out
         assert re.search(r"\(goodput/s per GPU: \S+ \d\.\d\d and collocated-\S+ \d\.\d\d\)\.", out)
 
@@ -538,10 +543,10 @@ class TestRanking:
         bounded = scene(**bounds)
         for loads in ({"concurrencies": [16]}, {"rate_rps": 2.0}):
             planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
-            words = text.verdict(planned, bounded)
-            assert words.startswith("No winner is named while TTFT is unbounded") and words.count("collocated-") == 1
+            found = facts.verdict(planned, bounded)
+            assert found.code == "ttft_unbounded" and found.base is not None and found.base.collocated
             both = replace(planned, slo=Slo(**bounds, ttft_s=2.0))
-            assert "No winner is named" not in text.verdict(both, replace(bounded, slo=both.slo))
+            assert facts.verdict(both, replace(bounded, slo=both.slo)).code != "ttft_unbounded"
 
 
 class TestGain:

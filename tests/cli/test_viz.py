@@ -218,8 +218,8 @@ def test_bad_input_is_one_line(
 
 def test_help_is_light() -> None:
     program = (
-        "import sys, viz\n"
-        "try:\n    viz.main(['--help'])\n"
+        "import sys\nfrom pdlab.__main__ import main\n"
+        "try:\n    sys.exit(main(['viz', '--help']))\n"
         "except SystemExit as end:\n"
         "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy'}), end.code)"
     )
@@ -231,7 +231,7 @@ def test_help_is_light() -> None:
 
 def test_tables_alone_load_no_matplotlib() -> None:
     program = (
-        f"import sys, viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
+        f"import sys; from pdlab.cli import viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
         "print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas'}))"
     )
     done = subprocess.run(

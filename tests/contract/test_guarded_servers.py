@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from contract.conftest import SERVE, quietly
 from contract.test_builders import builder_of, deployments_of, rendered
+from support.asgi import exchange
 
 from pdlab.core.deployment import Deployment, RequestLimits, Serving, parse_label
 
@@ -32,24 +33,6 @@ def built(label: str, *, direct: bool, monkeypatch: pytest.MonkeyPatch) -> list[
     serving = Serving(direct_streaming=direct, requests=RequestLimits(expose=("/detokenize",), max_prompts=3))
     case = rendered(Deployment(topology=parse_label(label), model="tiny-gptoss", serving=serving), "local-2")
     return deployments_of(builder_of(case.app)(case.app.args))
-
-
-async def status(app: Any, path: str, body: dict[str, Any] | None = None) -> int:
-    sent: list[Any] = []
-    data = json.dumps(body or {}).encode()
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": data, "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"",
-        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
-    await app(scope, receive, send)
-    return int(sent[0]["status"])
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])
@@ -85,19 +68,17 @@ def test_the_application_that_answers_http_is_guarded(
     else:
         server._asgi_app = app
 
-    async def statuses() -> list[int]:
-        made = await server.__serve_build_asgi_app__()
-        assert isinstance(made, FastAPI), "Ray adds handlers to it"
-        requests: list[tuple[str, dict[str, Any]]] = [
-            ("/v1/completions", {"prompt": "x"}),
-            ("/detokenize", {}),
-            ("/inference/v1/generate", {}),
-            ("/v1/completions", {"prompt": "x", "kv_transfer_params": {}}),
-            ("/v1/completions", {"prompt": ["x"] * 4}),
-        ]
-        return [await status(made, path, body) for path, body in requests]
-
-    assert asyncio.run(statuses()) == [200, 200, 404, 400, 400]
+    made = asyncio.run(server.__serve_build_asgi_app__())
+    assert isinstance(made, FastAPI), "Ray adds handlers to it"
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/detokenize", {}),
+        ("/inference/v1/generate", {}),
+        ("/v1/completions", {"prompt": "x", "kv_transfer_params": {}}),
+        ("/v1/completions", {"prompt": ["x"] * 4}),
+    ]
+    statuses = [exchange(made, path, json.dumps(body).encode())[0]["status"] for path, body in requests]
+    assert statuses == [200, 200, 404, 400, 400]
 
 
 @pytest.mark.parametrize("label", ["collocated-1xtp1", "collocated-1xdp2", "pd-spread-p1xtp1-d1xtp1"])

@@ -565,6 +565,8 @@ def worker(guard_worker: Any) -> Iterator[Any]:
     )
     yield worker
     worker._handshake_initiation_executor.shutdown()
+    # Without it vLLM's __del__ has nothing to do; it would run whenever the garbage collector does, in another test.
+    del worker._handshake_initiation_executor
 
 
 def read(worker: Any, name: str, *states: str, blocks: int = 3) -> None:

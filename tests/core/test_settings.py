@@ -181,9 +181,9 @@ def test_a_part_writes_what_was_given_although_it_is_the_default_of_its_model(tp
 
 
 def test_named_values_are_given_in_one_flag_or_in_several() -> None:
-    one = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "UCX_B=2"])
-    several = parse(LaunchSettings, ["--pd-spread", "--ucx-env", "UCX_A=1", "--ucx-env", "UCX_B=2"])
-    assert one == several and one.transport == {"ucx_env": {"UCX_A": "1", "UCX_B": "2"}}
+    one = parse(LaunchSettings, ["--pd-spread", "--env", "UCX_A=1", "UCX_B=2"])
+    several = parse(LaunchSettings, ["--pd-spread", "--env", "UCX_A=1", "--ucx-env", "UCX_B=2"])
+    assert one == several and one.deployment == {"env": {"UCX_A": "1", "UCX_B": "2"}}
 
 
 class Shell(Settings):

@@ -294,8 +294,10 @@ def server(reply: Reply) -> Iterator[str]:
 
     def answer(call: BaseHTTPRequestHandler) -> None:
         assert (call.command, call.path) == ("POST", "/v1/completions")
-        status, body = reply(json.loads(call.rfile.read(int(call.headers["content-length"]))))
+        request = json.loads(call.rfile.read(int(call.headers["content-length"])))
+        status, body = reply(request)
         call.send_response(status)
+        call.send_header("content-type", "text/event-stream" if request.get("stream") else "application/json")
         # A status of 299 stands for an answer that breaks off.
         call.send_header("content-length", str(len(body) + (100 if status == 299 else 0)))
         call.end_headers()

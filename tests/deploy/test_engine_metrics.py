@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from support.web import web_server
 
 from pdlab.core.errors import ClusterError
-from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot, read_pages, samples
+from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot
+from pdlab.deploy.metrics_page import read_pages, samples
 
 COMMON = 'Component="core_worker",SessionName="s",Version="2.60.0"'
 OTEL = 'otel_scope_name="ray._private.telemetry.open_telemetry_metric_recorder",otel_scope_version=""'
@@ -64,34 +65,25 @@ def test_whether_a_split_was_set_by_hand() -> None:
 
 def test_labels() -> None:
     sample = next(samples('vllm:request_success_total{model="a}b",ReplicaId="x\\"y"} 1 1790000000\n'))
-    assert sample.value == 1.0 and sample.label("model") == "a}b" and sample.label("engine") is None
+    assert (sample.value, sample.replica, dict(sample.labels)) == (1.0, 'x"y', {"model": "a}b", "ReplicaId": 'x"y'})
 
 
 @pytest.mark.parametrize(("codes", "answer"), [((500, 200), "ray_vllm_x 1"), ((404, 200), None)])
 def test_a_page_that_fails_for_a_moment(codes: tuple[int, ...], answer: str | None) -> None:
     calls: list[str] = []
 
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(codes[len(calls)])
-            calls.append(self.path)
-            self.end_headers()
-            self.wfile.write(b"ray_vllm_x 1")
+    def page(call: BaseHTTPRequestHandler) -> None:
+        call.send_response(codes[len(calls)])
+        calls.append(call.path)
+        call.end_headers()
+        call.wfile.write(b"ray_vllm_x 1")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/metrics"
-        try:
-            if answer is None:
-                with pytest.raises(ClusterError, match=r"does not answer .*404"):
-                    read_pages([url])
-            else:
-                assert read_pages([url]) == [answer]
-        finally:
-            server.shutdown()
+    with web_server(page) as url:
+        if answer is None:
+            with pytest.raises(ClusterError, match=r"does not answer .*404"):
+                read_pages([f"{url}/metrics"])
+        else:
+            assert read_pages([f"{url}/metrics"]) == [answer]
     assert len(calls) == (1 if answer is None else 2)
 
 
@@ -156,3 +148,12 @@ ray_pdlab_prefill_answered_total{ReplicaId="b"} 15.0
     snapshot = parse_snapshot([page], (), {"a": "fluid", "b": "fluid"})
     assert snapshot.finished == snapshot.engines["fluid"].requests == 45.0
     assert snapshot.finished_by == {"a": 10.0, "b": 35.0}
+
+
+@pytest.mark.parametrize(
+    "line", ['ray_vllm_prompt_tokens_total{a="b" 3', "vllm:prompt_tokens_total x", "vllm:prompt_tokens"]
+)
+def test_a_damaged_line_is_an_error_if_it_is_wanted(line: str) -> None:
+    with pytest.raises(ClusterError, match="damaged"):
+        parse_snapshot([f"vllm:prompt_tokens_total 1\n{line}\n"], (), {})
+    assert parse_counters([line]).transfers is None

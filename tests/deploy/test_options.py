@@ -213,29 +213,12 @@ def test_an_export_has_no_key_and_says_so(
 
 def test_flags_win_over_the_file_and_pools_keep_their_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    base = made(
-        "--pd-pack",
-        "--engine-arg",
-        "seed=1",
-        "--engine-arg",
-        "max_num_seqs=1",
-        "--p-engine-arg",
-        "watermark=0.1",
-        "--model-id",
-        "m",
-    )
+    words = "--pd-pack --engine-arg seed=1 --engine-arg max_num_seqs=1 --p-engine-arg watermark=0.1 --model-id m"
+    base = made(*words.split())
     path.write_text(to_yaml(base), encoding="utf-8")
     assert load_yaml(path, Deployment) == base
-    both = made(
-        "--config",
-        str(path),
-        "--engine-arg",
-        "max_num_seqs=2",
-        "--p-engine-arg",
-        "stream_interval=2",
-        "--ingress-replicas",
-        "3",
-    )
+    more = "--engine-arg max_num_seqs=2 --p-engine-arg stream_interval=2 --ingress-replicas 3"
+    both = made("--config", str(path), *more.split())
     assert both.engine_kwargs == {"seed": 1, "max_num_seqs": 2}
     assert both.pools["prefill"].engine_kwargs == {"watermark": 0.1, "stream_interval": 2}
     assert both.pools["decode"].engine_kwargs == {}

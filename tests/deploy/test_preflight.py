@@ -83,10 +83,19 @@ def efa_node(libfabric: str | None = None, transports: tuple[str, ...] = ("srd/r
     return Nodes({"rdma": EFA, "gpus": 8, "system_libraries": {"libefa": ["/usr/lib/libefa.so.1"]}, "loaded": loaded})
 
 
-def examined(cluster: Cluster, label: str, *, choose: bool, view: ClusterView = X2, **transport: Any) -> Transport:
+def examined(
+    cluster: Cluster,
+    label: str,
+    *,
+    choose: bool,
+    view: ClusterView = X2,
+    env: dict[str, str | None] | None = None,
+    **transport: Any,
+) -> Transport:
     topology = parse_label(label)
     assert isinstance(topology, Disaggregated | Fluid)
-    deployment = Deployment(topology=topology.model_copy(update={"transport": Transport(**transport)}))
+    topology = topology.model_copy(update={"transport": Transport(**transport)})
+    deployment = Deployment(topology=topology, env=env or {})
     placement = place(deployment, view)
     done = preflight.examine(cluster, deployment, view, placement, lambda _: None, choose=choose).topology
     assert isinstance(done, Disaggregated | Fluid)
@@ -96,7 +105,7 @@ def examined(cluster: Cluster, label: str, *, choose: bool, view: ClusterView = 
 class TestSpreadOverEfa:
     def test_ucx_is_loaded_with_what_the_engines_get(self) -> None:
         cluster = efa_node()
-        examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=False, ucx_env={"UCX_IB_PREFER": "y"})
+        examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=False, env={"UCX_IB_PREFER": "y"})
         probe, (_, environment, backends, *_) = cluster.asked[0]
         assert probe == "thorough" and backends == ("UCX",)
         assert environment["UCX_MAX_RMA_RAILS"] == "4" and environment["UCX_IB_PREFER"] == "y"
@@ -113,7 +122,7 @@ class TestSpreadOverEfa:
             ("NIXL_ERR_NOT_FOUND", True, {}, ("UCX",)),
             (None, False, {}, ("UCX",)),
             (None, True, {"ucx_tls": "tcp"}, ("UCX",)),
-            (None, True, {"ucx_env": {"UCX_MAX_RMA_RAILS": "2"}}, ("UCX",)),
+            (None, True, {"env": {"UCX_MAX_RMA_RAILS": "2"}}, ("UCX",)),
         ],
     )
     def test_libfabric_where_it_loads_and_nobody_chose(

@@ -61,7 +61,7 @@ def test_the_wire_that_the_plan_names(label: str, view: ClusterView, tls: str | 
 
 def proof(
     moved: dict[str, dict[str, tuple[int, int]]],
-    planned: str = "efa",
+    planned: Any = "efa",
     kinds: dict[str, str] = EFA,
     nodes: tuple[str, str] = ("p", "d"),
     **more: Any,
@@ -92,95 +92,90 @@ def table(transport: str, protocol: str = "zero-copy") -> Wire:
     return Wire(protocol, (Lane(transport, "device"),), False)
 
 
-class TestJudge:
-    def test_efa_over_all_its_rails(self) -> None:
-        result = proof(over("rdmap", rails=4))
-        assert (result.observed, result.proven) == ("efa", True)
-        assert "efa 189 MB out" in result.detail and sentence(result).startswith("wire: efa, as planned")
-        assert result.counted["d"]["rdmap0"][0] == int(1.05 * PAYLOAD / 4)
+ONE_MACHINE = ("n", "n")
+BOTH = Wire("zero-copy", (Lane("cma", "memory"), Lane("tcp", "lo")), False)
+SOFTWARE = "software emulation"
+QUIET = {"ens32": (NOISE, NOISE)}
+LOUD = {"ens32": (2 * PAYLOAD, 2 * PAYLOAD)}
+TURNED = {"p": {"rdmap0": (PAYLOAD, 0)}, "d": {"rdmap0": (0, PAYLOAD)}}
+# What: bytes moved, what differs from a spread over EFA, and the wire observed, whether it is proven, by which
+# evidence.
+JUDGED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str | None, bool | None, str | None]]] = {
+    "EFA over all its rails": (over("rdmap", rails=4), {}, ("efa", True, "counters")),
+    "a silent fallback to tcp": (over("ens32"), {}, ("tcp", False, "counters")),
+    "nobody counted anything between machines": (over("rdmap0", share=0.01), {}, (None, False, None)),
+    "one side alone": (over("rdmap0") | {"d": QUIET}, {}, (None, False, None)),
+    "the other direction": (TURNED, {}, (None, False, None)),
+    "a node that does not answer": ({"p": {"rdmap0": (0, PAYLOAD)}}, {}, (None, None, None)),
+    "a pack whose KV cache goes through the NICs": (
+        {"n": {"rdmap0": (PAYLOAD, PAYLOAD)}},
+        {"planned": "gpu peer", "nodes": ONE_MACHINE},
+        ("efa", False, "counters"),
+    ),
+    "a table of several wires": (
+        {"n": {}},
+        {"planned": "shared memory", "nodes": ONE_MACHINE, "ucx": BOTH},
+        (None, None, None),
+    ),
+    "links of several kinds are not judged": (over("ens32"), {"planned": None}, ("tcp", None, "counters")),
+    "UCX's table where counters cannot be read": ({}, {"ucx": table("srd")}, ("efa", True, "ucx")),
+    "counters before the table": (over("ens32"), {"ucx": table("srd")}, ("tcp", False, "counters")),
+    "counters before a table of verbs": (over("ens32"), {"ucx": table("ud_verbs")}, ("tcp", False, "counters")),
+    "two wires counted enough, no table": (
+        {node: nics | LOUD for node, nics in over("rdmap0").items()},
+        {},
+        ("tcp", False, "counters"),
+    ),
+    "of two wires the table names one": (
+        {node: nics | LOUD for node, nics in over("rdmap0").items()},
+        {"ucx": table("srd")},
+        ("efa", True, "ucx"),
+    ),
+}
+for transport, planned, observed, proven in (
+    ("cma", "shared memory", "shared memory", True),
+    ("cuda_ipc", "gpu peer", "gpu peer", True),
+    ("tcp", "shared memory", "tcp", False),
+    ("srd", "gpu peer", "efa", False),
+    ("rc_mlx5", "gpu peer", "rdma", False),
+):
+    # Ray, HTTP and a large vocabulary's log-probabilities take the loopback too: the table is the evidence.
+    for loopback in (NOISE, 3 * PAYLOAD):
+        JUDGED[f"{transport} on one machine, {loopback} bytes over loopback"] = (
+            {"n": {"lo": (loopback, loopback)}},
+            {"planned": planned, "nodes": ONE_MACHINE, "ucx": table(transport)},
+            (observed, proven, "ucx"),
+        )
+for planned in ("shared memory", "gpu peer"):
+    for counted in ({}, {"lo": (NOISE, NOISE)}, {"lo": (2 * PAYLOAD, 2 * PAYLOAD)}):
+        JUDGED[f"{planned} without a table, {counted} counted"] = (
+            {"n": counted},
+            {"planned": planned, "nodes": ONE_MACHINE},
+            (None, None, None),
+        )
 
-    def test_a_silent_fallback_to_tcp(self) -> None:
-        result = proof(over("ens32"))
-        assert (result.observed, result.proven) == ("tcp", False)
 
-    def test_nothing_that_anybody_counted_between_machines(self) -> None:
-        result = proof(over("rdmap0", share=0.01))
-        assert (result.observed, result.proven) == (None, False)
+@pytest.mark.parametrize(("moved", "more", "verdict"), JUDGED.values(), ids=JUDGED)
+def test_what_carried_the_kv_cache(
+    moved: dict[str, Any], more: dict[str, Any], verdict: tuple[str | None, bool | None, str | None]
+) -> None:
+    result = proof(moved, **more)
+    assert (result.observed, result.proven, result.evidence) == verdict
 
-    def test_one_side_alone_proves_nothing(self) -> None:
-        one = over("rdmap0")
-        one["d"] = {"ens32": (NOISE, NOISE)}
-        assert proof(one).observed is None
 
-    def test_the_other_direction_is_not_the_transfer(self) -> None:
-        turned = {"p": {"rdmap0": (PAYLOAD, 0)}, "d": {"rdmap0": (0, PAYLOAD)}}
-        assert proof(turned).observed is None
+def test_the_sentence_of_a_proof() -> None:
+    result = proof(over("rdmap", rails=4))
+    assert result.counted["d"]["rdmap0"][0] == int(1.05 * PAYLOAD / 4) and "efa 189 MB out" in result.detail
+    assert sentence(result).startswith("wire: efa, as planned")
+    assert "could not be read" in sentence(proof({"p": {"rdmap0": (0, PAYLOAD)}}))
+    assert sentence(proof({"n": {}}, "gpu peer", nodes=ONE_MACHINE)).startswith("warning: wire: not proven")
 
-    def test_a_node_that_does_not_answer(self) -> None:
-        result = proof({"p": {"rdmap0": (0, PAYLOAD)}})
-        assert (result.observed, result.proven) == (None, None)
-        assert "could not be read" in sentence(result)
 
-    @pytest.mark.parametrize(
-        ("transport", "planned", "observed", "proven"),
-        [
-            ("cma", "shared memory", "shared memory", True),
-            ("cuda_ipc", "gpu peer", "gpu peer", True),
-            ("tcp", "shared memory", "tcp", False),
-            ("srd", "gpu peer", "efa", False),
-            ("rc_mlx5", "gpu peer", "rdma", False),
-        ],
-    )
-    @pytest.mark.parametrize("loopback", [NOISE, 3 * PAYLOAD])
-    def test_on_one_machine_ucxs_table_is_the_evidence_and_other_traffic_is_not(
-        self, transport: str, planned: str, observed: str, proven: bool, loopback: int
-    ) -> None:
-        """Ray, HTTP and a large vocabulary's log-probabilities take the loopback too."""
-        moved = {"n": {"lo": (loopback, loopback)}}
-        result = proof(moved, planned, nodes=("n", "n"), ucx=table(transport))
-        assert (result.observed, result.proven, result.evidence) == (observed, proven, "ucx")
-
-    @pytest.mark.parametrize("planned", ["shared memory", "gpu peer"])
-    @pytest.mark.parametrize("nics", [{}, {"lo": (NOISE, NOISE)}, {"lo": (2 * PAYLOAD, 2 * PAYLOAD)}])
-    def test_on_one_machine_silence_and_loopback_traffic_prove_nothing(
-        self, planned: str, nics: dict[str, tuple[int, int]]
-    ) -> None:
-        result = proof({"n": nics}, planned, nodes=("n", "n"))
-        assert (result.observed, result.proven, result.evidence) == (None, None, None)
-        assert sentence(result).startswith("warning: wire: not proven")
-
-    def test_a_pack_whose_kv_cache_goes_through_the_nics(self) -> None:
-        result = proof({"n": {"rdmap0": (PAYLOAD, PAYLOAD)}}, "gpu peer", nodes=("n", "n"))
-        assert (result.observed, result.proven, result.evidence) == ("efa", False, "counters")
-
-    def test_a_table_of_several_wires_is_no_proof(self) -> None:
-        both = Wire("zero-copy", (Lane("cma", "memory"), Lane("tcp", "lo")), False)
-        assert proof({"n": {}}, "shared memory", nodes=("n", "n"), ucx=both).proven is None
-
-    def test_reads_in_software_over_the_right_wire_are_a_warning(self) -> None:
-        result = proof(over("rdmap0"), ucx=table("srd", "software emulation"))
-        assert result.proven and result.emulated and sentence(result).startswith("warning: wire: efa")
-        tcp = proof(over("ens32"), "tcp", ucx=table("tcp", "software emulation"))
-        assert tcp.proven and not tcp.emulated, "UCX has no other read over tcp"
-
-    def test_links_of_several_kinds_are_observed_and_not_judged(self) -> None:
-        result = proof(over("ens32"), planned=None)  # type: ignore[arg-type]
-        assert (result.observed, result.proven) == ("tcp", None)
-
-    def test_ucxs_table_tells_where_counters_cannot_be_read(self) -> None:
-        result = proof({}, ucx=table("srd"))
-        assert (result.observed, result.proven, result.evidence) == ("efa", True, "ucx")
-
-    @pytest.mark.parametrize("transport", ["srd", "ud_verbs"])
-    def test_counters_are_believed_before_the_table(self, transport: str) -> None:
-        result = proof(over("ens32"), ucx=table(transport))
-        assert (result.observed, result.proven, result.evidence) == ("tcp", False, "counters")
-
-    def test_of_two_wires_that_counted_enough_the_table_says_which(self) -> None:
-        moved = over("rdmap0")
-        moved["p"]["ens32"] = moved["d"]["ens32"] = (2 * PAYLOAD, 2 * PAYLOAD)
-        assert proof(moved).observed == "tcp", "by the counters alone"
-        assert proof(moved, ucx=table("srd")).observed == "efa"
+def test_reads_in_software_over_the_right_wire_are_a_warning() -> None:
+    result = proof(over("rdmap0"), ucx=table("srd", SOFTWARE))
+    assert result.proven and result.emulated and sentence(result).startswith("warning: wire: efa")
+    tcp = proof(over("ens32"), "tcp", ucx=table("tcp", SOFTWARE))
+    assert tcp.proven and not tcp.emulated, "UCX has no other read over tcp"
 
 
 class TestRefuse:
@@ -308,6 +303,7 @@ def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
         prompt_tokens.append(len(body["prompt"]))
         call.send_response(400 if prompt_tokens[-1] > 1000 else 200)
         call.end_headers()
+        call.wfile.write(b"{}")
 
     with web_server(answer) as url:
         manifest = Manifest(origin="measured", label="x")

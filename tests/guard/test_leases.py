@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.clock import Clock
 
 from pdlab.guard import leases
 from pdlab.guard.leases import EXPIRED, GRANTED, OLD, TAKEN, UNKNOWN, Answer, LeaseBook
 
 LEASE_S = 30.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.web import fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 # Gates that say that this machine was too busy to drive or to serve the load, whatever is deployed.
@@ -32,6 +33,21 @@ class Done(NamedTuple):
 
     code: int
     text: str
+
+
+class Started:
+    """A command that still runs."""
+
+    def __init__(self, process: subprocess.Popen[str], printed: str) -> None:
+        self.process, self.printed, self.pid = process, printed, process.pid
+
+    def end(self) -> Done:
+        """Its end, and all that it printed to standard error."""
+        assert self.process.stderr is not None
+        with self.process.stderr as stderr:
+            text = self.printed + stderr.read()
+        print(text)
+        return Done(self.process.wait(TIMEOUT_S), text)
 
 
 class Stack:
@@ -54,6 +70,19 @@ class Stack:
         )  # fmt: skip
         print(done.stdout)
         return Done(done.returncode, done.stdout)
+
+    def start(self, *words: str, until: str) -> Started:
+        """A command in a session of its own that has printed a line with the pattern ``until`` to standard error."""
+        process = subprocess.Popen(
+            self.command(*words), cwd=ROOT, env=self.env, text=True, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stderr is not None
+        printed = ""
+        for line in process.stderr:
+            printed += line
+            if re.search(until, line):
+                break
+        return Started(process, printed)
 
     def launch(self, *flags: str, env: dict[str, str] | None = None) -> Done:
         words = ("launch_gptoss.py", *flags, "--local", "--detach", "--port", str(self.port), "--timeout-s", "600")
@@ -92,14 +121,18 @@ class Stack:
     def complete(self, prompt: list[int] | str, tokens: int = 16) -> list[int]:
         """Token ids of a greedy completion."""
         body = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-        call = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            json.dumps({**body, "ignore_eos": True, "return_token_ids": True}).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(call, timeout=60) as answer:
-            token_ids: list[int] = json.load(answer)["choices"][0]["token_ids"]
-            return token_ids
+        status, text = fetch(f"{self.url}/v1/completions", {**body, "ignore_eos": True, "return_token_ids": True})
+        if status != 200:
+            raise OSError(f"HTTP {status}: {text}")
+        token_ids: list[int] = json.loads(text)["choices"][0]["token_ids"]
+        return token_ids
+
+    def answers(self) -> bool:
+        """Whether a completion is answered."""
+        try:
+            return bool(self.complete("ba", tokens=1))
+        except OSError:
+            return False
 
 
 @pytest.fixture(scope="module")

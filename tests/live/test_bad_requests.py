@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.bad_requests import BAD_REQUESTS, BadRequest
-from support.long import LONG
 
 from tests.live.conftest import Stack
 from tests.live.test_requests import engine_pids
@@ -60,7 +59,7 @@ def fault(stack: Stack, bad: BadRequest) -> str | None:
     return None if clear else f"HTTP {status}, not one clear line: {text[:300]}"
 
 
-@pytest.mark.parametrize("path", ["--no-direct-streaming", "--direct-streaming"] if LONG else ["--direct-streaming"])
+@pytest.mark.parametrize("path", [pytest.param("--no-direct-streaming", marks=pytest.mark.long), "--direct-streaming"])
 def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stack, path: str) -> None:
     done = stack.launch("--pd-spread", "--p-num", "2", path)
     assert done.code == 0

@@ -1,4 +1,4 @@
-"""An experiment from a file, for real: a deployment that fails to start, one of decode alone; interrupted, resumed."""
+"""An experiment from a file, for real: decode alone; one that fails to start; interrupted, resumed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from pdlab.results.schema import ExperimentRecord
+from pdlab.results.schema import Experiment, ExperimentRecord
 from pdlab.results.store import Store, read_record
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
 
-FILE = {
+FILE: dict[str, Any] = {
     "name": "live",
     "where": {"local": 1},
     "deployments": [
@@ -57,6 +58,31 @@ def record(own: Stack) -> ExperimentRecord:
     return record
 
 
+def check_filled(experiment: Experiment) -> None:
+    """The whole context was there and none of it computed: vLLM's own counters say so."""
+    assert experiment.manifest.deployment and experiment.manifest.deployment.decode_bench
+    for run in experiment.runs:
+        assert set(run.validity.failed_gates) <= BUSY_MACHINE and not run.validity.unchecked, run.validity
+        filled = run.engines_after["collocated"].external_cache_hits or 0.0
+        before = run.engines_before["collocated"].external_cache_hits or 0.0
+        assert filled - before == run.completed * 511
+        assert any("the connector fills the first KV-cache group alone" in note for note in run.validity.notes)
+        assert run.whole.tpot is not None
+
+
+def test_decode_alone_is_launched_measured_and_taken_down(own: Stack) -> None:
+    path = own.folder / "live.yaml"
+    decode = {name: FILE[name][:1] for name in ("deployments", "workloads")}
+    path.write_text(yaml.safe_dump(FILE | decode | {"loads": [{"concurrency": [2]}]}))
+    done = own.run("-m", "pdlab", "experiment", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
+    assert done.code in (0, 3), f"3 where a busy machine makes the load generator late: {done.text[-500:]}"
+    assert own.nodes() is None and [visit.status for visit in record(own).visits] == ["done"]
+    experiment = Store(own.folder / "bm" / "live" / "decode-decode").load()
+    assert [run.key.stem for run in experiment.runs] == ["concurrency2"]
+    check_filled(experiment)
+
+
+@pytest.mark.long
 def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
     path = own.folder / "live.yaml"
     path.write_text(yaml.safe_dump(FILE))
@@ -84,18 +110,11 @@ def test_one_fails_one_is_interrupted_and_resumed(own: Stack) -> None:
     assert "FAILED broken, repeat 0" in done.text and "Traceback" not in done.text
 
     experiment = Store(folder).load()
-    assert experiment.manifest.deployment and experiment.manifest.deployment.decode_bench
     assert [run.key.stem for run in experiment.runs] == ["concurrency2", "concurrency4"]
-    for run in experiment.runs:
-        # The whole context was there and none of it computed: vLLM's own counters say so.
-        assert set(run.validity.failed_gates) <= BUSY_MACHINE and not run.validity.unchecked, run.validity
-        filled = run.engines_after["collocated"].external_cache_hits or 0.0
-        before = run.engines_before["collocated"].external_cache_hits or 0.0
-        assert filled - before == run.completed * 511
-        assert any("the connector fills the first KV-cache group alone" in note for note in run.validity.notes)
-        assert run.whole.tpot is not None
+    check_filled(experiment)
 
 
+@pytest.mark.long
 def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
     """One level, one repeat: both ways move KV cache, and the report claims no more than one repeat can."""
     data = yaml.safe_load((ROOT / "configs/sweeps/local-pack-vs-spread.yaml").read_text())

@@ -1,4 +1,8 @@
-"""The first hour on this machine's CPUs, from an empty folder to the archive that one can send to whoever helps."""
+"""The first hour on this machine's CPUs, from an empty folder to the archive that one can send to whoever helps.
+
+With one level a sweep it is the smoke test of collocated, pack and spread, of the transfer check, the doctor, sweeps,
+the report and the comparison with a plan.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,23 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from support.long import LONG
 
+from pdlab.first_hour.steps import LEVELS
 from pdlab.results.store import Store
 from tests.live.conftest import BUSY_MACHINE, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 
+SHORT = (2,)
 LABELS = ("collocated-1xtp1", "pd-pack-p1xtp1-d1xtp1", "pd-spread-p1xtp1-d1xtp1")
 
 
 def test_every_step_runs_well_and_the_archive_says_so(stack: Stack, tmp_path: Path) -> None:
     out = tmp_path / "first-hour"
-    words = ("-m", "pdlab", "first-hour", "--local", "--port", str(stack.port), "--out", str(out))
+    levels = LEVELS["local"] if LONG else SHORT
+    program = ("-m", "pdlab") if LONG else ("-m", "tests.support.short_hour", *map(str, SHORT))
+    words = (*program, "first-hour", "--local", "--port", str(stack.port), "--out", str(out))
     done = stack.run(*words, timeout_s=2300)
     assert done.code in (0, 3), f"3 where a busy machine spoils a level: {done.text}"
     assert done.text.index("estimate:") < done.text.index("1/14 doctor"), "shown before it starts"
@@ -30,7 +39,7 @@ def test_every_step_runs_well_and_the_archive_says_so(stack: Stack, tmp_path: Pa
     assert (done.code == 0) is not bool(others)
     for label in LABELS:
         runs = Store(out / "results" / label).load().runs
-        assert [run.key.stem for run in runs] == [f"concurrency{number}" for number in (1, 2, 4, 6, 8)]
+        assert [run.key.stem for run in runs] == [f"concurrency{number}" for number in levels]
         for run in runs:
             assert set(run.validity.failed_gates) <= BUSY_MACHINE, run.validity
     assert stack.nodes() is None, "it takes down what it starts"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.deploy.engine_metrics import read_pages, samples
+from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from tests.live.conftest import Stack
 from tests.support.long import LONG
@@ -23,11 +23,6 @@ EFFECT_MS = 100.0
 SETTLED_S = 120.0  # after a kill, on a machine that has other things to do
 # Of what nothing answers any more while it is replaced, some requests end with an error; none may end wrongly.
 WRONG = {"wrong", "hang"}
-# Not yet reliable on a machine that has other work: a board that just began may have lost an engine for a moment, and a
-# load may end a flip too early.
-promised = pytest.mark.skipif(
-    not LONG, reason="set PDLAB_TEST_LONG=1 (make test-long), on a machine without other work"
-)
 
 
 def flips(stack: Stack, *words: object) -> dict[str, Any]:
@@ -58,7 +53,7 @@ def test_the_launch_leaves_what_it_found(fluid: Stack) -> None:
     assert set(fluid.running().pools.values()) == {"fluid"}
 
 
-@promised
+@pytest.mark.long
 def test_roles_are_told_and_set_by_hand(fluid: Stack) -> None:
     done = fluid.run("-m", "pdlab", "roles", "--base-url", fluid.url)
     assert done.code == 0 and f"1:{ENGINES - 1} (prefill:decode), set to 1:{ENGINES - 1}" in done.text
@@ -70,7 +65,7 @@ def test_roles_are_told_and_set_by_hand(fluid: Stack) -> None:
     assert done.code == 0 and "set by hand" in done.text
 
 
-@promised
+@pytest.mark.long
 def test_roles_flip_under_load_and_every_answer_is_right(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS, FLIPS, SEED)
     assert made["flips"] == FLIPS
@@ -80,7 +75,7 @@ def test_roles_flip_under_load_and_every_answer_is_right(fluid: Stack) -> None:
         assert count > FLIPS and most_ms < EFFECT_MS
 
 
-@promised
+@pytest.mark.long
 def test_short_sweep_is_valid(fluid: Stack) -> None:
     out = fluid.folder / "results"
     words = ("-t", "concurrency", "-c", "2", "--itl", "128", "--otl", "32", "--out", str(out))
@@ -94,7 +89,7 @@ def test_short_sweep_is_valid(fluid: Stack) -> None:
     assert "roles" not in run["validity"]["unchecked"], "the board's word on the split is on Ray's pages"
 
 
-@promised
+@pytest.mark.long
 def test_the_board_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 1, "board")
     assert any("killed board" in note for note in made["notes"]), made["notes"]
@@ -110,7 +105,7 @@ def _all_told(text: str) -> bool:
     return split is not None and int(split[1]) + int(split[2]) == ENGINES
 
 
-@promised
+@pytest.mark.long
 def test_the_router_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 2, "router")
     assert any("killed router" in note for note in made["notes"]), made["notes"]
@@ -118,7 +113,7 @@ def test_the_router_dies_under_flips(fluid: Stack) -> None:
     assert made["fates"]["right"] > 0
 
 
-@promised
+@pytest.mark.long
 def test_an_engine_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 3, "engine")
     assert any("killed engine" in note for note in made["notes"]), made["notes"]
@@ -132,7 +127,7 @@ def test_nothing_is_left(fluid: Stack) -> None:
     assert fluid.nodes() is None
 
 
-@promised
+@pytest.mark.long
 def test_the_number_of_engines_follows_the_load(stack: Stack) -> None:
     # Prompts take longer than this bound, so that the load of this test is too much for two.
     bounds = ("--min", "2", "--max", "3", "--slo-ttft-ms", "10", "--down-after-s", "30")
@@ -171,10 +166,10 @@ def counted(stack: Stack) -> dict[tuple[str, str], float]:
     names = ("prefix_cache_hits", "prefill_cached", "prefill_short", "prefill_answered")
     time.sleep(3)
     return {
-        (sample.name, sample.label("ReplicaId") or ""): sample.value
+        (sample.name, sample.replica): sample.value
         for page in read_pages(running.metrics_urls)
         for sample in samples(page)
-        if sample.name in names and sample.label("ReplicaId") in running.replicas
+        if sample.name in names and sample.replica in running.replicas
     }
 
 
@@ -201,7 +196,7 @@ def conversed(stack: Stack, *flags: str) -> tuple[float, list[list[int]], dict[s
     return hits / possible, answers, made
 
 
-@promised
+@pytest.mark.long
 def test_prompts_go_where_their_beginning_is_cached(stack: Stack) -> None:
     by_load, answers, made = conversed(stack)
     assert made == {"prefill_cached": 0, "prefill_short": 0}

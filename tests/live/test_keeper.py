@@ -11,11 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from support.long import LONG
 from support.processes import title
 
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
+pytestmark = pytest.mark.long
 KILLS = 20 if LONG else 1
 LAUNCH_S = 70.0  # about what a launch takes here; one that is faster is killed while it serves
 GONE_S = 90.0

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import zmq_callers
+from support.web import fetch
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes
@@ -185,15 +186,7 @@ def pd(stack: Stack) -> Watch:
 
 
 def get(stack: Stack, path: str, key: str | None = None, body: Any = None) -> tuple[int, str]:
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-    data = None if body is None else json.dumps(body).encode()
-    call = urllib.request.Request(f"{stack.url}{path}", data, headers)
-    try:
-        with urllib.request.urlopen(call, timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch(f"{stack.url}{path}", body, key=key)
 
 
 def outward() -> list[str]:
@@ -231,11 +224,13 @@ def test_before_the_launch(stack: Stack) -> None:
     assert stack.nodes() is None and not opens("127.0.0.1", stack.port)
 
 
+@pytest.mark.long
 def test_pd_listens_on_loopback_alone(pd: Watch) -> None:
     nobody_else_hears(pd, PD_PARTS)
     assert len(side_channels(pd)) == 2
 
 
+@pytest.mark.long
 def test_no_port_of_it_answers_at_an_outward_address(pd: Watch) -> None:
     there = sorted({listener.port for listener in listeners(pd.pids())})
     assert len(there) > 20 and opens("127.0.0.1", there[0])
@@ -244,6 +239,7 @@ def test_no_port_of_it_answers_at_an_outward_address(pd: Watch) -> None:
     assert [(host, port) for host in addresses for port in there if opens(host, port)] == []
 
 
+@pytest.mark.long
 def test_the_side_channels_answer_no_stranger(pd: Watch) -> None:
     """Their question word for word; that the engines of the deployment are answered, its own checks have shown."""
     message = importlib.import_module("msgspec.msgpack").encode((b"get_meta_msg", 0, 0))
@@ -255,6 +251,7 @@ def test_the_side_channels_answer_no_stranger(pd: Watch) -> None:
         assert opens("127.0.0.1", port), "a listener that garbage has ended"
 
 
+@pytest.mark.long
 def test_nobody_runs_a_job(pd: Watch, tmp_path: Path) -> None:
     """On any port that speaks HTTP, from this machine too, and without a token."""
     ran = tmp_path / "ran"
@@ -277,10 +274,12 @@ def test_nobody_runs_a_job(pd: Watch, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+@pytest.mark.long
 def test_there_is_no_ray_client_server(pd: Watch) -> None:
     assert not [listener for listener in pd.listeners if "ray.util.client" in listener.title or listener.port == 10001]
 
 
+@pytest.mark.long
 def test_ray_refuses_who_has_no_token(pd: Watch, stack: Stack) -> None:
     """Every gRPC server of the nodes; with the token the same call gets past, or the refusal would prove nothing."""
     nodes = stack.nodes()
@@ -313,6 +312,7 @@ def answer(port: int, method: str, token: str | None) -> str:
     return "OK"
 
 
+@pytest.mark.long
 def test_the_token_is_nowhere_to_be_read(pd: Watch, stack: Stack) -> None:
     """Neither the token nor the API key is on a command line or in what Ray tells of its environments."""
     nodes = stack.nodes()
@@ -345,6 +345,7 @@ def check_key_is_required(stack: Stack) -> None:
     assert done.code in (0, 3) and "8/8" in done.text, "the sweep finds the key that the launcher published"
 
 
+@pytest.mark.long
 def test_direct_streaming_asks_for_the_key(pd: Watch, stack: Stack) -> None:
     check_key_is_required(stack)
     codes = set()
@@ -367,6 +368,7 @@ def test_collocated_behind_the_ingress_listens_on_loopback_alone_and_asks_for_th
     nobody_else_hears(watch, ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker"))
 
 
+@pytest.mark.long
 def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:
     pids = pd.pids()
     ports = {listener.port for listener in listeners(pids)}
@@ -380,6 +382,7 @@ def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(unavailable() is not None, reason=f"two hosts: {unavailable()}")
 def test_two_hosts_are_out_of_everybodys_reach(stack: Stack) -> None:
     """There Ray listens at the hosts' addresses, which no other network has: not even this machine's."""
@@ -455,6 +458,7 @@ finally:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "expected"), [("token", True), ("disabled", False)])
 def test_an_open_cluster_is_told_from_one_with_a_token(mode: str, expected: bool, stack: Stack, tmp_path: Path) -> None:
     env = {**stack.env, "PDLAB_CACHE_DIR": str(tmp_path)}

@@ -7,15 +7,16 @@ import json
 import random
 import re
 import signal
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from support.processes import replicas, send
 
 from pdlab.deploy.engine_metrics import read_snapshot
-from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
+from tests.live.conftest import BUSY_MACHINE, TIMEOUT_S, Stack
 
+pytestmark = pytest.mark.long
 PREFILL_TIMEOUT_S = 5
 PROMPTS = [[random.Random(number).randrange(10, 1000) for _ in range(90)] for number in range(24)]
 ALONE: list[list[int]] = []
@@ -83,20 +84,11 @@ def test_a_sweep_measures_the_level_again_in_which_a_replica_died(stack: Stack) 
     out = stack.folder / "results"
     lengths = ("--itl", "128", "--otl", "16", "--prompts-per-level", "400", "--fill-cache", "no")
     sweep = ("-m", "pdlab", "bench", "-u", stack.url, "-c", "2,3", *lengths, "--out", str(out), "-e", "outlives")
-    process = subprocess.Popen(stack.command(*sweep), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    lines: list[str] = []
-    for line in process.stderr:
-        lines.append(line)
-        if "concurrency 2:" in line:
-            time.sleep(2)
-            send(replicas(stack.nodes(), "Prefill")[0], signal.SIGKILL)
-            break
-    lines += process.stderr.readlines()
-    process.stderr.close()
-    text = "".join(lines)
-    print(text)
-    assert process.wait(TIMEOUT_S) in (0, 3), text
+    started = stack.start(*sweep, until="concurrency 2:")
+    time.sleep(2)
+    send(replicas(stack.nodes(), "Prefill")[0], signal.SIGKILL)
+    code, text = started.end()
+    assert code in (0, 3)
     assert "SPOILED" in text and re.search(r"whole again after \d+ s; canary: \d of \d prompts", text)
     first, second = (json.loads((out / "outlives" / f"concurrency{c}.json").read_text()) for c in (2, 3))
     for run in (first, second):

@@ -9,12 +9,11 @@ import json
 import random
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.web import fetch
 
 from tests.live.conftest import ROOT, Stack
 
@@ -34,23 +33,11 @@ GENERATE = {"model": "tiny-gptoss", "token_ids": [5, 6, 7], "sampling_params": {
 
 
 def post(url: str, route: str, body: dict[str, Any] | bytes, timeout_s: float = 60) -> tuple[int, str]:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    call = urllib.request.Request(f"{url}{route}", data, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(call, timeout=timeout_s) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch(f"{url}{route}", body, timeout_s=timeout_s)
 
 
 def status_of(url: str, route: str) -> int:
-    try:
-        with urllib.request.urlopen(f"{url}{route}", timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
+    return fetch(f"{url}{route}")[0]
 
 
 @pytest.fixture
@@ -135,6 +122,7 @@ def check_cached(url: str, *, one_by_one: bool) -> None:
             assert cached(fresh(), n=2, temperature=1.0, **more) == 0
 
 
+@pytest.mark.long
 def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None:
     done = stack.launch("--collocated", "--no-direct-streaming", "--expose", "/detokenize", *DETAILS)
     assert done.code == 0
@@ -153,6 +141,7 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
     assert len(answered) > 30, "shapes that are refused prove nothing"
 
 
+@pytest.mark.long
 def test_pd_refuses_what_steers_transfers(stack: Stack, peer: socket.socket) -> None:
     done = stack.launch("--pd-spread", *DETAILS)
     assert done.code == 0
@@ -165,6 +154,7 @@ def test_pd_refuses_what_steers_transfers(stack: Stack, peer: socket.socket) -> 
     assert engine_pids(stack) == engines, "a replica was started anew"
 
 
+@pytest.mark.long
 def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
     assert ALONE, "the collocated launch did not answer"
     wrong = {}
@@ -181,6 +171,7 @@ def test_every_shape_is_answered_as_by_one_engine_alone(stack: Stack) -> None:
     assert not wrong
 
 
+@pytest.mark.long
 def test_a_list_of_prompts_is_answered_in_its_order(stack: Stack) -> None:
     """Not against another deployment: each prompt of the list against the same prompt asked by itself."""
     rng = random.Random(3)
@@ -197,6 +188,7 @@ def test_a_list_of_prompts_is_answered_in_its_order(stack: Stack) -> None:
     assert answer["usage"]["completion_tokens"] == 64
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wait_s", [0.0, 0.03, 0.15], ids=["at once", "in prefill", "in decode"])
 @pytest.mark.parametrize("shape", ["one", "stream", "list"])
 def test_a_client_that_goes_away_leaves_no_blocks(stack: Stack, wait_s: float, shape: str) -> None:
@@ -215,6 +207,7 @@ def test_a_client_that_goes_away_leaves_no_blocks(stack: Stack, wait_s: float, s
             time.sleep(wait_s)
 
 
+@pytest.mark.long
 def test_nothing_is_held_after_them(stack: Stack) -> None:
     """Blocks whose client went away between prefill and decode stay until prefill's lease of 30 s has ended; with no
     request no engine steps, and none would notice. Ray's pages show a gauge for one moment after it was set."""
@@ -295,6 +288,7 @@ def fault_of_chat(shape: Any, answer: Any) -> str | None:
     return None
 
 
+@pytest.mark.long
 def test_chat_collocated(stack: Stack, chat: Any) -> None:
     assert stack.launch("--collocated", "--model", str(chat.shape), env=chat.env).code == 0
     check_chat(stack.url, chat)
@@ -314,6 +308,7 @@ def test_chat_on_pd(stack: Stack, chat: Any) -> None:
     assert not {name: how for name, how in different.items() if how}
 
 
+@pytest.mark.long
 def test_tools_that_no_parser_reads_are_refused(stack: Stack, chat: Any) -> None:
     flags = ("--engine-arg", "enable_auto_tool_choice=false")
     assert stack.launch("--collocated", "--model", str(chat.shape), *flags, env=chat.env).code == 0
@@ -325,14 +320,14 @@ def test_tools_that_no_parser_reads_are_refused(stack: Stack, chat: Any) -> None
 
 def gauges(stack: Stack) -> dict[str, float]:
     """Per engine: requests that run and wait, and the share of KV blocks in use."""
-    from pdlab.deploy.engine_metrics import read_pages, samples
+    from pdlab.deploy.metrics_page import read_pages, samples
 
     running = stack.running()
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     values = {}
     for page in read_pages(running.metrics_urls):
         for sample in samples(page):
-            replica = sample.label("ReplicaId")
+            replica = sample.replica
             if sample.name in names and replica in running.replicas:
                 values[f"{running.pools[replica]} {sample.name}"] = sample.value
     return values

@@ -13,9 +13,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+from support.processes import alive, replicas, send, title
+
 from pdlab.bench.target import answers
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
 
+pytestmark = pytest.mark.long  # tests/live/test_first_hour.py launches the same deployments
 SWEEP = ("-m", "pdlab", "bench", "-t", "concurrency", "-c", "1,2,4", "--itl", "128", "--otl", "32")
 
 
@@ -69,17 +73,11 @@ def test_nobody_elses_load_passes_as_valid(stack: Stack) -> None:
     lengths = ("--itl", "128", "--otl", "32")
     sweep = ("-m", "pdlab", "bench", "-u", stack.url, *lengths, "--out", str(stack.folder / "results"))
     words = (*sweep, "-c", "2", "--prompts-per-level", "300", "-e", "shared")
-    first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
-    assert first.stderr is not None
-    for line in first.stderr:
-        if "concurrency 2:" in line:
-            break
+    first = stack.start(*words, until="concurrency 2:")
     for _ in range(3):
         stack.complete("ba", tokens=2)
     second = stack.run(*sweep, "-c", "4", "-e", "second")
-    rest = first.stderr.read()
-    first.stderr.close()
-    assert first.wait(TIMEOUT_S) == 3, rest
+    assert first.end().code == 3
     assert second.code == 2
     assert f"the deployment at {stack.url} is held by process {first.pid} (" in second.text
     assert "bench" in second.text
@@ -97,22 +95,16 @@ def test_a_decode_replica_that_is_killed_ends_the_level_and_is_called_replaced(s
     lengths = ("--itl", "128", "--otl", "32")
     sweep = ("-m", "pdlab", "bench", "-u", stack.url, *lengths, "--out", str(stack.folder / "results"))
     words = (*sweep, "-c", "2", "--prompts-per-level", "2000", "--recover-s", "0", "-e", "killed")
-    first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
-    assert first.stderr is not None
-    for line in first.stderr:
-        if "concurrency 2:" in line:
-            break
+    first = stack.start(*words, until="concurrency 2:")
     stack.note_shared_memory()
-    (decode,) = (pid for pid in _pids(stack) if "ServeReplica:pdlab:Decode" in _title(pid))
-    for pid in _with_children(decode):
-        os.kill(pid, signal.SIGKILL)
-    rest = first.stderr.read()
-    first.stderr.close()
-    assert first.wait(TIMEOUT_S) == 1, rest
-    last = rest.splitlines()[-1]
+    (decode,) = replicas(stack.nodes(), "Decode")
+    send(decode, signal.SIGKILL)
+    ended = first.end()
+    assert ended.code == 1
+    last = ended.text.splitlines()[-1]
     # Whichever is seen first: with direct streaming the address is silent too until the replica is back.
     dead = r"replica \w+ of Decode:tiny-gptoss (died and is not replaced yet|was replaced)|\S+ no longer answers"
-    assert re.search(f"error: ({dead})", last), rest
+    assert re.search(f"error: ({dead})", last)
     assert "-e killed --resume" in last
     assert not (stack.folder / "results" / "killed" / "concurrency2.json").exists()
     deadline = time.monotonic() + TIMEOUT_S
@@ -127,15 +119,9 @@ def test_a_decode_replica_that_is_killed_ends_the_level_and_is_called_replaced(s
 def test_pack_replaces_spread_on_the_same_nodes_and_a_second_launch_meanwhile_is_refused(stack: Stack) -> None:
     before = stack.nodes()
     words = ("launch_gptoss.py", "--pd-pack", "--local", "--detach", "--port", str(stack.port), "--timeout-s", "600")
-    first = subprocess.Popen(stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE)
-    assert first.stderr is not None
-    for line in first.stderr:
-        if "placed" in line:
-            break
+    first = stack.start(*words, until="placed")
     second = stack.launch("--collocated", "--num", "2")
-    rest = first.stderr.read()
-    first.stderr.close()
-    assert first.wait(TIMEOUT_S) == 0, rest
+    assert first.end().code == 0
     assert second.code == 2
     assert f"is held by process {first.pid} (" in second.text and "--pd-pack" in second.text
     assert stack.running().manifest.label.startswith("pd-pack")
@@ -176,38 +162,21 @@ def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
     assert stack.run(*SWEEP, "-u", stack.url, "--out", str(out), "--smoke").code == 0
 
 
-def test_spoiled_transfer_fails_the_canary(stack: Stack) -> None:
-    done = stack.launch("--pd-spread", "--d-engine-arg", "worker_extension_cls=tests.live.spoil.Spoil")
-    assert done.code == 1
-    assert "answers, but wrongly" in done.text
-    assert "Traceback" not in done.text
-    assert stack.running() is None
-    assert not _answers(stack)
-    assert stack.nodes() is not None, "nodes of an earlier launch stay"
-
-
 def test_an_engine_that_cannot_start_says_why(stack: Stack) -> None:
     done = stack.launch("--pd-spread", "--d-engine-arg", "worker_extension_cls=no_such_module.Extension")
     assert done.code == 1
     assert "No module named 'no_such_module'" in done.text
     assert "Traceback" not in done.text
-    assert not _answers(stack)
+    assert not stack.answers()
+    assert stack.nodes() is not None, "nodes of an earlier launch stay"
 
 
 def test_ctrl_c_during_the_start_takes_the_application_down(stack: Stack) -> None:
     words = ("launch_gptoss.py", "--pd-spread", "--local", "--port", str(stack.port))
-    process = subprocess.Popen(
-        stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "starting" in line and "Decode" in line:
-            break
-    os.kill(process.pid, signal.SIGINT)
-    rest = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(TIMEOUT_S) == 130, rest
-    engines = [pid for pid in _pids(stack) if "VLLM" in _title(pid) or "ServeReplica" in _title(pid)]
+    launcher = stack.start(*words, until="starting.*Decode|Decode.*starting")
+    os.kill(launcher.pid, signal.SIGINT)
+    assert launcher.end().code == 130
+    engines = [pid for pid in _pids(stack) if "VLLM" in title(pid) or "ServeReplica" in title(pid)]
     assert engines == []
 
 
@@ -224,7 +193,7 @@ def test_shutdown_leaves_nothing(stack: Stack) -> None:
     assert pids
     assert stack.shared, "engines have semaphores in /dev/shm; else this checks nothing"
     assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
-    assert [pid for pid in pids if _alive(pid)] == []
+    assert [pid for pid in pids if alive(pid)] == []
     assert not Path(nodes.temp_dir).exists()
     assert [path for path in sorted(stack.shared) if Path(path).exists()] == []
     assert stack.nodes() is None
@@ -251,33 +220,3 @@ def bound_sockets(pids: list[int]) -> set[str]:
                     inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
     fields = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {line[7] for line in fields if len(line) > 7 and line[6] in inodes and line[7].startswith("/")}
-
-
-def _with_children(pid: int) -> list[int]:
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-    pids = [pid]
-    for parent in pids:
-        pids += [child for child, of in parents.items() if of == parent]
-    return pids
-
-
-def _title(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return ""
-
-
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
-def _answers(stack: Stack) -> bool:
-    try:
-        return bool(stack.complete("ba", tokens=1))
-    except OSError:
-        return False

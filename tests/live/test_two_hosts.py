@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
@@ -29,8 +30,7 @@ from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.engine_metrics import scrape_counters
-from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
-from tests.support.long import LONG
+from tests.live.conftest import BUSY_MACHINE, ROOT, Stack
 
 
 def _why_not() -> str | None:
@@ -101,21 +101,6 @@ def move(source: Host, target: Host, total: int) -> float:
         took = time.monotonic() - began
         sender.join()
     return took
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
 
 
 def interfaces() -> set[str]:
@@ -312,6 +297,7 @@ assert ray.get(there(take, sys.argv[2]).remote(made)) == 20_000_000
 """
 
 
+@pytest.mark.long
 class TestRay:
     def test_killing_up_leaves_nothing(self, stack: Stack) -> None:
         command = stack.command("-m", "pdlab", "two-hosts", "up")
@@ -375,18 +361,10 @@ class TestRay:
     def test_a_launcher_that_is_stopped(self, number: int, code: int, stack: Stack) -> None:
         """By Ctrl-C: the hosts go. Killed: its child notices, and its keeper takes down what is left."""
         words = ("launch_gptoss.py", "--pd-spread", "--local", "--two-hosts", "--port", str(stack.port))
-        process = subprocess.Popen(
-            stack.command(*words), cwd=ROOT, env=stack.env, text=True, stderr=subprocess.PIPE, start_new_session=True
-        )
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "2 local Ray nodes are up" in line:
-                break
-        os.kill(process.pid, number)
-        rest = process.stderr.read()
-        process.stderr.close()
-        assert process.wait(TIMEOUT_S) == code, rest
-        assert "Traceback" not in rest
+        launcher = stack.start(*words, until="2 local Ray nodes are up")
+        os.kill(launcher.pid, number)
+        ended = launcher.end()
+        assert ended.code == code and "Traceback" not in ended.text
         assert eventually(lambda: nothing_is_left(stack) and stack.nodes() is None, 120)
 
 
@@ -414,7 +392,10 @@ with Cluster() as cluster:
 
 
 class TestEngines:
-    def test_spread_crosses_the_link_and_pack_does_not(self, stack: Stack) -> None:
+    @pytest.mark.parametrize(
+        ("mode", "wire"), [pytest.param("pack", "shared memory", marks=pytest.mark.long), ("spread", "tcp")]
+    )
+    def test_spread_crosses_the_link_and_pack_does_not(self, mode: str, wire: str, stack: Stack) -> None:
         """What the first host (prefill's in both) sends while prompts are answered, against the KV cache they make.
 
         The oracle is the model's shape. Of vLLM's counters only the number of transfers is taken: Ray exports the
@@ -429,30 +410,30 @@ class TestEngines:
         blocks = -(-tokens // 128) * shape.full_attention_layers
         blocks += (1 + shape.sliding_window // 128) * (shape.layers - shape.full_attention_layers)
         most = requests * blocks * 128 * per_token
-        sent, wires = {}, {"spread": "tcp", "pack": "shared memory"}
-        for mode in ("spread", "pack"):
-            done = stack.launch(f"--pd-{mode}", "--two-hosts", "--link-rate", "1gbit")
-            assert done.code == 0 and re.search(r"canary: [1-3] of 3", done.text)
-            assert f"wire: {wires[mode]}, as planned" in done.text
-            assert re.search(r"LLMRouter: \d+ running", done.text)
-            assert "LLMRouter: 2 running" not in done.text, "HAProxy asks the one beside it"
-            if mode == "spread":
-                words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
-                wrong = hosts(stack, "shell", "--", *words).text
-                assert "REFUSED KV cache goes over tcp, the plan names efa: interfaces counted tcp" in wrong
-                assert "--accept-wire tcp" in wrong and "ACCEPTED True" in wrong
-            running, nodes = stack.running(), stack.nodes()
-            view = running.manifest.cluster
-            assert [(node.host, node.nic.gbit_per_s) for node in view.nodes] == [("pdlab-a", 1), ("pdlab-b", 1)]
-            with reach(stack.url):
-                transfers = _settled(running)
-                before = link_bytes(nodes.two_hosts)[0]
-                for number in range(requests):
-                    stack.complete([(7 * i + 131 * number) % 990 + 10 for i in range(tokens)], tokens=1)
-                sent[mode] = link_bytes(nodes.two_hosts)[0] - before
-                assert _settled(running, transfers) - transfers == requests
-        assert least < sent["spread"] < 1.15 * most
-        assert sent["pack"] < 0.1 * least
+        done = stack.launch(f"--pd-{mode}", "--two-hosts", "--link-rate", "1gbit")
+        assert done.code == 0 and re.search(r"canary: [1-3] of 3", done.text)
+        assert f"wire: {wire}, as planned" in done.text
+        assert re.search(r"LLMRouter: \d+ running", done.text)
+        assert "LLMRouter: 2 running" not in done.text, "HAProxy asks the one beside it"
+        if mode == "spread":
+            words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
+            wrong = hosts(stack, "shell", "--", *words).text
+            assert "REFUSED KV cache goes over tcp, the plan names efa: interfaces counted tcp" in wrong
+            assert "--accept-wire tcp" in wrong and "ACCEPTED True" in wrong
+        running, nodes = stack.running(), stack.nodes()
+        view = running.manifest.cluster
+        assert [(node.host, node.nic.gbit_per_s) for node in view.nodes] == [("pdlab-a", 1), ("pdlab-b", 1)]
+        with reach(stack.url):
+            transfers = _settled(running)
+            before = link_bytes(nodes.two_hosts)[0]
+            for number in range(requests):
+                stack.complete([(7 * i + 131 * number) % 990 + 10 for i in range(tokens)], tokens=1)
+            sent = link_bytes(nodes.two_hosts)[0] - before
+            assert _settled(running, transfers) - transfers == requests
+        if mode == "spread":
+            assert least < sent < 1.15 * most
+        else:
+            assert sent < 0.1 * least
         with pytest.raises(OSError):
             stack.complete("ba", tokens=1)  # from outside nothing answers there
 
@@ -485,6 +466,7 @@ def cut(pair: TwoHosts, ports: set[str]) -> Iterator[None]:
             on(host, "ip", "rule", "del", "ipproto", "tcp", end, port, "blackhole")
 
 
+@pytest.mark.long
 class TestDeadConnections:
     """Prefill and decode live, and the connection between them does not."""
 
@@ -537,7 +519,6 @@ class TestDeadConnections:
         assert after.bytes_transferred > before.bytes_transferred
         self.is_as_new(stack, "killed")
 
-    @pytest.mark.skipif(not LONG, reason="set PDLAB_TEST_LONG=1 (make test-long): the cut takes three minutes")
     def test_engines_that_were_cut_off_from_each_other_are_as_new(self, stack: Stack) -> None:
         """Ray's own connections are left, for Ray gives a node up that it does not reach for so long."""
         pair = stack.nodes().two_hosts

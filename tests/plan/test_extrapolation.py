@@ -19,7 +19,7 @@ from pdlab.core.lengths import parse_lengths
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Open, Slo, Workload
-from pdlab.plan import text
+from pdlab.plan import facts
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scene import Scene
@@ -173,9 +173,9 @@ def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scene, Clu
 class TestPlan:
     def test_at_home_there_are_intervals_and_a_verdict(self) -> None:
         made, scene, view = planned(MODEL)
-        written = text.ranking(made, scene, view, 8)
+        written = facts.ranking_text(made, scene, view, 8)
         assert INTERVAL.search(written) and "No verdict" not in written and "xtrapolated" not in written
-        assert "TPOT 1.7 %" in written and "Which wins" in written
+        assert "TPOT 1.7 %" in written and facts.regime_map(made, scene).inside
 
     @pytest.mark.parametrize(
         ("model", "hardware"),
@@ -183,9 +183,9 @@ class TestPlan:
     )
     def test_outside_there_are_none(self, model: str, hardware: Hardware) -> None:
         made, scene, view = planned(model, hardware)
-        written = text.ranking(made, scene, view, 8)
+        written = facts.ranking_text(made, scene, view, 8)
         assert not INTERVAL.search(written) and "1.7 %" not in written and "PD pays" not in written
-        assert text.verdict(made, scene).startswith("No verdict: ")
+        assert facts.verdict(made, scene).code == "extrapolated"
         head, *rows = [line for line in written.splitlines() if "over collocated" in line or line.startswith(" 1 ")]
         assert head.endswith("extrapolated") and rows[0].rstrip().endswith("model" if hardware.fit else "fit")
         base, split = (made.best_candidate(collocated=each) for each in (True, False))

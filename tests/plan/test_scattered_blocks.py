@@ -55,7 +55,7 @@ def test_the_size_nearest_to_the_prompt_of_the_backend_that_passed(tmp_path: Pat
     blocks = read(write(tmp_path / "b.json"), MODEL, 4000, cpu=False)
     assert (blocks.tokens, blocks.scattered_s, blocks.contiguous_s) == (5000, 0.2, 0.005), "two requests at a time"
     assert blocks.extra_s_per_token == pytest.approx(0.195 / 5000)
-    assert "UCX" in blocks.text and "200 ms" in blocks.text and "5 ms (40 times)" in blocks.text
+    assert "UCX" in blocks.source
     assert read(tmp_path / "b.json", MODEL, 1500, cpu=False).tokens == 1000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from random import Random
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pdlab.bench import levels
 from pdlab.core.workload import Closed, Open, RunKey, Workload
 from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Distribution, RequestRecord
 
 pytestmark = pytest.mark.property
@@ -58,7 +60,7 @@ def within(values: Distribution | None, low: float, high: float) -> None:
 
 @given(level, loads)
 def test_figures_are_consistent(records: list[RequestRecord], load: Closed | Open) -> None:
-    whole, steady = metrics.whole(records), metrics.steady(records, load)
+    whole, steady = metrics.whole(LevelData.of(records)), metrics.steady(LevelData.of(records), load)
     answered = [record for record in records if record.ok]
     assert whole.completed == len(answered)
     assert np.isclose(whole.requests_per_s * whole.duration_s, len(answered))
@@ -81,8 +83,8 @@ def test_figures_are_consistent(records: list[RequestRecord], load: Closed | Ope
 def test_order_of_records_does_not_matter(records: list[RequestRecord], load: Closed | Open, chance: Random) -> None:
     unique = list({record.arrival_s: record for record in records}.values())
     shuffled = chance.sample(unique, len(unique))
-    assert metrics.steady_window(unique, load) == metrics.steady_window(shuffled, load)
-    one, other = metrics.steady(unique, load), metrics.steady(shuffled, load)
+    assert metrics.steady_window(LevelData.of(unique), load) == metrics.steady_window(LevelData.of(shuffled), load)
+    one, other = metrics.steady(LevelData.of(unique), load), metrics.steady(LevelData.of(shuffled), load)
     assert (one is None) == (other is None)
     if one and other:
         assert one.completed == other.completed and np.isclose(one.output_tokens_per_s, other.output_tokens_per_s)
@@ -92,9 +94,10 @@ def test_order_of_records_does_not_matter(records: list[RequestRecord], load: Cl
 def test_load_lasts_until_the_last_judged_request_of_an_open_loop_has_ended(
     records: list[RequestRecord], rate: float
 ) -> None:
-    last_s = max((record.arrival_s for record in records), default=0.0)
-    for record in metrics.judged(records, Open(rate_rps=rate)):
-        assert record.finish_s is None or not record.ok or record.finish_s <= last_s
+    data, load = LevelData.of(records), Open(rate_rps=rate)
+    window = metrics.steady_window(data, load)
+    if window is not None:
+        assert (data.finish_s[window.judges(data, load) & data.ok] <= data.arrival_s[-1]).all()
 
 
 keys = st.builds(
@@ -107,3 +110,25 @@ def test_levels_share_a_seed_only_with_themselves(one: RunKey, other: RunKey, fi
     workload = Workload()
     same = levels.level_seed(workload, one, attempt=first) == levels.level_seed(workload, other, attempt=second)
     assert same == ((one, first) == (other, second))
+
+
+@given(level)
+def test_columns_have_what_records_have(records: list[RequestRecord]) -> None:
+    ordered = sorted(records, key=lambda record: record.arrival_s)
+    data = LevelData.of(records)
+    assert data.ok.tolist() == [record.ok for record in ordered]
+    for name in ("ttft_s", "tpot_s", "e2el_s"):
+        of_records = [getattr(record, name) for record in ordered]
+        assert [None if np.isnan(value) else value for value in getattr(data, name)] == of_records
+    received = [
+        (moment_s, record.output_tokens / (1 + len(record.itl_s)))
+        for record in ordered
+        if record.ok
+        for moment_s in accumulate(record.itl_s, initial=record.first_token_s)
+    ]
+    assert list(zip(*data.chunks, strict=True)) == received
+    part = data.part(data.arrival_s > 500)
+    late = LevelData.of([record for record in ordered if record.arrival_s > 500])
+    for name in ("finish_s", "gap_counts", "gaps_s", "output_tokens"):
+        assert np.array_equal(getattr(part, name), getattr(late, name), equal_nan=True)
+    assert part.errors == late.errors

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pdlab.core.workload import Slo
-from pdlab.results.schema import RequestRecord, SloSearch
-from pdlab.results.slo import bounds_text, bracket_at, meets, stress, within
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
+from pdlab.results.slo import bounds_text, bracket_at, stresses, within
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
 
@@ -28,25 +30,41 @@ SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
         (Slo(tpot_s=0.1), (9.0, 0.1, 9.0), True),
     ],
 )
-def test_one_request_and_a_column(slo: Slo, times_s: tuple[float, float, float], met: bool) -> None:
-    assert within(slo, *times_s) is met
+def test_bounds_on_whole_answers(slo: Slo, times_s: tuple[float, float, float], met: bool) -> None:
     assert within(slo, *(np.array([time_s, time_s]) for time_s in times_s)).tolist() == [met, met]
 
 
+def answer(**changes: Any) -> RequestRecord:
+    """TTFT 1 s, TPOT 0.1 s, E2EL 1.5 s."""
+    times = {"arrival_s": 0, "first_token_s": 1, "finish_s": 1.5, "input_tokens": 1, "output_tokens": 6}
+    return RequestRecord(**{**times, **changes})
+
+
+GAPS = (*[0.01] * 10, 0.5)  # their p99 is 0.451
+
+
 @pytest.mark.parametrize(
-    ("slo", "met"),
-    [(Slo(stall_s=0.5), True), (Slo(stall_s=0.49), False), (Slo(itl_p99_s=0.46), True), (Slo(itl_p99_s=0.4), False),
-     (Slo(ttft_s=0.5, stall_s=1.0), False)],
-)  # fmt: skip
-def test_the_gaps_of_one_request(slo: Slo, met: bool) -> None:
-    gaps = (*[0.01] * 10, 0.5)
-    stalled = RequestRecord(
-        arrival_s=0, first_token_s=1, finish_s=1.6, input_tokens=1, output_tokens=12, itl_s=gaps
-    )  # p99 of 11 gaps: 0.451
-    assert meets(stalled, slo) is met
-    assert (stress(stalled, slo) <= 1) is met
-    assert meets(stalled.model_copy(update={"itl_s": ()}), Slo(stall_s=0.1)), "one chunk has no gap"
-    assert stress(stalled.model_copy(update={"error": "x"}), slo) == math.inf
+    ("slo", "record", "worst"),
+    [
+        (SLO, answer(), 1.0),
+        (Slo(tpot_s=0.05), answer(), 2.0),
+        (Slo(e2el_s=0.5, ttft_s=1.0), answer(), 3.0),
+        (Slo(tpot_s=0.001), answer(output_tokens=1, finish_s=1.0), 0.0),
+        (Slo(), answer(error="closed"), math.inf),
+        (Slo(), answer(first_token_s=None), math.inf),
+        (Slo(stall_s=0.5), answer(itl_s=GAPS), 1.0),
+        (Slo(stall_s=0.4), answer(itl_s=GAPS), 1.25),
+        (Slo(itl_p99_s=0.451), answer(itl_s=GAPS), 1.0),
+        (Slo(itl_p99_s=0.41, stall_s=1.0), answer(itl_s=GAPS), 1.1),
+        (Slo(ttft_s=0.5, stall_s=1.0), answer(itl_s=GAPS), 2.0),
+        (Slo(stall_s=0.1), answer(), 0.0),  # one chunk has no gap
+        (Slo(stall_s=0.1), answer(itl_s=GAPS, error="x"), math.inf),
+    ],
+)
+def test_the_worst_latency_over_its_bound(slo: Slo, record: RequestRecord, worst: float) -> None:
+    others = [answer(arrival_s=-1.0, itl_s=(0.1, 0.2)), answer(arrival_s=9.0, itl_s=(0.3,))]
+    stresses_of = stresses(LevelData.of([others[1], record, others[0]]), slo)
+    assert stresses_of[1] == pytest.approx(worst), "whatever stands beside it"
 
 
 def test_bounds_in_words_name_every_one() -> None:
@@ -57,29 +75,26 @@ def test_bounds_in_words_name_every_one() -> None:
     )
 
 
-def test_a_record() -> None:
-    answered = RequestRecord(arrival_s=0, first_token_s=1, finish_s=1.5, input_tokens=1, output_tokens=6)
-    assert meets(answered, SLO)
-    assert not meets(answered, Slo(tpot_s=0.09))
-    assert meets(answered.model_copy(update={"output_tokens": 1, "finish_s": 1.0}), Slo(tpot_s=0.001))
-    assert not meets(answered.model_copy(update={"error": "closed"}), Slo())
+def point(rate_rps: float, share: float, **more: Any) -> SloPoint:
+    return SloPoint(
+        rate_rps=rate_rps, judged=144, met=round(144 * share), share=share, low=0, high=1, verdict="undecided",
+        **{"steady": True, "effective": 144, **more},
+    )  # fmt: skip
 
 
-def test_a_search_of_an_earlier_version_is_read_and_judged_as_it_was() -> None:
-    """It knew no looks, no effective sample and no steady state, and its error was not shared."""
-    old = {
-        "schema_version": 2, "label": "x", "slo": {"ttft_s": 2.0, "quantile": 0.95}, "repeat": 0, "burstiness": 1.0,
-        "confidence": 0.95, "resolution": 0.1, "low_rps": 4.0, "high_rps": 8.0, "best_rps": 4.0, "finished": True,
-        "detail": "between 4 and 8 requests/s (95% confidence)",
-        "points": [
-            {"rate_rps": 4.0, "judged": 144, "met": 144, "share": 1.0, "low": 0.974, "high": 1.0, "verdict": "meets",
-             "repeats": [0]},
-            {"rate_rps": 8.0, "judged": 144, "met": 100, "share": 0.694, "low": 0.6, "high": 0.77, "verdict": "misses",
-             "repeats": [0]},
-        ],
-    }  # fmt: skip
-    search = SloSearch.model_validate(old)
-    assert search.error_shares == 1 and search.points[0].served_rps is None
-    assert bracket_at(search, 0.9) == (4.0, 8.0)
-    now = search.points[0].model_copy(update={"effective": 144})
-    assert bracket_at(search.model_copy(update={"points": (now, search.points[1])}), 0.9) == (None, 8.0)
+@pytest.mark.parametrize(
+    ("points", "ends"),
+    [
+        ((point(4, 1.0), point(8, 0.69)), (4, 8)),
+        ((point(4, 1.0), point(8, 0.69, effective=2)), (4, None)),
+        ((point(4, 1.0, effective=20), point(8, 0.69)), (None, 8)),  # too few independent ones to show 95 %
+        ((point(4, 1.0, steady=None), point(8, 0.69)), (None, 8)),
+        ((point(4, 1.0, latest=0.9), point(8, 0.69, latest=0.96)), (None, None)),
+    ],
+)
+def test_the_ends_of_a_search_at_another_confidence(points: tuple[SloPoint, ...], ends: tuple[Any, Any]) -> None:
+    search = SloSearch(
+        label="x", slo=Slo(ttft_s=2.0), confidence=0.95, resolution=0.1, low_rps=None, high_rps=None, best_rps=None,
+        points=points, finished=True, detail="", error_shares=1,
+    )  # fmt: skip
+    assert bracket_at(search, 0.9) == ends

@@ -9,6 +9,7 @@ import pytest
 from support.queues import served
 
 from pdlab.core.workload import Closed, Level, Open
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Change, RequestRecord, Soak
 from pdlab.results.soak import change, changes, load_window, soak, windows
 
@@ -67,18 +68,18 @@ def test_too_little_is_undecided() -> None:
 
 def test_windows_are_minutes_of_arrivals() -> None:
     sent = [record(float(i)) for i in range(131)] + [record(10.5, error="x")]
-    one, two = windows(sent)
+    one, two = windows(LevelData.of(sent))
     assert (one.begins_s, one.ends_s, two.begins_s, two.ends_s) == (0, 60, 60, 130), "ten seconds are no window"
     assert (one.requests, two.requests) == (60, 71)
     assert one.output_tokens_per_s == pytest.approx(11), "those of the failed one do not count"
     assert one.ttft and one.ttft.p50_s == pytest.approx(0.2) and one.tpot and one.tpot.p50_s == pytest.approx(0.01)
-    assert len(windows([record(float(i)) for i in range(152)])) == 3, "more than half a minute is one"
-    assert windows([])[0].requests == 0
+    assert len(windows(LevelData.of([record(float(i)) for i in range(152)]))) == 3, "more than half a minute is one"
+    assert windows(LevelData.of([]))[0].requests == 0
 
 
 def test_latencies_of_a_load_over_time() -> None:
     sent = [record(i / 2, tpot_s=0.01 * (1 + i / 3600) * (1 + 0.02 * (i % 2))) for i in range(3600)]
-    result = soak(sent, Open(rate_rps=2), 1800)
+    result = soak(LevelData.of(sent), Open(rate_rps=2), 1800)
     assert result.asked_s == 1800 and len(result.windows) == 30
     assert result.changes["tpot"].verdict == "longer" and result.changes["ttft"].verdict == "same"
     assert "TTFT the same in the last third: +0.0 % (+0.0 to +0.0, 95 %)" in changes(result)
@@ -90,22 +91,22 @@ def test_a_jump_at_half_time_is_no_system_that_fills(load: Open | Closed) -> Non
     """By the rule that opens an open loop's steady window (MSER-5) its first half would be cut."""
     chance = random.Random(1)
     sent = [record(i / 2, tpot_s=(0.01 if i < 1800 else 0.016) * chance.gauss(1, 0.05)) for i in range(3600)]
-    drift = soak(sent, load, 1800).changes["tpot"]
+    drift = soak(LevelData.of(sent), load, 1800).changes["tpot"]
     assert drift.verdict == "longer" and drift.ratio == pytest.approx(1.6, rel=0.01)
 
 
 def test_load_is_kept_up_to_the_end_of_what_is_looked_at() -> None:
-    window = load_window([record(i / 2, ttft_s=5.0) for i in range(100)], Open(rate_rps=2))
+    window = load_window(LevelData.of([record(i / 2, ttft_s=5.0) for i in range(100)]), Open(rate_rps=2))
     assert window is not None and window.opens_s == pytest.approx(2 * 5.1) and window.closes_s == 44.0
-    assert load_window([record(i / 2, ttft_s=30.0) for i in range(100)], Open(rate_rps=2)) is None
+    assert load_window(LevelData.of([record(i / 2, ttft_s=30.0) for i in range(100)]), Open(rate_rps=2)) is None
 
 
 def test_one_token_has_no_tpot_and_nothing_answered_no_window() -> None:
     one = [RequestRecord(arrival_s=i / 2, first_token_s=i / 2 + 0.1, finish_s=i / 2 + 0.1, input_tokens=1,
                          output_tokens=1) for i in range(3600)]  # fmt: skip
-    assert soak(one, Open(rate_rps=2), 1800).changes["tpot"].verdict == "undecided"
+    assert soak(LevelData.of(one), Open(rate_rps=2), 1800).changes["tpot"].verdict == "undecided"
     failed = [RequestRecord(arrival_s=0.0, input_tokens=1, output_tokens=0, error="x")] * 30
-    result = soak(failed, Closed(concurrency=4), 60)
+    result = soak(LevelData.of(failed), Closed(concurrency=4), 60)
     assert {each.verdict for each in result.changes.values()} == {"undecided"}
     assert changes(result) == (
         "TTFT undecided: no answers while the load is kept up; TPOT undecided: no answers while the load is kept up"

@@ -1,4 +1,5 @@
-"""Whether tests run in their long form (`make test-long`): more kills, more faults, every serving path."""
+"""Whether tests run in their long form (`make test-long`): more kills, more faults. Which tests run in `make test-long`
+only is said by the marker ``long``."""
 
 from __future__ import annotations
 

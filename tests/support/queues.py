@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pdlab.core.workload import Level, Open
-from pdlab.results.metrics import Columns
+from pdlab.results.level_data import LevelData
 
 
 def waits_at_most(t: float, rate: float, service: float) -> float:
@@ -29,7 +29,7 @@ def highest_rate(t: float, service: float, quantile: float) -> float:
     return low
 
 
-def served(level: Level, service_s: float, decode_s: float = 0.0, tokens: int = 2) -> Columns:
+def served(level: Level, service_s: float, decode_s: float = 0.0, tokens: int = 2) -> LevelData:
     """Poisson arrivals before one server of that service time (0: a server without any limit), behind which each
     answer takes ``decode_s``. An answer begins where its service ends."""
     assert isinstance(level.load, Open)
@@ -38,7 +38,7 @@ def served(level: Level, service_s: float, decode_s: float = 0.0, tokens: int = 
     number = np.arange(level.num_requests)
     # Who ends the n-th service: it began when he, or whoever came before him and found it idle, arrived.
     first_s = np.maximum.accumulate(arrival_s - number * service_s) + (number + 1) * service_s
-    return Columns(arrival_s, first_s, first_s + decode_s, np.full(level.num_requests, float(tokens)))
+    return LevelData.of_times(arrival_s, first_s, first_s + decode_s, np.full(level.num_requests, float(tokens)))
 
 
 def md1_tail(

@@ -1,8 +1,11 @@
-"""An HTTP server of a test's own."""
+"""An HTTP server of a test's own, and a client."""
 
 from __future__ import annotations
 
+import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,3 +34,17 @@ def web_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str
         finally:
             http.shutdown()
             thread.join()
+
+
+def fetch(
+    url: str, body: dict[str, Any] | bytes | None = None, *, key: str | None = None, timeout_s: float = 60
+) -> tuple[int, str]:
+    """Status and text of an answer, of a POST where there is a body. Raises OSError without an answer."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout_s) as answer:
+            return int(answer.status), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

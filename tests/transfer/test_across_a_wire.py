@@ -20,6 +20,7 @@ TIMEOUT_S = 600
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.long,
     pytest.mark.skipif(
         importlib.util.find_spec("pdlab.cluster.two_hosts") is None, reason="pdlab has no two-hosts rig"
     ),

@@ -73,6 +73,7 @@ def left_of(folder: Path) -> list[str]:
     return left_over
 
 
+@pytest.mark.long
 def test_pack_and_everything_it_writes(folder: Path) -> None:
     out, plot = folder / "out.json", folder / "plot.png"
     words = ("--local", "--backends", "UCX,MOONCAKE")
@@ -109,6 +110,7 @@ def ranks_of(folder: Path) -> list[int]:
     return sorted(left_over)
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     process = command(folder, "--local", *SMALL[:6], "--repeats", "100000", "--timeout-s", "10")
     deadline = time.monotonic() + 120
@@ -123,6 +125,7 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     nothing_is_left(folder)
 
 
+@pytest.mark.long
 def test_ended_by_a_signal_it_leaves_nothing(folder: Path) -> None:
     process = command(folder, "--local", *SMALL, "--repeats", "500")
     deadline = time.monotonic() + 120

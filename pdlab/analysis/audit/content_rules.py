@@ -330,14 +330,14 @@ def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
     """The level's figures, from its own requests."""
     run = level.run
     try:
-        table = requests.parse(text)
+        data = requests.parse(text)
     except (KeyError, TypeError, ValueError) as error:
         yield AuditFinding(
             "records", (level.name,), f"no requests ({error})", "no figure can be checked", "measure it again"
         )
         return
     evidence, deviations = [], [0.0]
-    if (count := table.shape[1]) != run.num_requests:
+    if (count := len(data)) != run.num_requests:
         evidence.append(f"{count} requests were recorded, the level says {run.num_requests}")
         deviations.append(abs(count / run.num_requests - 1) if run.num_requests else 1.0)
     elif run.completed:
@@ -345,7 +345,7 @@ def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
             evidence.append(f"{wrong} answers have other token counts than their requests asked for")
             deviations.append(wrong / run.completed)
         for window, stored in _windows(run):
-            recomputed = requests.window(table, run.load, steady=window != "whole run") if stored else None
+            recomputed = requests.window(data, run.load, steady=window != "whole run") if stored else None
             for name, value, expected in _figures(stored, recomputed) if stored and recomputed else ():
                 if abs(value - expected) > RATE_SLACK * abs(expected):
                     evidence.append(f"{name} of the {window} is {value:.4g}, its requests give {expected:.4g}")

@@ -15,13 +15,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.bench.fill import FillCache
-from pdlab.bench.levels import HOLD_S
-from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search, SearchLimits
-from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
+from pdlab.bench.sweep import LevelOptions
+from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
-from pdlab.core.catalog import find_config, load_model
+from pdlab.core.catalog import find_config, resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
@@ -249,15 +247,12 @@ class Expected(Frozen):
     tpot_s: float = Field(default=0.02, gt=0)
 
 
-class ExperimentFile(Frozen):
+class ExperimentFile(LevelOptions):
     """configs/sweeps/*.yaml: every deployment under every workload and load, ``repeats`` times.
 
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
-    the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``hold_s``: how long a
-    request rate is held at least, without ``prompts_per_level``; 10 times E2EL where that is longer. ``fill_cache``:
-    whether KV pools are filled before the levels of a visit (`pdlab.bench.fill`). ``at``: bounds on latencies within
-    which viz.py says who serves most (`pdlab.core.bounds`). ``tune_baseline``: see there. ``recover_s``: how long to
-    wait for a deployment of which a replica died in a level (0: its visit ends).
+    the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``at``: bounds on latencies
+    within which viz.py names the deployment that serves most (`pdlab.core.bounds`). ``tune_baseline``: see there.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -268,13 +263,8 @@ class ExperimentFile(Frozen):
     loads: tuple[LoadSettings, ...] = Field(min_length=1)
     repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
-    prompts_per_level: int | None = Field(default=None, ge=1, le=MAX_REQUESTS)
-    hold_s: float = Field(default=HOLD_S, gt=0, le=MAX_HOLD_S)
-    fill_cache: FillCache = "auto"
     at: tuple[str, ...] = ()
     tune_baseline: TuneBaseline | None = None
-    request_timeout_s: float = Field(default=600.0, gt=0)
-    recover_s: float = Field(default=RECOVER_S, ge=0)
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Expected = Expected()
 
@@ -392,8 +382,8 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
 
 
 def _context(deployment: Deployment) -> int | None:
-    """Tokens of the model's context; None: the catalogue does not have the model."""
-    shape = load_model(deployment.model)
+    """Tokens of the model's context; None: the model's config.json is not at hand."""
+    shape = resolve_model(deployment.model).shape
     return shape.max_context if shape else None
 
 

@@ -17,7 +17,7 @@ from typing import TextIO
 from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.bench.sweep import LevelOptions, SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
@@ -172,13 +172,9 @@ def _sweep(part: Part, visit: Planned, plan: Schedule, options: RunOptions, prog
             name=part.folder,
             only_repeat=visit.repeat,
             shuffle=f"{file.seed} {part.folder} {visit.repeat}",
-            prompts_per_level=file.prompts_per_level,
-            hold_s=file.hold_s,
-            fill_cache=file.fill_cache,
+            **{name: getattr(file, name) for name in LevelOptions.model_fields},
             resume=True,
             out=options.out / file.name,
-            request_timeout_s=file.request_timeout_s,
-            recover_s=file.recover_s,
             client_processes=options.client_processes,
             tuning=plan.tuned.get(visit.configuration.name),
             command=f"{options.command}  # {part.folder}, repeat {visit.repeat}",

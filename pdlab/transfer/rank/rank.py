@@ -28,7 +28,7 @@ from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors,
 from pdlab.transfer.rank.memory import KvMemory
 from pdlab.transfer.rank.messages import Moved, RankError, RankOptions
 from pdlab.transfer.rank.nixl_import import nixl_api
-from pdlab.transfer.rank.raw_ucx import Exposed, RawUcx, RawUcxError
+from pdlab.transfer.rank.raw_ucx import Exposed, RawUcx
 from pdlab.transfer.rank.side_channel import Registered, SideChannel, ask
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
@@ -283,10 +283,7 @@ class Rank:
         near, far = (table.decode, table.prefill) if options.side == "decode" else (table.prefill, table.decode)
         raw, until_s = self._raw_ucx(), time.monotonic() + options.timeout_s
         page = options.shape.page_bytes(options.tp)
-        try:
-            return raw.rates(exposed, near.tolist(), far.tolist(), page, options.direction == "write", repeats, until_s)
-        except RawUcxError as error:
-            raise RankError("raw", str(error)) from error
+        return raw.rates(exposed, near.tolist(), far.tolist(), page, options.direction == "write", repeats, until_s)
 
     def raw_close(self) -> str:
         """Close raw UCX; returns its part of UCX's log."""
@@ -298,10 +295,7 @@ class Rank:
 
     def _raw_ucx(self) -> RawUcx:
         if self._raw is None:
-            try:
-                self._raw = RawUcx([(base, length) for base, length, *_ in self.memory.spans])
-            except RawUcxError as error:
-                raise RankError("raw", str(error)) from error
+            self._raw = RawUcx([(base, length) for base, length, *_ in self.memory.spans])
         return self._raw
 
     def inspect(self, tables: Sequence[Table]) -> tuple[Inspection, float]:

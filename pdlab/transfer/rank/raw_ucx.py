@@ -1,7 +1,7 @@
 """The same pages moved by UCX alone, by one thread, through the libucp that NIXL loaded: a baseline for NIXL.
 
 Structures and constants are those of ucp.h, whose layout up to the fields used here is the same in UCX 1.19 to
-1.23. Runs on the nodes too, sent by value: imports the standard library alone.
+1.23. Runs on the nodes too, sent by value.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdlab.transfer.rank.messages import RankError
+
 PARAM_FEATURES, FEATURE_RMA, FEATURE_AM = 1, 2, 64
 WORKER_THREAD_MODE, THREAD_SINGLE = 1, 0
 EP_REMOTE_ADDRESS = 1
@@ -21,10 +23,6 @@ MAP_ADDRESS, MAP_LENGTH = 1, 2
 ATTR_MEMH, AT_MEMH = 256, 64 // 8
 IN_PROGRESS = 1
 POSTS_PER_LOOK = 16
-
-
-class RawUcxError(Exception):
-    """UCX refused an operation, or is not loaded."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Exposed:
 
 
 class RawUcx:
-    """A context and a worker over the regions (base, length). Raises RawUcxError.
+    """A context and a worker over the regions (base, length). Raises RankError (raw).
 
     Endpoints have UCX's default error handling (none), with which it may use every transport; NIXL enables
     the reporting of peer failures.
@@ -100,7 +98,7 @@ class RawUcx:
     ) -> list[float]:  # fmt: skip
         """GB/s of ``repeats`` passes over the blocks ``near`` here and ``far`` there, ``page`` bytes in every region.
 
-        Raises RawUcxError when UCX refuses, or when a pass is not done at ``until_s`` of the monotonic clock.
+        Raises RankError (raw) when UCX refuses, or when a pass is not done at ``until_s`` of the monotonic clock.
         """
         ucp, ep = self._ucp, ctypes.c_void_p()
         address = ctypes.create_string_buffer(exposed.worker, len(exposed.worker))
@@ -142,7 +140,7 @@ class RawUcx:
             request = self._ucp.ucp_ep_close_nbx(ep, _parameters(0))
             try:
                 self._finish(request, time.monotonic() + 2.0)
-            except RawUcxError:
+            except RankError:
                 continue  # the peer has closed already
         self._stop.set()
         if self._thread is not None:
@@ -156,36 +154,36 @@ class RawUcx:
         if request is None:
             return
         if request >= 2**64 - 100:
-            raise RawUcxError(f"UCX refuses to move a page: {self._text(request - 2**64)}")
+            raise RankError("raw", f"UCX refuses to move a page: {self._text(request - 2**64)}")
         self._ucp.ucp_request_free(request)
 
     def _finish(self, request: int | None, until_s: float) -> None:
         if request is None:
             return
         if request >= 2**64 - 100:
-            raise RawUcxError(f"UCX: {self._text(request - 2**64)}")
+            raise RankError("raw", f"UCX: {self._text(request - 2**64)}")
         while (status := self._ucp.ucp_request_check_status(request)) == IN_PROGRESS:
             self._ucp.ucp_worker_progress(self._worker)
             if time.monotonic() > until_s:
-                raise RawUcxError("raw UCX did not finish in time")
+                raise RankError("raw", "raw UCX did not finish in time")
         self._ucp.ucp_request_free(request)
         self._check_status(status, "finish")
 
     def _check_status(self, status: int, action: str) -> None:
         if status != 0:
-            raise RawUcxError(f"UCX cannot {action}: {self._text(status)}")
+            raise RankError("raw", f"UCX cannot {action}: {self._text(status)}")
 
     def _text(self, status: int) -> str:
         return str(_ucs().ucs_status_string(status).decode())
 
 
 def _loaded(name: str) -> Path:
-    """The file of a library that this process has loaded already. Raises RawUcxError."""
+    """The file of a library that this process has loaded already. Raises RankError (raw)."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line[line.find("/") :] if "/" in line else ""
         if path.rsplit("/", 1)[-1].startswith(name):
             return Path(path)
-    raise RawUcxError(f"{name} is not loaded")
+    raise RankError("raw", f"{name} is not loaded")
 
 
 def _library() -> Any:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.validity import failing
 
 from pdlab.analysis import loading
 from pdlab.analysis.audit import content_rules
@@ -22,7 +23,8 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
 from pdlab.core.workload import Closed, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
-from pdlab.results.schema import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary, Validity
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary
 from pdlab.results.store import Store
 
 TTFT_S, TPOT_S, ITL, OTL = 0.2, 0.010, 512, 64
@@ -53,7 +55,7 @@ def run(concurrency: int, seed: int, **changes: Any) -> Run:
         "load": Closed(concurrency=concurrency),
         "completed": count,
         "whole": summary(concurrency, count),
-        "steady": metrics.steady(requests(concurrency, count), Closed(concurrency=concurrency)),
+        "steady": metrics.steady(LevelData.of(requests(concurrency, count)), Closed(concurrency=concurrency)),
     }
     return Run(origin="measured", num_requests=count, seed=seed, failed=0, **{**usual, **changes})
 
@@ -90,7 +92,7 @@ def ours(folder: Path, runs: list[Run] | None = None, **changes: Any) -> Path:
 
 
 def as_measured(made: Run, loop: list[RequestRecord]) -> bool:
-    again = metrics.steady(loop, made.load)
+    again = metrics.steady(LevelData.of(loop), made.load)
     return (made.steady and made.steady.output_tokens_per_s) == pytest.approx(again and again.output_tokens_per_s)
 
 
@@ -165,6 +167,7 @@ def test_an_slo_search_is_no_level(tmp_path: Path) -> None:
         points=(),
         finished=True,
         detail="between 1 and 2 requests/s",
+        error_shares=1,
     )
     (folder / f"{search.stem}.json").write_text(search.model_dump_json())
     assert audit([folder]) == []
@@ -296,7 +299,7 @@ PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
         "served where 2 arrived",
     ),
     ("impossible", [run(4, 1, whole=summary(4, 80, slower=0.5), steady=None)], {}, "Little"),
-    ("invalid", [run(4, 1, validity=Validity(reasons=("3 of 80 requests failed",)))], {}, "requests failed"),
+    ("invalid", [run(4, 1, validity=failing("3 of 80 requests failed"))], {}, "requests failed"),
     ("metadata", [run(4, 1)], {"git_commit": None}, "git_commit"),
     ("metadata", [run(4, 1)], {"canary": None}, "canary"),
     ("GPUs", [run(4, 1)], changed_gpus(), "places 3"),
@@ -329,8 +332,8 @@ class TestVariedLengths:
     def folder(self, path: Path, asked: tuple[int, int] = (ITL, OTL), **changes: Any) -> Path:
         usual = {"workload": self.WORKLOAD, "asked_tokens": (float(ITL), float(OTL))}
         records = [record.model_copy(update={"asked": asked}) for record in requests(4, 80)]
-        whole = metrics.whole(records)
-        steady = metrics.steady(records, Closed(concurrency=4))
+        whole = metrics.whole(LevelData.of(records))
+        steady = metrics.steady(LevelData.of(records), Closed(concurrency=4))
         store = Store(path)
         store.write_manifest(manifest())
         store.write(run(4, 1, **{**usual, "whole": whole, "steady": steady, **changes}), tuple(records))

@@ -12,9 +12,9 @@ from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.file import TuneBaseline
 from pdlab.bench.experiment.schedule import Schedule, make_schedule
 from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
-from pdlab.bench.progress import minutes
 from pdlab.cli import experiment
 from pdlab.core.errors import UsageError
+from pdlab.core.status_line import minutes
 from pdlab.core.workload import Closed, Open
 from pdlab.results.schema import Tuning
 

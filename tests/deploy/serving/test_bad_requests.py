@@ -4,11 +4,11 @@ What it lets through is asked of real engines in tests/live/test_bad_requests.py
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
+from support.asgi import exchange, text_of
 from support.bad_requests import BAD_REQUESTS, BadRequest
 
 from pdlab.deploy.serving.guard import Guard, Rules
@@ -20,8 +20,6 @@ PASSED = [bad for bad in BAD_REQUESTS if not bad.guard]
 def ask(bad: BadRequest, answer: list[dict[str, Any]] | None = None) -> tuple[int, str, list[bytes]]:
     """Status and text of what the client gets, and the bodies that reached the application, which says ``answer``."""
     reached: list[bytes] = []
-    sent: list[Any] = []
-    given = [{"type": "http.request", "body": bad.body, "more_body": False}]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         reached.append((await receive())["body"])
@@ -29,16 +27,9 @@ def ask(bad: BadRequest, answer: list[dict[str, Any]] | None = None) -> tuple[in
                                   {"type": "http.response.body", "body": b""}]:  # fmt: skip
             await send(message)
 
-    async def receive() -> Any:
-        return given.pop()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     headers = [(key.encode(), value.encode()) for key, value in bad.headers.items()]
-    scope = {"type": "http", "method": bad.method, "path": bad.route, "headers": headers}
-    asyncio.run(Guard(app, Rules())(scope, receive, send))
-    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent).decode(), reached
+    sent = exchange(Guard(app, Rules()), bad.route, bad.body, method=bad.method, headers=headers)
+    return sent[0]["status"], text_of(sent), reached
 
 
 def test_there_are_a_hundred_kinds() -> None:

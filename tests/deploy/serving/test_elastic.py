@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.clock import Clock
 
 from pdlab.deploy.serving.elastic import (
     HEARD_S,
@@ -30,13 +31,6 @@ from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
 from pdlab.roles.count import CountDecision
 from pdlab.roles.policy import Demand
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

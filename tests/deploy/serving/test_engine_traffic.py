@@ -5,16 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from support.clock import Clock
 
 from pdlab.deploy.serving.engine_traffic import Flow, prompt_chunks, prompt_tokens, tokens_after
 from pdlab.roles.observed import size_class
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def event(usage: int | None = None) -> str:
@@ -26,7 +20,7 @@ def event(usage: int | None = None) -> str:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 def test_prefill_is_busy_while_one_prompt_is_there(clock: Clock) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from support.asgi import exchange, text_of
 
 from pdlab.deploy.serving.guard import ROUTES, Guard, Rules
 
@@ -33,33 +34,15 @@ def ask(
     body: bytes | str | dict[str, Any] = b"",
     *,
     rules: Rules | None = None,
-    method: str = "POST",
-    kind: str = "http",
-    pieces: int = 1,
-    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),),
-    root: str = "",
+    **call: Any,
 ) -> tuple[int, str, list[bytes]]:
     """Status, text of the answer, and the bodies that reached the application."""
     data = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
-    step = max(1, -(-len(data) // pieces))
-    waiting = [data[i : i + step] for i in range(0, len(data), step)] or [b""]
     app = RequestedRow()
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        if not waiting:
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": kind, "method": method, "path": root + path, "root_path": root, "headers": headers}
-    asyncio.run(Guard(app, rules or Rules())(scope, receive, send))
+    sent = exchange(Guard(app, rules or Rules()), path, data, **call)
     if sent and sent[0]["type"] == "websocket.close":
         return sent[0]["code"], "", app.bodies
-    status = sent[0]["status"] if sent else 0
-    return status, b"".join(m.get("body", b"") for m in sent).decode(), app.bodies
+    return sent[0]["status"] if sent else 0, text_of(sent), app.bodies
 
 
 @pytest.mark.parametrize("path", [*ROUTES, "/v1/models/openai/gpt-oss-20b"])
@@ -229,17 +212,7 @@ def test_tools_whose_calls_nobody_would_read_are_refused(changes: dict[str, Any]
 
 
 def test_a_client_that_went_away_is_not_answered() -> None:
-    app, sent = RequestedRow(), []
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": ()}
-    asyncio.run(Guard(app, Rules())(scope, receive, send))
-    assert (app.bodies, sent) == ([], [])
+    assert ask("/v1/completions", pieces=0) == (0, "", [])
 
 
 def test_lifespan_is_the_applications_own() -> None:
@@ -256,19 +229,9 @@ def test_lifespan_is_the_applications_own() -> None:
 HARMONY = "error downloading or loading vocab file: failed to download or load vocab file"
 
 
-def answered(app: Any) -> list[Any]:
+def answered(app: Any) -> list[dict[str, Any]]:
     """What the client is sent when the application answers a chat request like that."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b'{"messages": []}', "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": ()}
-    asyncio.run(Guard(app, Rules())(scope, receive, send))
-    return sent
+    return exchange(Guard(app, Rules()), "/v1/chat/completions", b'{"messages": []}')
 
 
 def fails(status: int, *parts: bytes) -> Any:

@@ -6,18 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.clock import Clock
 
 from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
 from pdlab.roles.observed import Observed
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Quiet(RoleBoard):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_up_nodes import TOOLS, WHEEL, efa_pod
 
 from pdlab.core.deployment import Pool
 from pdlab.remote import node as node_probe
@@ -22,51 +23,14 @@ from pdlab.transfer.doctor.findings import DoctorFinding
 from pdlab.transfer.doctor.software_rules import loads_alike
 
 ROOT = Path(__file__).resolve().parents[3]
-WHEEL = "/venv/lib/python3.12/site-packages/nixl_cu13.libs"
-
-
-TOOLS = {"nvcc": "/usr/local/cuda/bin/nvcc", "ninja": "/v/ninja", "gcc": "/usr/bin/gcc", "Python.h": "/i/Python.h"}
+LIBRARIES = {f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0": "a1", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0": "b2"}
 
 
 def healthy(**changes: Any) -> dict[str, Any]:
     """A p5.48xlarge on which all is well."""
-    return {
-        "time_s": 1000.0,
-        "host": "node",
-        "boot": "machine-a",
-        "namespaces": {"pid": "pid:[1]", "ipc": "ipc:[1]", "net": "net:[1]"},
-        "python": "3.12.3",
-        "versions": {"ray": "2.60.0", "vllm": "0.29.0", "nixl": "1.3.2", "torch": "2.13.0"},
-        "modules": {"vllm": "/venv/site-packages/vllm/__init__.py", "nixl": "/venv/site-packages/nixl/__init__.py"},
-        "environment": {"UCX_MAX_RMA_RAILS": "4"},
-        "memlock": None,
-        "hugepages": 5128,
-        "rdma": [{"name": f"rdmap{i}", "driver": "efa", "usable": True} for i in range(32)],
-        "interfaces": ["ens32", "lo"],
-        "gpus": 8,
-        "system_libraries": {
-            "libibverbs": ["/usr/lib/libibverbs.so.1.14.48.0"],
-            "libefa": ["/usr/lib/libefa.so.1.3.48.0"],
-        },
-        "bundled_libraries": [f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0"],
-        "ports_taken": [],
-        "toolchain": TOOLS,
-        "driver": "580.95.05",
-        "efa_nv_peermem": True,
-        "nccl_net": ["/opt/amazon/ofi-nccl/lib/libnccl-net.so"],
-        "advertised": None,
-        "auth": {"mode": "token", "token": "abc"},
-        "loaded": {
-            "ucx": "1.21.0",
-            "error": None,
-            "backends": {"UCX": None},
-            "libraries": [f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0"],
-            "digests": {f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0": "a1", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0": "b2"},
-            "log": "",
-            "transports": ["cma/memory", "cuda_ipc/cuda", "srd/rdmap0:1", "tcp/ens32"],
-        },
-        **changes,
-    }
+    modules = {name: f"/venv/site-packages/{name}/__init__.py" for name in ("vllm", "nixl")}
+    fact = efa_pod(32, 8, time_s=1000.0, modules=modules, environment=env())
+    return fact | {"loaded": fact["loaded"] | {"libraries": list(LIBRARIES), "digests": LIBRARIES}} | changes
 
 
 def cpu_node(**changes: Any) -> dict[str, Any]:

@@ -109,14 +109,14 @@ def test_a_planted_fault_is_caught_and_named(fault: str, tmp_path: Path, monkeyp
 def test_tcp_on_one_host_is_the_wrong_wire(direction: str) -> None:
     result = run(plan(ucx_tls="tcp", direction=direction, blocks=(48,)))
     assert result.verdict.code == SLOW
-    assert result.verdict.text.startswith("WRONG WIRE") and "UCX_TLS=tcp" in result.verdict.text
+    assert result.verdict.cause is not None and result.verdict.cause.code == "wire_tls_lacks"
     assert all(finding.wrong_words == 0 for finding in result.findings), "slow, but right"
     assert 0.9 < sum(result.traffic.values()) < 1.5, "the interfaces counted what UCX says went over them"
 
 
 def test_a_ucx_that_counts_nothing_tells_its_candidates() -> None:
     silent = run(plan(), proto_info="n")
-    assert wire_unreported(silent) and any("counters alone" in note for note in silent.notes)
+    assert wire_unreported(silent) and "no_protocol_table" in [note.code for note in silent.notes]
     probe = run(probe_plan(plan()), proto_info="y")
     result = with_wire_of(silent, probe)
     assert result.wire is not None and not result.wire.counted

@@ -1,0 +1,120 @@
+"""Facts -> text or a page, by Jinja templates: the one place where sentences and tables are put together.
+
+A template is a file in a folder ``templates`` beside the module that has the facts. It has the filters of
+`FILTERS`. Jinja is imported when the first text is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdlab.core import text
+
+if TYPE_CHECKING:
+    import jinja2
+
+CELL = "¦"
+"""Stands between the cells of a table in a template. Data that has one is printed with ``|``."""
+LEFT = "<"
+"""Before a column's heading in a template: the column is aligned to the left."""
+
+
+def rendered(template: Path, **facts: Any) -> str:
+    """The text of a template without white space at its end. What a template asks for must be there: raises
+    jinja2.UndefinedError else."""
+    return str(_environment(template.parent).get_template(template.name).render(facts)).rstrip()
+
+
+def said(template: Path, name: str, *facts: Any, **more: Any) -> str:
+    """What one macro of a template says, without white space around it."""
+    return str(getattr(_environment(template.parent).get_template(template.name).module, name)(*facts, **more)).strip()
+
+
+class Macros:
+    """The macros of a text template, for a page: what they say is text there, which the page escapes. A page that
+    imports them itself would take their output for markup."""
+
+    def __init__(self, template: Path) -> None:
+        self._template = template
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        return partial(said, self._template, name)
+
+
+def table(lines: str, *, drop_unknown: bool = False) -> str:
+    """Lines of cells with `CELL` between them, the head first -> aligned columns under a rule.
+
+    ``drop_unknown``: without the columns that have a ``-`` in every row.
+    """
+    head, *rows = ([cell.strip() for cell in line.split(CELL)] for line in lines.splitlines() if line.strip())
+    kept = [i for i in range(len(head)) if not drop_unknown or any(row[i] != "-" for row in rows)]
+    left = {column for column, i in enumerate(kept) if head[i].startswith(LEFT)}
+    rows = [[row[i] for i in kept] for row in rows]
+    return text.table([head[i].removeprefix(LEFT) for i in kept], rows, left)
+
+
+def aligned(lines: str) -> str:
+    """Lines of cells with `CELL` between them -> the same in columns, aligned to the left, without a rule."""
+    rows = [[cell.strip() for cell in line.split(CELL)] for line in lines.splitlines() if line.strip()]
+    return "\n".join(text.aligned(rows, range(len(rows[0]))))
+
+
+def capital(words: str) -> str:
+    """With a capital letter first."""
+    return words[:1].upper() + words[1:]
+
+
+def fmt(value: object, specification: str) -> str:
+    """As Python's format(): ``{{ 0.5|fmt(".0%") }}``."""
+    return format(value, specification)
+
+
+def ms(seconds: float, specification: str = ".0f") -> str:
+    """Seconds as milliseconds."""
+    return format(1000 * seconds, specification)
+
+
+def joined(words: Sequence[object]) -> str:
+    """``a, b and c``, all of them; `pdlab.core.text.listed` shortens more than four."""
+    names = [str(word) for word in words]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "aligned": aligned,
+    "capital": capital,
+    "counted": text.counted,
+    "fmt": fmt,
+    "joined": joined,
+    "listed": text.listed,
+    "ms": ms,
+    "number": text.number,
+    "percent": text.percent,
+    "plain": text.plain,
+    "table": table,
+}
+
+
+def without_cell(value: object) -> object:
+    """Data has no `CELL`, so that no name moves a table's columns."""
+    return value.replace(CELL, "|") if isinstance(value, str) and CELL in value else value
+
+
+@cache
+def _environment(folder: Path) -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=without_cell,
+        loader=jinja2.FileSystemLoader(folder),
+    )
+    environment.filters.update(FILTERS)
+    return environment

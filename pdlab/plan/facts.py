@@ -1,0 +1,491 @@
+"""What the planner's outputs say, as values: the ranking and its verdict, the plan of a fluid pool, where time goes.
+
+The templates of this folder print them. Whoever decides on a verdict compares its code.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
+from pdlab.core.commands import typed
+from pdlab.core.deployment import Disaggregated, Pool, launch_flags
+from pdlab.core.gpu_count import Count, other_count
+from pdlab.core.nodes import ClusterView
+from pdlab.core.rendering import rendered
+from pdlab.core.workload import Load, Slo
+from pdlab.plan import TEMPLATES
+from pdlab.plan.candidates import MOST_REPLICAS
+from pdlab.plan.extrapolation import OutsideFit
+from pdlab.plan.fluid_pools import FluidPlan, Served
+from pdlab.plan.planner import Candidate, Gain, Plan, gain, outside
+from pdlab.plan.rate_matching import Matcher, Rates
+from pdlab.plan.scattered_blocks import CHECK
+from pdlab.plan.scene import LoadResult, Scene
+from pdlab.results.slo import bounds_text
+from pdlab.sim.hardware import TO_90
+
+ROWS = 12
+FIXED_SHOWN = 5  # fixed splits of a fluid pool
+WORTH_IT, AS_GOOD = 1.1, 1.03  # times the best fixed split: worth it; no more than as good
+MEASURED_AT = 0.8  # of what it serves within the SLO
+DEPENDENT = 5  # rows on scattered blocks
+LONG_TTFT_S = 1.0
+MATCHED = 4  # pairs of TP degrees in the rate-matching check
+
+VerdictCode = Literal[
+    "extrapolated",
+    "no_slo_met",
+    "pd_does_not_fit",
+    "pd_misses_slo",
+    "ttft_unbounded",
+    "only_pd_meets_slo",
+    "pays",
+    "does_not_pay",
+    "unclear",
+    "fewer_gpus",
+    "more_gpus",
+    "same_gpus",
+]
+FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_good", "gains_little"]
+
+
+class SizedForRate(NamedTuple):
+    """``sure``: it meets the SLO with latencies longer by the errors of the model too."""
+
+    candidate: Candidate
+    sure: bool
+
+
+class OtherCase(NamedTuple):
+    """What comes ``first`` if scattered blocks are copied the other way; ``planned_first``: what was first, then."""
+
+    first: Candidate
+    planned_first: Candidate
+    merged: bool
+
+
+@dataclass(frozen=True)
+class PlanVerdict:
+    """Whether PD pays, and the numbers that this rests on. ``split``, ``base``: the best PD and the best collocated
+    candidate. ``sides``: the two if a rate was planned for. ``extrapolated``: the one that is, and in what it is."""
+
+    code: VerdictCode
+    slo: str
+    loop: Literal["open", "closed"]
+    first: Candidate
+    split: Candidate | None = None
+    base: Candidate | None = None
+    rate_rps: float | None = None
+    gain: Gain | None = None
+    sides: tuple[SizedForRate, ...] = ()
+    extrapolated: Candidate | None = None
+    outside: tuple[OutsideFit, ...] = ()
+    nearest: Candidate | None = None
+    otherwise: OtherCase | None = None
+
+
+class RankedRow(NamedTuple):
+    """A row of the ranking. ``output_tokens_per_s``: per node. ``depends``: on how scattered blocks are copied."""
+
+    number: int
+    candidate: Candidate
+    output_tokens_per_s: float
+    gain: Gain | None
+    outside: tuple[OutsideFit, ...]
+    experimental: bool
+    depends: bool
+
+
+class BothCases(NamedTuple):
+    """One deployment with scattered blocks copied one by one, and merged."""
+
+    copied: Candidate
+    copied_gain: Gain | None
+    merged: Candidate
+    merged_gain: Gain | None
+
+
+class RegimeMap(NamedTuple):
+    """``inside``: some candidate is not extrapolated and the errors are known; else there is no map."""
+
+    inside: bool
+    tolerance: float = 0.0
+    left_out: int = 0
+    regimes: tuple[Regime, ...] = ()
+
+
+class MatchedPair(NamedTuple):
+    """Replicas of prefill and decode by themselves, and how many of each the best simulated candidate has."""
+
+    prefill: Pool
+    decode: Pool
+    rates: Rates
+    prefills: int
+    decodes: int
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Everything that a ranking says. ``two_loops``: closed loops were simulated beside Poisson arrivals.
+    ``best_screened``: of those in a closed loop only. ``queues_s``: the longest mean TTFT, if it is long and not
+    bounded. ``other_first``: what is first if GPUs are counted the other way, if that is another one."""
+
+    plan: Plan
+    scene: Scene
+    nodes: str
+    gpus: int
+    rows: tuple[RankedRow, ...]
+    verdict: PlanVerdict
+    best_screened: Candidate | None
+    other_first: Candidate | None
+    queues_s: float
+    both_cases: tuple[BothCases, ...]
+    map: RegimeMap | None
+    matched: tuple[MatchedPair, ...]
+    most_replicas: int = MOST_REPLICAS
+    check: str = CHECK
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        return self.plan.candidates[:ROWS]
+
+    @property
+    def two_loops(self) -> bool:
+        return self.plan.candidates[0].goodput_rps is not None
+
+    @property
+    def extrapolates(self) -> bool:
+        return any(row.outside for row in self.rows)
+
+    @property
+    def experimental(self) -> bool:
+        return any(map(experimental, self.ranked))
+
+    @property
+    def outside(self) -> tuple[OutsideFit, ...]:
+        return self.scene.outside()
+
+    @property
+    def idle_gpus(self) -> bool:
+        return any(each.total_gpus > each.copies * each.deployment.gpus for each in self.ranked)
+
+    @property
+    def other_count(self) -> Count:
+        return other_count(self.scene.count)
+
+    @property
+    def screened_may_win(self) -> bool:
+        best = self.best_screened
+        return best is not None and (best.capacity_per_gpu or 0.0) > self.plan.candidates[0].served_per_gpu
+
+
+def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> Ranking:
+    """The facts of the ranked table, the verdict on PD, the regime map and the rate-matching check."""
+    base = plan.best_candidate(collocated=True)
+    shown = list(enumerate(plan.candidates[:ROWS], start=1))
+    if base is not None and base not in plan.candidates[:ROWS]:
+        shown.append((plan.candidates.index(base) + 1, base))
+    with_map = plan.rate_rps is None and scene.workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1
+    waits_s = max((each.best.ttft_s for each in plan.candidates[:ROWS] if each.best), default=0.0)
+    queues = scene.slo.bounded and queues_unbounded(scene.slo) and plan.rate_rps is None and waits_s > LONG_TTFT_S
+    return Ranking(
+        plan=plan,
+        scene=scene,
+        nodes=view.name,
+        gpus=gpus,
+        rows=tuple(_row(number, candidate, base, scene) for number, candidate in shown),
+        verdict=verdict(plan, scene),
+        best_screened=max(plan.screened, key=lambda c: (c.capacity_per_gpu or 0.0, c.deployment.label), default=None),
+        other_first=other_first(plan, scene),
+        queues_s=waits_s if queues else 0.0,
+        both_cases=tuple(_both_cases(plan, scene, base)) if scene.blocks is None else (),
+        map=regime_map(plan, scene) if with_map else None,
+        matched=tuple(_matched(plan, scene)),
+    )
+
+
+def ranking_text(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
+    """A ranking as it is printed."""
+    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scene, view, gpus))
+
+
+def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene) -> RankedRow:
+    scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
+    over = None if base is None or candidate.collocated else gain(candidate, base, scene)
+    return RankedRow(
+        number,
+        candidate,
+        candidate.best_or_nearest.output_tokens_per_s * scale,
+        over,
+        outside(candidate, scene),
+        experimental(candidate),
+        scene.depends(candidate.deployment),
+    )
+
+
+def experimental(candidate: Candidate) -> bool:
+    """Prefill TP above decode TP: vLLM allows it, and asks for care."""
+    topology = candidate.deployment.topology
+    return isinstance(topology, Disaggregated) and topology.prefill.tp > topology.decode.tp
+
+
+def other_first(plan: Plan, scene: Scene) -> Candidate | None:
+    """What is first if GPUs are counted the other way; None if it serves nothing or is the same one."""
+    first = plan.first(scene, other_count(scene.count))
+    same = first.deployment == plan.first(scene, scene.count).deployment
+    return None if same or not first.served_per_gpu else first
+
+
+def _both_cases(plan: Plan, scene: Scene, base: Candidate | None) -> list[BothCases]:
+    by_label = {candidate.deployment.label: candidate for candidate in plan.candidates}
+    cases = []
+    for other in plan.other[:DEPENDENT]:
+        copied, merged = by_label[other.deployment.label], other
+        if not scene.scattered:
+            copied, merged = merged, copied
+        gains = [gain(each, base, scene) if base is not None else None for each in (copied, merged)]
+        cases.append(BothCases(copied, gains[0], merged, gains[1]))
+    return cases
+
+
+def _other_case(plan: Plan, scene: Scene) -> OtherCase | None:
+    """What would be first if scattered blocks behaved the other way; None if that changes nothing."""
+    first, label = plan.candidates[0], plan.candidates[0].deployment.label
+    other_by_label = {candidate.deployment.label: candidate for candidate in plan.other}
+    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in other_by_label]
+    best = max([*plan.other, *rest], key=lambda candidate: candidate.served_per_gpu)
+    if not best.best or not first.best or best.deployment.label == label:
+        return None
+    return OtherCase(best, other_by_label.get(label, first), merged=scene.scattered)
+
+
+def queues_unbounded(slo: Slo) -> bool:
+    return slo.ttft_s is None and slo.e2el_s is None
+
+
+def slo_text(slo: Slo) -> str:
+    return bounds_text(slo) if slo.bounded else "none, so goodput is throughput"
+
+
+def verdict(plan: Plan, scene: Scene) -> PlanVerdict:
+    """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
+    Nobody is named while TTFT is unbounded, or if one of those that are compared is extrapolated."""
+    base, split = (plan.best_candidate(collocated=each) for each in (True, False))
+
+    def said(
+        code: VerdictCode,
+        advantage: Gain | None = None,
+        sides: tuple[SizedForRate, ...] = (),
+        extrapolated: Candidate | None = None,
+        nearest: Candidate | None = None,
+    ) -> PlanVerdict:
+        settled = code == "extrapolated" or queues_unbounded(plan.slo)
+        depends = not settled and not any(outside(candidate, scene) for candidate in plan.other)
+        return PlanVerdict(
+            code=code,
+            slo=slo_text(plan.slo),
+            loop=plan.loop,
+            first=plan.candidates[0],
+            split=split,
+            base=base,
+            rate_rps=plan.rate_rps,
+            gain=advantage,
+            sides=sides,
+            extrapolated=extrapolated,
+            outside=outside(extrapolated, scene) if extrapolated is not None else (),
+            nearest=nearest,
+            otherwise=_other_case(plan, scene) if depends else None,
+        )
+
+    unnamed = queues_unbounded(plan.slo) and split is not None and split.best is not None
+    for candidate in (base, split):
+        if candidate is not None and not unnamed and outside(candidate, scene):
+            return said("extrapolated", extrapolated=candidate)
+    if not any(candidate.best for candidate in plan.candidates):
+        return said("no_slo_met", nearest=min(plan.candidates, key=lambda c: c.best_or_nearest.stress))
+    if split is None:
+        return said("pd_does_not_fit")
+    if split.best is None:
+        return said("pd_misses_slo")
+    if queues_unbounded(plan.slo):
+        return said("ttft_unbounded")
+    if base is None or base.best is None:
+        return said("only_pd_meets_slo")
+    if plan.rate_rps is not None:
+        sides = (_sized_for_rate(split, scene), _sized_for_rate(base, scene))
+        fewer, more = split.total_gpus < base.total_gpus, split.total_gpus > base.total_gpus
+        return said("fewer_gpus" if fewer else "more_gpus" if more else "same_gpus", sides=sides)
+    advantage = gain(split, base, scene)
+    assert advantage is not None and advantage.interval is not None, "neither is extrapolated"
+    low, high = advantage.interval
+    return said("pays" if low > 0 else "does_not_pay" if high < 0 else "unclear", advantage)
+
+
+def _sized_for_rate(candidate: Candidate, scene: Scene) -> SizedForRate:
+    error = scene.hardware.error
+    assert candidate.best is not None and error is not None, "neither is extrapolated"
+    tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
+    holds = scene.slo.stress_of(candidate.best.latencies, tpot, ttft) <= 1
+    return SizedForRate(candidate, sure=holds or not scene.slo.bounded)
+
+
+def regime_map(plan: Plan, scene: Scene) -> RegimeMap:
+    """Which deployment is best at which throughput, of the candidates and loads that are not extrapolated."""
+    error, every = scene.hardware.error, [*plan.candidates, *plan.screened]
+    inside = [candidate for candidate in every if not scene.outside(candidate.deployment)]
+    if error is None or not inside:
+        return RegimeMap(False)
+    return RegimeMap(
+        True, regime_tolerance(error.tpot_percent), len(every) - len(inside), tuple(regimes(inside, scene))
+    )
+
+
+def _matched(plan: Plan, scene: Scene) -> list[MatchedPair]:
+    """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
+    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate)
+    pairs: dict[tuple[Pool, Pool], MatchedPair] = {}
+    for candidate in plan.candidates:
+        topology = candidate.deployment.topology
+        if not isinstance(topology, Disaggregated) or len(pairs) == MATCHED:
+            continue
+        pair = prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
+        if pair not in pairs:
+            rates = matcher.rates(prefill, decode, scene.slo.tpot_s or math.inf)
+            pairs[pair] = MatchedPair(prefill, decode, rates, topology.prefill.replicas, topology.decode.replicas)
+    return list(pairs.values())
+
+
+@dataclass(frozen=True)
+class FluidFacts:
+    """The controller beside the best fixed splits, what that means, and how to measure it. ``depends``: on how
+    scattered blocks are copied."""
+
+    plan: FluidPlan
+    scene: Scene
+
+    @property
+    def shown(self) -> list[Served]:
+        return [self.plan.auto, *sorted(self.plan.fixed, key=lambda each: -each.rps)[:FIXED_SHOWN]]
+
+    @property
+    def outside(self) -> tuple[OutsideFit, ...]:
+        return self.scene.outside(self.plan.deployment)
+
+    @property
+    def depends(self) -> bool:
+        return self.scene.depends(self.plan.deployment)
+
+    @property
+    def verdict(self) -> FluidCode:
+        """Whether roles that follow the load are worth it here."""
+        if self.plan.fixed[0].rps == 0:
+            return "no_split_keeps_slo"
+        if self.plan.gain >= WORTH_IT:
+            return "worth_it"
+        if self.plan.gain < 1 / AS_GOOD:
+            return "fixed_is_better"
+        return "as_good" if self.plan.gain <= AS_GOOD else "gains_little"
+
+
+def fluid_text(plan: FluidPlan, scene: Scene) -> str:
+    """The plan of a fluid pool as it is printed."""
+    return rendered(
+        TEMPLATES / "fluid.txt",
+        f=FluidFacts(plan, scene),
+        launch=typed("launch"),
+        launch_flags=launch_flags(plan.deployment),
+        bench=typed("bench", "-e", plan.deployment.label),
+        measure_at_rps=MEASURED_AT * plan.auto.rps,
+    )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Mean time of a request by phase at every load, and the bottleneck."""
+
+    candidate: Candidate
+    scene: Scene
+
+    @property
+    def phases(self) -> list[dict[str, float]]:
+        return [phases_s(outcome) for outcome in self.candidate.outcomes]
+
+    @property
+    def largest(self) -> list[str]:
+        """The two longest phases at the highest load."""
+        last = self.phases[-1]
+        return sorted(last, key=lambda name: -last[name])[:2]
+
+    @property
+    def outside(self) -> tuple[OutsideFit, ...]:
+        return self.scene.outside(self.candidate.deployment)
+
+    @property
+    def loads_outside(self) -> list[Load]:
+        return [o.load for o in self.candidate.outcomes if self.scene.outside(self.candidate.deployment, o)]
+
+    @property
+    def alone(self) -> Rates | None:
+        """What one prefill and one decode replica serve without queues; None: not disaggregated."""
+        topology, scene = self.candidate.deployment.topology, self.scene
+        if not isinstance(topology, Disaggregated):
+            return None
+        matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate)
+        return matcher.rates(topology.prefill.one_replica, topology.decode.one_replica, math.inf)
+
+
+def explanation_text(candidate: Candidate, scene: Scene) -> str:
+    """An explanation as it is printed."""
+    return rendered(TEMPLATES / "explanation.txt", e=Explanation(candidate, scene))
+
+
+def phases_s(outcome: LoadResult) -> dict[str, float]:
+    """Phase -> mean seconds per request; they sum to the mean E2EL."""
+    level = outcome.level
+    mean = statistics.fmean
+    arrival, start, end = mean(level.arrival_s), mean(level.prefill_start_s), mean(level.prefill_end_s)
+    first_token, finish = mean(level.first_token_s), mean(level.finish_s)
+    arrived = mean(level.kv_arrived_s) if level.transferred_bytes else end
+    queue_begins = mean(level.queued_s)
+    return {
+        "ingress": queue_begins - arrival,
+        "queue": start - queue_begins,
+        "prefill": end - start,
+        "KV transfer": arrived - end,
+        "first step": first_token - arrived,
+        "decode": finish - first_token,
+    }
+
+
+def regime_tolerance(tpot_percent: float) -> float:
+    """Two predictions of TPOT that are closer than this share may be the same: sqrt(2) times the median error."""
+    return math.sqrt(2) * tpot_percent / 100
+
+
+def regimes(candidates: Sequence[Candidate], scene: Scene) -> list[Regime]:
+    """The regime map of the candidates, in as few stretches as the error of the model allows.
+
+    From the lowest throughput up, the configuration that stays longest within `regime_tolerance` of the lowest TPOT.
+    Loads that miss the TTFT bound do not count, nor do those that are extrapolated. Between simulated loads a
+    curve is straight, and nothing is extended beyond them. Raises ValueError if the error is not known.
+    """
+    error = scene.hardware.error
+    if error is None:
+        raise ValueError(f"the errors of {scene.hardware.name} are not known")
+    return stretches(
+        {c.deployment.label: curve_of(c, scene) for c in candidates}, tolerance=regime_tolerance(error.tpot_percent)
+    )
+
+
+def curve_of(candidate: Candidate, scene: Scene) -> ThroughputCurve:
+    """Throughput per node and TPOT of the candidate's loads that are not extrapolated."""
+    scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
+    ttft_slo = Slo(ttft_s=scene.slo.ttft_s, quantile=scene.slo.quantile)
+    inside = [o for o in candidate.outcomes if not scene.outside(candidate.deployment, o)]
+    within_ttft = [o for o in inside if ttft_slo.stress_of(o.latencies) <= 1]
+    return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)
