@@ -748,6 +748,14 @@ def parse_split(text: str) -> tuple[int, int]:
     return int(match["prefill"]), int(match["decode"])
 
 
+LABEL_EXAMPLE = "pd-pack-p1xtp4-d1xtp4"
+
+
+def is_label(text: str) -> bool:
+    """Whether `parse_label` reads the text; its numbers may still be refused."""
+    return _LABEL.fullmatch(text) is not None
+
+
 def parse_label(label: str) -> Topology:
     """Inverse of `Deployment.label` (the label speaks of the topology alone). Raises UsageError."""
     match = _LABEL.fullmatch(label)

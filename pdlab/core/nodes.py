@@ -114,9 +114,16 @@ class ClusterNode(Frozen):
         return self.host or self.id
 
 
+MAX_NODES = 10_000
+
+
 class ClusterView(Frozen):
     """All nodes that may be used. A cluster is either of GPU nodes or of CPU nodes; a GPU-less
-    node of a GPU cluster (a head node) takes no engine."""
+    node of a GPU cluster (a head node) takes no engine.
+
+    A file may give nodes that are alike as one with ``count: N``: their ids, and labels that are the id, get a number
+    behind them; ``head`` is the first of them.
+    """
 
     name: str = "cluster"
     nodes: tuple[ClusterNode, ...] = Field(min_length=1)
