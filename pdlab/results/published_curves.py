@@ -106,7 +106,7 @@ def separated(levels: Sequence[PublishedLevel]) -> Separated:
         value.update({_WORDS: names[i]} if i in names else {})
         value.update({_DATE: sessions[i]} if i in sessions else {})
     keys = [key for key in dict.fromkeys(key for value in values for key in value) if _differ(key, values)]
-    files = [level.file.name for level in levels]
+    files = [level.shown for level in levels]
     differences = [
         Difference(key, {file: value.get(key, "not given") for file, value in zip(files, values, strict=True)})
         for key in keys

@@ -1,13 +1,11 @@
-"""One result file of others -> ``PublishedLevel``.
+"""One result file of others -> ``PublishedLevel``, one for each level in it.
 
-The file is the summary JSON of ``vllm bench serve``, or of a client that writes the same keys. What the file says
-counts. A name fills in what the file leaves out, and a name that contradicts the file is a fault of the level. What
-neither says is None.
+`pdlab.results.readers` reads the file, whichever client wrote it. What the file says counts. A name fills in what the
+file leaves out, and a name that contradicts the file is a fault of the level. What neither says is None.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -17,6 +15,7 @@ from pdlab.core.errors import StoreError
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.published_names import FileName, FolderName, parse_file_name
+from pdlab.results.readers import RawLevel, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
 # Above this, a request rate is how a client writes "all at once", not a load.
@@ -35,18 +34,29 @@ _METRIC = {"e2e_latency": "e2el"}
 
 
 class PublishedLevel(NamedTuple):
-    """One file: its content, what its name says, and the run."""
+    """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
+    name says, and the run. ``shown``: its path in the folder, and its part."""
 
     file: Path
+    part: str
+    shown: str
     data: dict[str, Any]
     name: FileName
     run: Run
 
 
-def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
-    """Read one file of the folder ``label``, whose name says ``named``. Raises StoreError, which names the file."""
-    data = _read(file)
-    name = parse_file_name(file.stem)
+def read_levels(folder: Path, file: Path, label: str, named: FolderName) -> list[PublishedLevel]:
+    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``; a file that is no level of
+    its own has none. Raises StoreError, which names the file."""
+    reading = read_file(file)
+    return [_level(folder, file, raw, label, named) for raw in reading.levels]
+
+
+def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderName) -> PublishedLevel:
+    data = raw.data
+    inside = file.relative_to(folder)
+    name = parse_file_name(inside.with_suffix("").as_posix())
+    shown = f"{inside}, {raw.part}" if raw.part else str(inside)
     duration_s = _count(file, data, "duration")
     completed = int(_count(file, data, "completed"))
     input_tokens = _count(file, data, "total_input_tokens")
@@ -76,6 +86,9 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
     if limit is not None:
         faults.append(found("file_rate_capped", offered=offered_rps(load), limit=limit, served=whole.requests_per_s))
     faults += lengths.faults
+    notes = lengths.notes
+    if data.get("counts_unknown"):
+        notes += ("the file has neither the number of requests nor the duration: both are not checked",)
     run = Run(
         origin="imported",
         label=label,
@@ -88,9 +101,9 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
         failed=failed,
         asked_tokens=lengths.asked,
         whole=whole,
-        validity=Validity(findings=tuple(faults), notes=lengths.notes),
+        validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(file, data, name, run)
+    return PublishedLevel(file, raw.part, shown, data, name, run)
 
 
 def number(value: Any) -> float | None:
@@ -154,20 +167,6 @@ def stays_s(whole: Summary) -> Stay | None:
     if whole.tpot is None or not gaps_s:
         return None
     return Stay(whole.ttft.mean_s + gaps * min(gaps_s), whole.ttft.mean_s + gaps * max(gaps_s))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    from pdlab.results.store import MANIFEST
-
-    try:
-        data = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(data, dict) or "request_throughput" not in data:
-        if isinstance(data, dict) and "schema_version" in data:
-            raise StoreError(f"{file} was written by pdlab, but {file.parent} has no {MANIFEST}; copy the whole folder")
-        raise StoreError(f"{file} is not a summary of `vllm bench serve` (no request_throughput); move it elsewhere")
-    return data
 
 
 def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Finding]]:

@@ -24,10 +24,13 @@ from pdlab.results.store import MANIFEST, Store, searched
 
 
 class SourcedRun(NamedTuple):
-    """A run and the file of others that it came from."""
+    """A run, the file of others that it came from, the part of that file, and what it says in the keys of ``vllm bench
+    serve``."""
 
     run: Run
     file: Path
+    part: str
+    data: dict[str, Any]
 
 
 class SourcedExperiment(NamedTuple):
@@ -61,15 +64,23 @@ def sourced_experiments(path: Path, gpus: int | None = None) -> tuple[SourcedExp
     require_folder(path)
     with searched(path):
         ours = (path / MANIFEST).is_file()
-        listed_files = sorted(path.iterdir())
-        files = [p for p in listed_files if p.suffix == ".json" and not p.name.startswith(".") and p.is_file()]
+        files = result_files(path)
     if ours:
         return (SourcedExperiment(_own(path, gpus)),)
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
-    if _is_ours(files[0]):
-        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels cannot be read; restore it")
     return _published(path, files, gpus)
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The files of others in a folder; in its subfolders too, if it has none itself: people keep a folder per level,
+    per ratio or per date. Folders of pdlab's are left out."""
+    files = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
+    own = [each for each in files if each.suffix in SUFFIXES and each.is_file() and each.name != DESCRIPTION]
+    if own:
+        return own
+    within = [each for each in files if each.is_dir() and not (each / MANIFEST).is_file()]
+    return [file for each in within for file in result_files(each)]
 
 
 def require_folder(path: Path) -> None:
@@ -84,15 +95,6 @@ def require_folder(path: Path) -> None:
         raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
     hint = suggested if suggested.near else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
     raise StoreError(f"{path} does not exist; {hint}")
-
-
-def _is_ours(file: Path) -> bool:
-    """A level of the store's; a file that cannot be read is reported by the reader."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and "schema_version" in content and "key" in content
 
 
 def _own(path: Path, gpus: int | None) -> Experiment:

@@ -1,0 +1,18 @@
+"""pdlab's own levels without their manifest: recognised, and refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.errors import StoreError
+from pdlab.results.readers import Reading
+
+
+def read(file: Path, content: Any) -> Reading | None:
+    """Raises StoreError for a level of ours: it cannot be read without its manifest."""
+    from pdlab.results.store import MANIFEST
+
+    if isinstance(content, dict) and "schema_version" in content and {"key", "slo", "deployment"} & content.keys():
+        raise StoreError(f"{file} was written by pdlab, but {file.parent} has no {MANIFEST}; copy the whole folder")
+    return None
