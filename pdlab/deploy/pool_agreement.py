@@ -95,18 +95,23 @@ def handshake_value(name: str, arguments: Arguments) -> Any:
         value = value or (config.get("backend") if isinstance(config, dict) else None)
         return None if value is None else str(value).upper()
     if name == "speculative_config":
-        return _speculation(arguments)
+        return _draft_for_kv(arguments)
     if name in ("dtype", "kv_cache_dtype"):
         return SAME_DTYPE.get(str(value), str(value)) if value not in (None, "auto") else "auto"
     return value or None
 
 
-def _speculation(arguments: Arguments) -> dict[str, Any] | None:
-    """The draft model as far as it matters for a KV transfer; None: there is none with a KV cache."""
+def speculation(arguments: Arguments) -> dict[str, Any]:
+    """What the arguments say of speculative decoding, the short spellings included; empty: there is none."""
     given = arguments.get("speculative_config")
     short = {"method": arguments.get("spec_method"), "model": arguments.get("spec_model")}
     short = {name: value for name, value in short.items() if value is not None}
-    config = {**short, **(given if isinstance(given, dict) else {})}
+    return {**short, **(given if isinstance(given, dict) else {})}
+
+
+def _draft_for_kv(arguments: Arguments) -> dict[str, Any] | None:
+    """The draft model as far as it matters for a KV transfer; None: there is none with a KV cache."""
+    config = speculation(arguments)
     method = config.get("method")
     if not config or method in WITHOUT_KV_CACHE:
         return None

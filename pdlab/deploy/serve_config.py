@@ -36,6 +36,9 @@ PREFILL_ROUTER = "pdlab.deploy.serving.prefill_router.PrefillRouter"
 # vLLM keeps prefill's KV blocks for a read for 30 s, its lease. A replica that is to stop waits until they are read or
 # the lease has ended; then Ray Serve would end it.
 KV_DRAIN_S, SHUTDOWN_WINDOW_S = 35.0, 45.0
+# vLLM's own default is the model's context, and it reserves KV cache for one request of that length before it starts:
+# 4.8 GiB more for gpt-oss-120b, and 10,485,760 tokens for Llama 4 Scout.
+DEFAULT_MODEL_LEN = 16384
 # KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
 CPU_KV_BYTES = 512 * 2**20
 
@@ -58,7 +61,7 @@ def render(
 ) -> ServeApp:
     """The application that serves ``deployment`` as placed.
 
-    ``shape`` is None for a model that is not in the catalogue; ``model_source`` is the Hugging
+    ``shape`` is None for a model whose config.json is not at hand; ``model_source`` is the Hugging
     Face id or the folder that the engines load.
     """
     configs: dict[Role, dict[str, Any]] = {}
@@ -163,7 +166,9 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     """vLLM's engine arguments for one pool."""
     pool = deployment.pools[role]
     merged: dict[str, Any] = cpu_engine_kwargs() if cpu else {}
-    merged |= shape.engine_kwargs if shape else {}
+    if shape:
+        merged["max_model_len"] = min(shape.max_context, DEFAULT_MODEL_LEN)
+        merged |= shape.engine_kwargs
     if shape and not cpu:
         merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
     if deployment.max_model_len is not None:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
-from pdlab.analysis.headline import Compared, Headline, OtherPairs, compared
+from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
-from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.ranking import readings
 from pdlab.analysis.view import View
-from pdlab.core import text as core_text
-from pdlab.core.bounds import Bounds
 from pdlab.core.environment import env_variable
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
+from pdlab.core.rendering import Macros, rendered
 from pdlab.core.text import counted, listed
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
@@ -38,9 +38,6 @@ from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
-
-if TYPE_CHECKING:
-    import jinja2
 
 BY_A_PROGRAM = "pdlab.write_html(...)"
 ASSETS = Path(__file__).parent / "assets"
@@ -77,17 +74,23 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     if not report.curves:
         return _render_faults(report, command)
     script, curves, view, loaded = _asset("js"), report.curves, report.view, report.results.loaded
-    environment = _environment()
     by_label = {label: source for label, source in _labelled(loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     findings = [finding for finding in report.findings if finding.code != "invalid"]
     records = _records(loaded)
-    return environment.from_string(_asset("html")).render(
+    page = rendered(
+        ASSETS / "report.html",
         title=f"{_models(curves)}: {len(curves)} configurations compared",
         question=_question(curves, view),
         facts=_facts(curves, by_label),
-        verdicts=list(_verdicts(curves, view, report.at)),
+        parts=list(_compared_groups(report)),
+        say=Macros(verdicts.WORDS),
+        no_bound=verdicts.NO_BOUND,
+        view=view,
+        figure=lambda estimate: tables.figure(estimate, view.confidence),
+        lead=verdicts.lead,
+        infinite=math.inf,
         # Levels that failed their checks have a section of their own.
         notes=[*tables.notes(curves, view, exclusions=False), *tables.tail_notes(curves)],
         answers=[*report_text.slo_sentences(report), *_searches(by_label)],
@@ -119,30 +122,20 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         payload=_json(figures(curves, view, log_latency=latency_is_logarithmic(curves, view, log_latency))),
     )
+    return f"{page}\n"
 
 
 def _render_faults(report: Report, command: str) -> str:
     made = report.results.chaos
-    return (
-        _environment()
-        .get_template("faults.html")
-        .render(
-            title=f"Faults made under load: {', '.join(each.name for each in made)}",
-            faults=[_faults(each) for each in made],
-            command=command,
-            version=__version__,
-            css=_asset("css"),
-        )
+    page = rendered(
+        ASSETS / "faults.html",
+        title=f"Faults made under load: {', '.join(each.name for each in made)}",
+        faults=[_faults(each) for each in made],
+        command=command,
+        version=__version__,
+        css=_asset("css"),
     )
-
-
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    return jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
-        loader=jinja2.FileSystemLoader(ASSETS),
-    )  # fmt: skip
+    return f"{page}\n"
 
 
 def _faults(each: Chaos) -> dict[str, Any]:
@@ -222,79 +215,46 @@ def _interval_note(curves: Sequence[Curve], view: View) -> str:
 # Verdicts
 
 
-def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iterator[dict[str, Any]]:
-    """One for each set of comparable experiments."""
-    found = groups(curves, view)
-    for group in sorted(found, key=lambda each: -len(each.curves)):
+class ComparedGroup(NamedTuple):
+    """What the page says of experiments that may be compared with each other. ``blocks``: a deployment over another,
+    the comparison that it is part of, and a line for each figure. ``ask_bounds``: tell how to give bounds."""
+
+    name: str | None
+    whole: Compared
+    sentence: str | None
+    blocks: list[tuple[Against, Headline | OtherPairs, list[verdicts.FigureLine]]]
+    baselines: list[str]
+    apart: verdicts.Apart
+    answers: list[verdicts.BoundAnswer]
+    ask_bounds: bool
+    rate: str
+
+
+def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
+    """Largest first."""
+    view = report.view
+    for group in sorted(groups(report.curves, view), key=lambda each: -len(each.curves)):
         members = group.curves
         whole = compared(members, view)
-        per = " per" if view.normalized else ","
-        yield {
-            "heading": group.name,
-            "headlines": list(_headlines(whole, members, view)),
-            "sentence": None if whole.headlines else verdicts.headline(members, view),
-            "baselines": [text for block in whole.headlines if (text := baseline_text(block, members))],
-            "apart": [
-                *filter(None, map(verdicts.reference_text, whole.headlines)),
-                *(verdicts.apart_text(whole, members, view) if whole.headlines else []),
+        shown: list[tuple[Headline | OtherPairs, Against]]
+        shown = [(among, each) for among in whole.headlines for each in among.against]
+        shown += [(among, each) for among in whole.pairs for each in among.against[: verdicts.MOST_PAIRS]]
+        yield ComparedGroup(
+            name=group.name,
+            whole=whole,
+            sentence=None if whole.headlines else verdicts.headline(members, view),
+            blocks=[(each, among, verdicts.figure_lines(each, members, view)) for among, each in shown],
+            baselines=[text for block in whole.headlines if (text := baseline_text(block, members))],
+            apart=verdicts.apart(whole, members, view),
+            answers=[
+                answer
+                for bounds in report.at
+                for answer in verdicts.bound_answers(readings(members, bounds, view), members, view)
             ],
-            "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
-            "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,
-            "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
-        }
-
-
-def _headlines(whole: Compared, curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
-    """A block of three lines for each deployment that is compared with a reference, and for the widest other pairs."""
-    every: tuple[Headline | OtherPairs, ...] = (*whole.headlines, *whole.pairs)
-    for among in every:
-        most = verdicts.MOST_PAIRS if isinstance(among, OtherPairs) else None
-        for each in among.against[:most]:
-            yield {
-                "name": f"{each.label} over {each.reference}",
-                "entered": verdicts.entered(each, among),
-                "lines": verdicts.figure_lines(each, curves, view),
-            }
-
-
-def _readings(curves: Sequence[Curve], bounds: Bounds, view: View) -> Iterator[dict[str, Any]]:
-    answers = readings(curves, bounds, view)
-    for each in answers:
-        yield {
-            "sentence": verdicts.reading_sentence(each, curves, view, several=len(answers) > 1),
-            "caption": _caption(each, view),
-            "ranking": _ranking(each, view),
-        }
-
-
-def _caption(reading: Reading, view: View) -> str:
-    text = (
-        f"The highest rate of each at {reading.bounds.label}, linear between measured levels; "
-        f"{100 * view.confidence:g} % intervals"
-    )
-    return f"{text}, with an assumed scatter between repeats (one repeat)" if reading.single_repeat else text
-
-
-def _ranking(reading: Reading, view: View) -> list[dict[str, str]]:
-    """Rows of the table; with a lead only where a winner may be named."""
-    if len(reading.ranking) < 2:
-        return []
-    if reading.bounds.of_first_token:
-        return [_ranked(each, view) for each in reading.ranking]
-    return [{**_ranked(each, view), "ahead": "", "distinguishable": "TTFT unbounded"} for each in reading.ranking]
-
-
-def _ranked(ranked: Ranked, view: View) -> dict[str, str]:
-    ahead = ranked.best_over_it
-    lead = "" if ahead is None else f"{core_text.percent(ahead.ratio - 1)} %"
-    if ahead is not None and ahead.high != float("inf"):
-        lead += f" ({verdicts.lead(ahead)})"
-    return {
-        "label": ranked.label,
-        "rate": tables.figure(ranked.estimate, view.confidence),
-        "ahead": lead,
-        "distinguishable": "" if ahead is None else "no" if ranked.tied else "yes",
-    }
+            ask_bounds=not report.at and len(members) > 1,
+            rate=f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} "
+            f"{tables.node_name(members, view)}",
+        )
 
 
 def _searches(by_label: dict[str, Loaded]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.bench.sweep import LevelOptions
 from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
-from pdlab.core.catalog import find_config, load_model
+from pdlab.core.catalog import find_config, resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
@@ -382,8 +382,8 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
 
 
 def _context(deployment: Deployment) -> int | None:
-    """Tokens of the model's context; None: the catalogue does not have the model."""
-    shape = load_model(deployment.model)
+    """Tokens of the model's context; None: the model's config.json is not at hand."""
+    shape = resolve_model(deployment.model).shape
     return shape.max_context if shape else None
 
 
