@@ -23,6 +23,7 @@ ONE_SESSION = timedelta(days=1)
 MOST_SHOWN = 40  # characters of a value in a curve's name
 
 DEPLOYMENT = "the deployment in the file's name"
+SAID = "what is said of it"
 _METADATA, _BURSTINESS = "metadata", "burstiness"
 _MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
 # Text that every client writes about the load, the run or its result, which tells no curve from another.
@@ -132,6 +133,8 @@ def _values(level: PublishedLevel) -> dict[str, str]:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
     if level.name.deployment is not None:
         values[DEPLOYMENT] = level.name.deployment
+    if words := [str(word) for word in level.said[:3] if word is not None]:
+        values[SAID] = " ".join(words)
     if level.name.input_tokens is not None:
         values[_ASKED] = f"{level.name.input_tokens}:{level.name.output_tokens}"
     return values
@@ -245,7 +248,7 @@ def _part(values: dict[str, str], keys: Sequence[str]) -> str:
     texts = []
     for key in keys:
         text = values.get(key)
-        if key in (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, _WORDS, _DATE):
+        if key in (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, SAID, _WORDS, _DATE):
             texts.append(text or "")
         else:
             texts.append(f"no {key}" if text is None else f"{key}={text[:MOST_SHOWN]}")

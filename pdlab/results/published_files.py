@@ -11,10 +11,12 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
 from pdlab.core.errors import StoreError
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
-from pdlab.results.published_names import FileName, FolderName, parse_file_name
+from pdlab.results.description import SaidOf, topology_of
+from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
 from pdlab.results.readers import RawLevel, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
@@ -35,25 +37,46 @@ _METRIC = {"e2e_latency": "e2el"}
 
 class PublishedLevel(NamedTuple):
     """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
-    name says, and the run. ``shown``: its path in the folder, and its part."""
+    name says, what people say of it, and the run. ``shown``: its path in the folder, and its part."""
 
     file: Path
     part: str
     shown: str
     data: dict[str, Any]
     name: FileName
+    said: SaidOf
     run: Run
 
+    @property
+    def topology(self) -> Collocated | Disaggregated | None:
+        """The deployment that people, the file's name or, with the file's TP degree, its name's counts give."""
+        if self.said.deployment is not None:
+            return topology_of(self.said.deployment)
+        if self.name.topology is not None:
+            return self.name.topology
+        counts = replica_counts(self.name.deployment or "")
+        tp = [number(self.data.get(key, self.data.get("tp"))) for key in ("prefill_tp", "decode_tp")]
+        if counts is None or not all(tp):
+            return None
+        pools = [parse_pool(f"{count}xtp{int(size or 0)}") for count, size in zip(counts, tp, strict=True)]
+        return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(self.shown, pools))
 
-def read_levels(folder: Path, file: Path, label: str, named: FolderName) -> list[PublishedLevel]:
+    @property
+    def gpus(self) -> int | None:
+        """The GPUs that people, or the file, say that its deployment used; None where neither does."""
+        stated = self.said.gpus if self.said.gpus is not None else number(self.data.get("num_gpus"))
+        return int(stated) if stated else None
+
+
+def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: SaidOf) -> list[PublishedLevel]:
     """Read one file in ``folder``, which is called ``label`` and whose name says ``named``; a file that is no level of
     its own has none. Raises StoreError, which names the file."""
     reading = read_file(file)
-    return [_level(folder, file, raw, label, named) for raw in reading.levels]
+    return [_level(folder, file, raw, label, named, said) for raw in reading.levels]
 
 
-def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderName) -> PublishedLevel:
-    data = raw.data
+def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderName, said: SaidOf) -> PublishedLevel:
+    data = {**raw.data, "model_id": said.model} if said.model else raw.data
     inside = file.relative_to(folder)
     name = parse_file_name(inside.with_suffix("").as_posix())
     shown = f"{inside}, {raw.part}" if raw.part else str(inside)
@@ -103,7 +126,7 @@ def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderNam
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(file, raw.part, shown, data, name, run)
+    return PublishedLevel(file, raw.part, shown, data, name, said, run)
 
 
 def number(value: Any) -> float | None:

@@ -158,7 +158,7 @@ def _topology(name: str) -> Collocated | Disaggregated | None:
     two, experts = _TWO_POOLS.search(name), _TP_EP.search(name)
     if two:
         pools = [parse_pool(f"{two[pool]}xtp{two[f'{pool}_tp']}") for pool in ("p", "d")]
-        return Disaggregated(prefill=pools[0], decode=pools[1], placement=_placement(name, pools))
+        return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
     if experts:
         return Collocated(pool=parse_pool(f"{experts['replicas'] or 1}xtp{experts['tp']}ep"))
     match = _TOPOLOGY.search(name)
@@ -173,11 +173,12 @@ def _topology(name: str) -> Collocated | Disaggregated | None:
         pools = [pool.model_copy(update={"expert_parallel": True}) for pool in pools]
     if len(pools) == 1:
         return Collocated(pool=pools[0])
-    return Disaggregated(prefill=pools[0], decode=pools[1], placement=_placement(name, pools))
+    return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
 
 
-def _placement(name: str, pools: list[Pool]) -> PlacementKind:
-    words = re.split(r"[-_]", name.lower())
+def placement_in(name: str, pools: list[Pool]) -> PlacementKind:
+    """Where a name puts the pools: apart if it says spread, or if a node of the published ones cannot hold them."""
+    words = re.split(r"[-_/]", name.lower())
     if "spread" in words or ("pack" not in words and sum(pool.gpus for pool in pools) > PUBLISHED_NODE_GPUS):
         return "spread"
     return "pack"

@@ -73,7 +73,7 @@ def _content(file: Path) -> Any:
         if file.suffix == ".csv":
             return _rows(content)
         if file.suffix in (".yaml", ".yml"):
-            from pdlab.core.files import parse_yaml
+            from pdlab.core.schema import parse_yaml
 
             return parse_yaml(content.decode())
         if file.suffix == ".jsonl":
@@ -85,7 +85,7 @@ def _content(file: Path) -> Any:
 
 def _parsed(content: bytes) -> Any:
     try:
-        import orjson
+        import orjson  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return json.loads(content)
     try:

@@ -27,8 +27,14 @@ def read(file: Path, content: Any) -> Reading | None:
     """None unless it is a file of AIPerf's."""
     if isinstance(content, list):
         first = content[0] if content else None
-        if isinstance(first, dict) and {"metadata", "metrics"} <= first.keys() and "request_latency" in first["metrics"]:
+        if (
+            isinstance(first, dict)
+            and {"metadata", "metrics"} <= first.keys()
+            and "request_latency" in first["metrics"]
+        ):
             return Reading(TOOL, skipped="the requests of the summary beside it")
+        if isinstance(first, dict) and file.name.startswith("profile_export"):
+            return Reading(TOOL, skipped="the table of the summary beside it")
         return None
     if not isinstance(content, dict):
         return None

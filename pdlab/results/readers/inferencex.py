@@ -71,7 +71,9 @@ def _gpus(row: dict[str, Any]) -> float | None:
     stated = next((_number(row.get(name)) for name in _GPUS if row.get(name) not in (None, "")), None)
     if stated:
         return stated
-    pools = [(_number(row.get(f"num_{role}_gpu")) or _number(row.get(f"{role}_num_gpus"))) for role in ("prefill", "decode")]
+    pools = [
+        (_number(row.get(f"num_{role}_gpu")) or _number(row.get(f"{role}_num_gpus"))) for role in ("prefill", "decode")
+    ]
     if all(pools):
         return sum(filter(None, pools))
     return _number(row.get("tp"))

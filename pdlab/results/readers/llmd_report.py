@@ -30,7 +30,9 @@ def _performance(content: dict[str, Any]) -> dict[str, Any] | None:
     """Its ``requests``, ``latency`` and ``throughput``: of 0.2 under results.request_performance.aggregate, of 0.1
     under metrics."""
     results = content.get("results")
-    aggregate = ((results or {}).get("request_performance") or {}).get("aggregate") if isinstance(results, dict) else None
+    aggregate = (
+        ((results or {}).get("request_performance") or {}).get("aggregate") if isinstance(results, dict) else None
+    )
     found = aggregate or content.get("metrics")
     return found if isinstance(found, dict) and {"requests", "latency", "throughput"} <= found.keys() else None
 
@@ -71,7 +73,7 @@ def _tokens(statistics: Any, completed: float) -> float | None:
 
 def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
     load = scenario.get("load") or {}
-    standardized = load.get("standardized") if isinstance(load.get("standardized"), dict) else {}
+    standardized: dict[str, Any] = load.get("standardized") or {}
     model = scenario.get("model") or {}
     accelerators = [
         each.get("accelerator")

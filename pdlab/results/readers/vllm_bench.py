@@ -20,7 +20,7 @@ _OF_SGLANG = {"e2e_latency": "e2el"}
 def read(file: Path, content: Any) -> Reading | None:
     """None unless every level has the keys of these clients."""
     rows = content if isinstance(content, list) else [content]
-    if not rows or not all(isinstance(row, dict) and _MARKS <= row.keys() for row in rows):
+    if not rows or not all(isinstance(row, dict) and row.keys() >= _MARKS for row in rows):
         return None
     of_sglang = any("total_output_tokens_retokenized" in row or "sharegpt_output_len" in row for row in rows)
     levels = [
@@ -62,10 +62,12 @@ def _add_requests(level: dict[str, Any]) -> None:
         for i in range(count)
         if not (isinstance(errors, list) and i < len(errors) and errors[i]) and isinstance(ttfts[i], int | float)
     ]
-    tpots = [sum(itls[i]) / (outputs[i] - 1) for i in good if isinstance(itls[i], list) and outputs[i] and outputs[i] > 1]
+    tpots = [
+        sum(itls[i]) / (outputs[i] - 1) for i in good if isinstance(itls[i], list) and outputs[i] and outputs[i] > 1
+    ]
     add_statistics(level, "ttft", [ttfts[i] for i in good])
     add_statistics(level, "tpot", tpots)
-    add_statistics(level, "itl", [gap for i in good if isinstance(itls[i], list) for gap in itls[i]])
-    add_statistics(level, "e2el", [ttfts[i] + sum(itls[i]) for i in good if isinstance(itls[i], list)])
+    add_statistics(level, "itl", [gap for i in good for gap in itls[i]])
+    add_statistics(level, "e2el", [ttfts[i] + sum(itls[i]) for i in good])
     for name in ("generated_texts", "ttfts", "itls", "errors", "start_times", "input_lens", "output_lens"):
         level.pop(name, None)
