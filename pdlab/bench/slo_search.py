@@ -281,7 +281,7 @@ def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool
     tells more than a lower rate, at which as few independent requests would leave it undecided again."""
     if point.verdict != "undecided" or point.steady is not True or taken.get(point.rate_rps, 1) >= MOST_LOOKS:
         return False
-    sized = {"effective": SURER * (point.judged if point.effective is None else point.effective), "reason": None}
+    sized = {"effective": SURER * point.effective, "reason": None}
     more = judge(point.model_copy(update=sized), search.slo.quantile, search.confidence, search.max_points)
     return more.verdict == "meets"
 
@@ -340,7 +340,7 @@ def _sentence(points: Sequence[SloPoint], search: Search, low: float | None, hig
         if rate is not None:
             point = by_rate[rate]
             why = f": {point.reason}" if point.reason else ""
-            worth = "" if point.effective in (None, point.judged) else f", worth {point.effective} independent ones"
+            worth = "" if point.effective == point.judged else f", worth {point.effective} independent ones"
             parts.append(
                 f"{rate:g} requests/s is {words} ({point.met} of {point.judged} within all bounds{worth}{why})"
             )

@@ -136,6 +136,8 @@ class PlanSettings(Settings):
         "p5.48xlarge",
         "node type of configs/clusters/, or a cluster's YAML file of nodes that are alike",
         WHAT,
+        "--node",
+        "--cluster",
         value="NAME|FILE",
     )
     gpus: Annotated[int, Text(_gpus)] = setting(8, "GPUs to plan for", WHAT, value="N")

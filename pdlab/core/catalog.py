@@ -152,6 +152,13 @@ def known_gpus() -> dict[str, GpuType]:
     return {name: each for each in types for name in each.names}
 
 
+def gpu_type_of(name: str) -> str | None:
+    """The type of GPU that a driver calls ``name``, such as H100 for ``NVIDIA H100 80GB HBM3``; None: not known."""
+    words = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    found = [each for each in known_gpus() if set(each.upper().split("-")) <= words]
+    return max(found, key=len, default=None)
+
+
 def gpu_memory_gb(node: ClusterNode) -> float | None:
     """Memory of one GPU of the node in 1e9 bytes; None where neither the node nor its type's one size says it."""
     known = known_gpus().get(node.gpu_type or "")

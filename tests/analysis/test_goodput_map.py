@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import folders
+from support.validity import failing
 
 from pdlab.analysis import goodput_map, loading
 from pdlab.analysis.goodput_map import Cell, RateLevel, Served, cell, measured
 from pdlab.core.workload import Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import RequestRecord, Run, Validity
+from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.store import Store
 
 
@@ -95,7 +96,7 @@ def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> Non
             origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5, repeat=repeat),
             workload=Workload(input_tokens=512, output_tokens=64), load=load, num_requests=300, completed=300, failed=0,
             whole=metrics.whole(LevelData.of(records)), steady=metrics.steady(LevelData.of(records), load),
-            validity=Validity(reasons=reasons, failed_gates=reasons),
+            validity=failing(*reasons),
         )  # fmt: skip
         store.write(run, records)
     (loaded,) = loading.load([folder], {}, every_request=True)

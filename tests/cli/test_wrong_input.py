@@ -315,7 +315,7 @@ PLAN += [
     case("plan", "--predict same-column.csv", "column 'config' occurs twice"),
     case("plan", "--compare stray", "stray: the folder's name does not give the configuration", "rename it"),
     case("plan", "--compare array_1xtp2", "array_1xtp2/conc4.json is not a summary of `vllm bench serve`"),
-    case("plan", "--compare later", "schema_version: must be one of 1 or 2, got 999"),
+    case("plan", "--compare later", "schema_version: must be one of 2, got 999"),
     case("plan", "--blocks blocks.json", "not the --json of a KV-transfer check"),
     case("plan", "--explain pd-pack-p1xtp2", "label 'pd-pack-p1xtp2': expected"),
     case("plan", "--count-gpus all", "choose from used, nodes"),

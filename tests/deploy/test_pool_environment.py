@@ -138,13 +138,6 @@ def test_a_value_of_a_secret_is_not_repeated_in_a_refusal(capsys: pytest.Capture
         assert SECRET not in capsys.readouterr().err
 
 
-def test_files_of_before_have_their_variables_in_the_transport() -> None:
-    data = Deployment(topology=Disaggregated(prefill=Pool(), decode=Pool(), placement="spread")).model_dump()
-    data["topology"]["transport"]["ucx_env"] = {"UCX_A": "1"}
-    del data["env"]
-    assert Deployment.model_validate(data).env == {"UCX_A": "1"}
-
-
 def test_nodes_are_asked_with_the_environment_of_their_own_engines() -> None:
     asked: list[dict[str, str]] = []
 

@@ -19,11 +19,12 @@ from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.bench.sweep import LevelOptions
 from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
-from pdlab.core.catalog import find_config, resolve_model
+from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
 from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.served_model import served_model
 from pdlab.core.settings import flag_names, parse, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Slo, Workload
 from pdlab.deploy.options import (
@@ -383,7 +384,7 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
 
 def _context(deployment: Deployment) -> int | None:
     """Tokens of the model's context; None: the model's config.json is not at hand."""
-    shape = resolve_model(deployment.model).shape
+    shape = served_model(deployment).shape
     return shape.max_context if shape else None
 
 
@@ -425,7 +426,7 @@ def started(file: ExperimentFile, settings: LaunchSettings, port: int) -> Launch
 
 def _request(settings: LaunchSettings) -> LaunchRequest:
     """Raises UsageError for settings that launch nothing, and for what cannot be handed to the launcher."""
-    if settings.dry_run or settings.export or settings.shutdown or settings.request_from_stdin:
+    if settings.dry_run or settings.target or settings.shutdown or settings.request_from_stdin:
         raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
     request = request_from(settings, to_words(settings))
     request_to_json(request)
