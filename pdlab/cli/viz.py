@@ -75,7 +75,7 @@ def _sizes(words: Sequence[str], flag: str) -> dict[str, int]:
     for word in words:
         name, _, count = word.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
-            raise UsageError(f"{flag} {word}: expected NAME=N with N at least 1, for example {flag} my-folder=8")
+            raise UsageError(f"{flag} {word}: expected PATTERN=N with N at least 1, for example {flag} my-folder=8")
         if name in sizes:
             raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
         sizes[name] = int(count)

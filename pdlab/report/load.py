@@ -149,8 +149,8 @@ def stated_by_folder(
             known = [path.resolve().name for path in folders]
             of_flag, value = ("gpus", entry.gpus) if entry.label is None else ("label", entry.label)
             raise UsageError(
-                f"--{of_flag} {entry.match}={value}: no folder of {flag} is called {entry.match!r}, and no file in them "
-                f"fits it; {choices(entry.match, known)}"
+                f"--{of_flag} {entry.match}={value}: no folder of {flag} is called {entry.match!r}, and no file in "
+                f"them fits it; {choices(entry.match, known)}"
             )
     return {
         path: Stated(sizes[path][1] if path in sizes else None, entries) for path in folders if path in sizes or entries

@@ -16,7 +16,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguard
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
 from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
-from pdlab.results.published_curves import DEPLOYMENT, SAID, Difference, PublishedCurve, separated
+from pdlab.results.published_curves import Difference, PublishedCurve, separated
 from pdlab.results.published_files import PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
 from pdlab.results.readers import SUFFIXES
@@ -146,10 +146,7 @@ def _require_one_size(
 ) -> None:
     """Raises StoreError where files say that they are of several deployments, and not how many GPUs each has."""
     several = [difference for difference in differences if difference.of_deployment]
-    in_full = all(level.topology is not None for level in levels)
-    if gpus is not None or all(level.gpus for level in levels):
-        return
-    if not several or (in_full and {each.key for each in several} <= {DEPLOYMENT, SAID}):
+    if not several or gpus is not None or all(_size(level) is not None for level in levels):
         return
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and it is not known how many GPUs each "

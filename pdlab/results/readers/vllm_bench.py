@@ -12,7 +12,7 @@ from typing import Any
 from pdlab.results.readers import RawLevel, Reading
 from pdlab.results.readers.statistics import add_statistics
 
-_MARKS = {"request_throughput", "duration", "completed"}
+_MARKS = {"request_throughput", "completed"}
 # SGLang's name -> the name in the record.
 _OF_SGLANG = {"e2e_latency": "e2el"}
 
