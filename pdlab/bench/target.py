@@ -201,11 +201,11 @@ def _limits(deployment: Deployment | None, workload: Workload) -> tuple[str, ...
     shape = served_model(deployment).shape if deployment else None
     notes = [
         "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
-        "that admits it, and TTFT is that step alone"
+        "that admits it, and TTFT is only that step"
     ]
     if shape is None or shape.sliding_window:
         notes.append(
-            "decode-only: the connector fills the first KV-cache group alone. Layers of the other groups (here those "
+            "decode-only: the connector fills only the first KV-cache group. Layers of the other groups (here those "
             "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
             "there before: time of attention is right, the choice of experts may differ"
         )
