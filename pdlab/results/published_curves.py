@@ -133,8 +133,9 @@ def _values(level: PublishedLevel) -> dict[str, str]:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
     if level.name.deployment is not None:
         values[DEPLOYMENT] = level.name.deployment
-    if words := [str(word) for word in level.said[:3] if word is not None]:
-        values[SAID] = " ".join(words)
+    said = level.said
+    if any(said[:3]):
+        values[SAID] = said.label or said.deployment or f"{said.gpus} GPUs"
     if level.name.input_tokens is not None:
         values[_ASKED] = f"{level.name.input_tokens}:{level.name.output_tokens}"
     return values

@@ -68,11 +68,13 @@ class PublishedLevel(NamedTuple):
         return int(stated) if stated else None
 
 
-def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: SaidOf) -> list[PublishedLevel]:
-    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``; a file that is no level of
-    its own has none. Raises StoreError, which names the file."""
+def read_levels(
+    folder: Path, file: Path, label: str, named: FolderName, said: SaidOf
+) -> list[tuple[PublishedLevel, str]]:
+    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``: its levels, each with the
+    client that wrote it. A file that is no level of its own has none. Raises StoreError, which names the file."""
     reading = read_file(file)
-    return [_level(folder, file, raw, label, named, said) for raw in reading.levels]
+    return [(_level(folder, file, raw, label, named, said), reading.tool) for raw in reading.levels]
 
 
 def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderName, said: SaidOf) -> PublishedLevel:

@@ -121,21 +121,31 @@ def _published(
 ) -> tuple[SourcedExperiment, ...]:
     name = _folder_name(path)
     named = parse_name(name)
-    levels: list[PublishedLevel] = []
-    for file in files:
-        said = said_of(path, file.relative_to(path), entries)
-        if not said.skip:
-            levels += read_levels(path, file, name, named, said)
+    levels = [level for level, _ in read_folder_levels(path, files, entries)]
     if not levels:
         raise StoreError(f"{path} holds no result files: {files[0].name} is no level of its own; give another folder")
-    if gpus is None and named.topology is None and all(_size(level) is None for level in levels):
+    if gpus is None and named.topology is None and all(size_of(level) is None for level in levels):
         raise _unknown_size(path)
     curves, differences = separated(levels)
     _require_one_size(path, levels, differences, gpus)
     return tuple(_experiment(path, curve, named.topology, differences, gpus) for curve in curves)
 
 
-def _size(level: PublishedLevel) -> int | None:
+def read_folder_levels(
+    path: Path, files: list[Path], entries: tuple[DescribedResults, ...]
+) -> list[tuple[PublishedLevel, str]]:
+    """The levels in the files of a folder, each with the client that wrote it. Raises StoreError."""
+    name = _folder_name(path)
+    named = parse_name(name)
+    levels: list[tuple[PublishedLevel, str]] = []
+    for file in files:
+        said = said_of(path, file.relative_to(path), entries)
+        if not said.skip:
+            levels += read_levels(path, file, name, named, said)
+    return levels
+
+
+def size_of(level: PublishedLevel) -> int | None:
     """The GPUs of the deployment of one level, as far as it or what is said of it gives them."""
     topology = level.topology
     return level.gpus or (_gpus(topology) if topology else None)
@@ -146,7 +156,7 @@ def _require_one_size(
 ) -> None:
     """Raises StoreError where files say that they are of several deployments, and not how many GPUs each has."""
     several = [difference for difference in differences if difference.of_deployment]
-    if not several or gpus is not None or all(_size(level) is not None for level in levels):
+    if not several or gpus is not None or all(size_of(level) is not None for level in levels):
         return
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and it is not known how many GPUs each "

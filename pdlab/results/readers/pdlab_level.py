@@ -14,5 +14,7 @@ def read(file: Path, content: Any) -> Reading | None:
     from pdlab.results.store import MANIFEST
 
     if isinstance(content, dict) and "schema_version" in content and {"key", "slo", "deployment"} & content.keys():
-        raise StoreError(f"{file} was written by pdlab, but {file.parent}: {MANIFEST} is missing; copy the whole folder, or restore it")
+        raise StoreError(
+            f"{file} was written by pdlab, but {file.parent}: {MANIFEST} is missing; restore it, or copy all of it"
+        )
     return None
