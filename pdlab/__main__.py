@@ -24,6 +24,7 @@ COMMANDS = {
     "calibrate": "fit the simulator's constants to measured runs",
     "doctor": "what on the nodes could make KV transfers slow or wrong (debug/doctor.py)",
     "check-transfer": "prove the KV transfer between ranks (debug/test_nixl_connector_ray.py)",
+    "cluster": "the cluster file of the running Ray cluster",
     "weights": "whether a model's weights are on every node, and fetch them",
     "first-hour": "the first thing to run on booked nodes: doctor to report, every step with a verdict, one archive",
     "chaos": "kill, stop and cut parts of a running deployment under load, and compare every answer",

@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdlab.core import api_key
-from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError
 from pdlab.core.findings import Finding, found
+from pdlab.core.served_model import served_model
 from pdlab.core.workload import Workload
 from pdlab.deploy import http_client
 from pdlab.deploy.endpoint import Running, key_of, load_running
@@ -196,7 +196,7 @@ def _limits(deployment: Deployment | None, workload: Workload) -> tuple[Finding,
         return (found("decode_approximated"),)
     if workload.mode != "decode-only":
         return ()
-    shape = resolve_model(deployment.model)[0] if deployment else None
+    shape = served_model(deployment).shape if deployment else None
     filled = found("decode_only_filled")
     return (filled, found("decode_only_first_group")) if shape is None or shape.sliding_window else (filled,)
 

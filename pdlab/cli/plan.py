@@ -136,6 +136,8 @@ class PlanSettings(Settings):
         "p5.48xlarge",
         "node type of configs/clusters/, or a cluster's YAML file of nodes that are alike",
         WHAT,
+        "--node",
+        "--cluster",
         value="NAME|FILE",
     )
     gpus: Annotated[int, Text(_gpus)] = setting(8, "GPUs to plan for", WHAT, value="N")
@@ -288,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: PlanSettings) -> int:
-    from pdlab.core.catalog import load_model
+    from pdlab.core.catalog import require_shape
     from pdlab.sim.hardware import load_hardware
 
     hardware = load_hardware(settings.hardware)
@@ -296,23 +298,12 @@ def _run(settings: PlanSettings) -> int:
         return _predict(settings, settings.predict, hardware)
     if settings.compare:
         return _compare(settings, hardware)
-    shape = load_model(settings.model_name)
-    if shape is None:
-        raise _unknown_model(settings.model_name)
+    shape = require_shape(settings.model_name)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
         return _fluid(settings, hardware, shape)
     return _rank(settings, hardware, shape)
-
-
-def _unknown_model(name: str) -> UsageError:
-    from pdlab.core.catalog import known_models
-    from pdlab.core.text import choices
-
-    return UsageError(
-        f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
-    )
 
 
 def _slo(settings: PlanSettings) -> Slo:
@@ -666,15 +657,13 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
 
 def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelShape:
     """The shape to predict with: of the model that was measured, or of the one that --model names."""
-    from pdlab.core.catalog import load_model
+    from pdlab.core.catalog import load_model, require_shape, whole_shape
 
     name = model.rpartition("/")[2]
-    shape = load_model(model_flag or name)
-    if shape is None and model_flag:
-        raise _unknown_model(model_flag)
-    if shape is None:
-        raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
-    if shape.name != name:
+    shape = require_shape(model_flag) if model_flag else load_model(name) or whole_shape(model)
+    if isinstance(shape, str):
+        raise UsageError(f"{folder} is of {model}: {shape}; name one like it with --model")
+    if shape.name not in (name, model):
         print(f"note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
     return shape
 

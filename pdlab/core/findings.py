@@ -391,11 +391,11 @@ CODES: dict[str, FindingCode] = {
     "decode_only_filled": _note(
         "prompts are computed",
         "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
-        "that admits it, and TTFT is that step alone",
+        "that admits it, and TTFT is only that step",
     ),
     "decode_only_first_group": _note(
         "every group of KV caches is filled",
-        "decode-only: the connector fills the first KV-cache group alone. Layers of the other groups (here those "
+        "decode-only: the connector fills only the first KV-cache group. Layers of the other groups (here those "
         "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
         "there before: time of attention is right, the choice of experts may differ",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -37,7 +38,7 @@ RESERVED_ENGINE_KWARGS = {
         ),
         "--dp / --p-dp / --d-dp",
     ),
-    "kv_transfer_config": "--kv-backend",
+    "kv_transfer_config": "--kv-backend, --kv-offload-gb or --kv-connector",
     "host": "--host",
     "port": "--port",
     "api_key": "--api-key-file",
@@ -63,6 +64,23 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
             raise UsageError(f"{flag} {key} is given twice, as {arguments[key]!r} and {value!r}: keep one")
         arguments[key] = value
     return arguments
+
+
+def kv_connector(text: str) -> dict[str, Any]:
+    """A KV connector of vLLM's as YAML: its name, or a mapping with ``kv_connector``. Raises
+    argparse.ArgumentTypeError."""
+    try:
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid YAML ({yaml_fault(error)})") from error
+    if isinstance(value, str):
+        return {"kv_connector": value}
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither the name of a connector nor a mapping, for example "
+            "'{kv_connector: LMCacheConnectorV1, kv_role: kv_both}'"
+        )
+    return value
 
 
 def _number(text: str) -> int | float:

@@ -143,6 +143,7 @@ _NETWORK = {
     "efa": "EFA/SRD",
     "infiniband": "InfiniBand RDMA",
     "roce": "RoCE RDMA",
+    "tcpxo": "TCP",
     "ethernet": "TCP",
     "loopback": "TCP",
 }
@@ -175,11 +176,13 @@ def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory (cma), same machine"
     rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]
-    if prefill.nic.kind == decode.nic.kind == "ethernet" and rates:
-        return f"TCP, {rate_text(min(rates))}"
-    if prefill.nic.kind == decode.nic.kind:
-        return _NETWORK[prefill.nic.kind]
-    return "TCP"
+    network = _NETWORK[prefill.nic.kind] if prefill.nic.kind == decode.nic.kind else "TCP"
+    if prefill.nic.kind == decode.nic.kind and prefill.nic.kind in ("ethernet", "tcpxo") and rates:
+        network = f"TCP, {rate_text(min(rates))}"
+    if on_gpus and prefill.nvlink_domain and prefill.nvlink_domain == decode.nvlink_domain:
+        # UCX takes it for memory with fabric handles only, which torch's allocator does not make by itself.
+        return f"{network} (NVLink domain {prefill.nvlink_domain}, if the KV cache has fabric handles)"
+    return network
 
 
 def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str, ...]]:

@@ -301,7 +301,7 @@ PLAN += [
     case("plan", "--slo-ttft-ms nan", "--slo-ttft-ms: 'nan' is not a number above 0"),
     case("plan", "--concurrency ,", "--concurrency: '' is not a whole number"),
     case("plan", "--top 0", "--top: '0' is not a whole number of at least 1"),
-    case("plan", "--model org/unknown", "not in configs/models/", "gpt-oss-120b"),
+    case("plan", "--model org/unknown", "--model org/unknown: ", "config.json"),
     case("plan", "--hardware empty", "empty: cannot be read (Is a directory)"),
     case("plan", "--lengths lognormal:-1", "no distribution of lengths"),
     case("plan", "--lengths file:pairs.csv", "pairs.csv, line 2: 'x' is not a number of tokens"),

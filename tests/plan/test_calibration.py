@@ -273,7 +273,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert cli_calibrate.main(["--runs", folder, other]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
-    assert "does not exist" in lines[0] and "configs/models" in lines[1]
+    assert "does not exist" in lines[0] and "no-such-model" in lines[1]
     assert "gpt-oss-120b and tiny-gptoss" in lines[2]
 
 
