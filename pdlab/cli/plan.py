@@ -346,19 +346,19 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 
     For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
     """
-    from pdlab.core.catalog import load_cluster
+    from pdlab.core.catalog import load_cluster, node_types
     from pdlab.core.nodes import ClusterView
     from pdlab.core.text import choices
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))
     try:
-        found = load_cluster(settings.node if of_file else f"{settings.node}-x2").engine_nodes
+        found = load_cluster(settings.node if of_file else f"{settings.node}-x1").engine_nodes
     except UsageError as error:
         if of_file:
             raise
         raise UsageError(
-            f"--node {settings.node}: no configs/clusters/{settings.node}-x2.yaml; {choices(settings.node, _nodes())}"
+            f"--node {settings.node}: no node type of configs/clusters/; {choices(settings.node, node_types())}"
         ) from error
     base = found[0]
     for each in found:
@@ -376,12 +376,6 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
         nodes.append(base.model_copy(update=changes))
     kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
-
-
-def _nodes() -> list[str]:
-    from pdlab.core.files import CONFIGS
-
-    return [path.stem.removesuffix("-x2") for path in (CONFIGS / "clusters").glob("*-x2.yaml")]
 
 
 def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
