@@ -72,7 +72,7 @@ def test_what_is_named_exists(document: Path) -> None:
 
 # Pages of this width; every page that is written anew joins them.
 NARROW = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/reading-plots.md", "docs/demo.md"]
-NARROW += ["docs/decisions/020-packaging.md"]
+NARROW += ["docs/decisions/020-packaging.md", "docs/kubernetes.md"]
 NARROW += [f"docs/{page}.md" for page in ("architecture", "debugging", "experiment", "faults", "fluid", "testing")]
 NARROW += [f"docs/{page}.md" for page in ("methodology", "metrics", "model")]
 COLUMNS, README_LINES = 100, 110

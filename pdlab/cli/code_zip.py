@@ -20,7 +20,7 @@ examples:
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
       --code-url https://HOST/pdlab-code-DIGEST.zip
       a Serve config that a cluster without pdlab takes
-  python -m pdlab code-zip /opt/pdlab/pdlab-code.zip
+  python -m pdlab code-zip /opt/code/pdlab-code.zip
       for PYTHONPATH of Ray's processes, in an image or on every node
 
 The same code gives the same DIGEST. Ray keeps an archive by the name in its URL: upload other code under its own name.

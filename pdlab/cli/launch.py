@@ -12,24 +12,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from pdlab.cluster.two_hosts import require
-from pdlab.core.api_key import KEY, chosen, read
-from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.api_key import KEY, chosen, read, serve_env
+from pdlab.core.catalog import ModelShape
 from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import parse
-from pdlab.core.text import shell_assignments
+from pdlab.core.served_model import served_model, where_checked
+from pdlab.core.settings import declared, parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
-from pdlab.deploy import serving_path
+from pdlab.deploy import exports, serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
+from pdlab.deploy.export_options import ExportOptions
+from pdlab.deploy.kubernetes import manifest
 from pdlab.deploy.options import (
     FROM_STDIN,
     LOCAL_MODEL,
@@ -40,7 +41,6 @@ from pdlab.deploy.options import (
     request_from_json,
 )
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import serve_config
 from pdlab.placement.place import pinned_to_ids
 
 
@@ -65,12 +65,13 @@ def _run(settings: LaunchSettings, argv: Sequence[str]) -> int:
         return _shutdown(settings)
     if settings.api_key is False and settings.api_key_file is not None:
         raise UsageError("--no-api-key and --api-key-file exclude each other: leave one out")
-    if settings.export not in (None, "-"):
-        _check_export(Path(settings.export))
+    if settings.target is not None:
+        _check_exports(settings)
+        settings = _for_pods(settings)
     if settings.api_key_file is not None:
         read(settings.api_key_file)
     request = request_from(settings, argv)
-    if settings.dry_run or settings.export:
+    if settings.dry_run or settings.target:
         _plan(settings, request, argv)
     else:
         _start(request)
@@ -110,7 +111,7 @@ def _start(request: LaunchRequest) -> None:
 
 
 def _shutdown(settings: LaunchSettings) -> int:
-    if settings.mode or settings.config or settings.dry_run or settings.export:
+    if settings.mode or settings.config or settings.dry_run or settings.target:
         raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
     from pdlab.deploy import launch
 
@@ -121,7 +122,9 @@ def _shutdown(settings: LaunchSettings) -> int:
 def _checked_model(request: LaunchRequest) -> Model:
     """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
     deployment = request.deployment
-    shape, source = resolve_model(deployment.model)
+    shape, source = served_model(deployment)
+    if (text := where_checked(deployment, shape)) is not None:
+        _warn(text)
     if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
@@ -145,8 +148,9 @@ def _checked_model(request: LaunchRequest) -> Model:
 def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str]) -> None:
     """Print or export what would be started."""
     model = _checked_model(request)
-    if settings.dry_run and settings.export == "-":
-        raise UsageError("--dry-run and --export - both write to standard output: give one of them, or --export FILE")
+    flag, file = settings.target or ("", None)
+    if settings.dry_run and file == "-":
+        raise UsageError(f"--dry-run and {flag} - both write to standard output: give one of them, or {flag} FILE")
     prepared = _prepared(request, model, request.known_view() or _live_view())
     for caution in prepared.cautions:
         _warn(caution)
@@ -158,7 +162,7 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
         base_url = f"http://{request.host}:{request.port}"
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
         print(text, end="")
-    if settings.export:
+    if settings.target is not None:
         _export(settings, prepared, request)
 
 
@@ -166,11 +170,28 @@ def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepar
     return prepare_deployment(request.deployment, view, model.shape, model.source, request.workload)
 
 
-def _check_export(path: Path) -> None:
+def _check_exports(settings: LaunchSettings) -> None:
     """Raises UsageError where nothing can be written, or where a file would be lost."""
-    check_writable(path, "--export")
-    if path.exists():
-        raise UsageError(f"--export {path}: is there already; remove it, choose another, or give - and redirect")
+    assert settings.target is not None
+    files = [settings.target] if settings.target[1] != "-" else []
+    files += [("--export-env", settings.export_env)] if settings.export_env is not None else []
+    for flag, file in files:
+        path = Path(file)
+        check_writable(path, flag)
+        if path.exists():
+            raise UsageError(f"{flag} {path}: is there already; remove it, choose another, or give - and redirect")
+
+
+def _for_pods(settings: LaunchSettings) -> LaunchSettings:
+    """The settings with the address at which a Service reaches pods, if they are for Kubernetes. Raises UsageError."""
+    if settings.export_k8s is None:
+        return settings
+    if settings.cluster in (None, "auto"):
+        raise UsageError("--export-k8s needs the nodes that the pods will have: give --cluster FILE")
+    everywhere = serving_path.EVERYWHERE
+    if "host" in settings.model_fields_set and settings.host != everywhere:
+        raise UsageError(f"--host {settings.host}: a Service does not reach pods there; give {everywhere}, or leave it")
+    return settings.model_copy(update={"host": everywhere})
 
 
 def _on_loopback(host: str) -> bool:
@@ -195,46 +216,68 @@ def _live_view() -> ClusterView:
 
 
 def _for_real(argv: Sequence[str]) -> str:
-    """The same command line without --dry-run and --export."""
+    """The same command line without --dry-run and what exports take."""
+    exporting = {name: each.flag.bare for each in declared(ExportOptions) for name in each.flags}
     kept: list[str] = []
     words = iter(argv)
     for word in words:
-        if word == "--export":
+        flag, _, inline = word.partition("=")
+        if flag not in exporting:
+            kept += [word] if word != "--dry-run" else []
+        elif not inline and exporting[flag] is None:
             next(words, None)
-        elif word != "--dry-run" and not word.startswith("--export="):
-            kept.append(word)
     return command_line(kept)
 
 
 def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest) -> None:
+    """Write the file that another tool deploys, with what must be known about it on standard error too."""
+    assert settings.target is not None
+    flag, file = settings.target
     print(f"serving path: {request.serving_path}", file=sys.stderr)
-    needed = serving_path.environment(request.deployment, request.host)
-    if names := request.deployment.secrets:
-        _warn(
-            f"a Serve config carries no secret: start Ray on every node with {' and '.join(names)} in the environment "
-            "of `ray start`"
-        )
-    if needed:
-        _warn(
-            "a Serve config cannot carry what this serving path needs: start Ray on every node with "
-            f"{shell_assignments(needed)}"
-        )
-    wants_key = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(settings.host)
-    if wants_key and settings.api_key is not False:  # without a key on purpose: `_checked_model` has warned
-        _warn(
-            "a Serve config cannot carry an API key, and this one has none: whoever reaches what `serve deploy` starts "
-            "can use the model; launch without --export to ask for the key"
-        )
-    config = yaml.safe_dump(serve_config(prepared.app, host=settings.host, port=settings.port), sort_keys=False)
-    if pinned := pinned_to_ids(prepared.placement, prepared.view):
-        caution = _pinned(pinned)
-        _warn(caution)
-        config = f"# {caution}\n{config}"
-    if settings.export in (None, "-"):
-        print(config, end="")
+    asked = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(request.host)
+    # Without a key on purpose: `_checked_model` has warned.
+    wants_key = bool(asked) and settings.api_key is not False
+    path_env = serving_path.environment(request.deployment, request.host)
+    if flag == "--export-k8s":
+        if exports.prefers_libfabric(prepared, request.choose_backend):
+            prepared = exports.on_libfabric(prepared)
+        documents = manifest.manifests(prepared, settings, port=request.port, path_env=path_env, wants_key=wants_key)
+        notes = manifest.notes(prepared, settings, wants_key=wants_key, port=request.port)
+        text, next_words = manifest.to_text(documents, notes), ["kubectl", "apply", "-f", file]
+    else:
+        exported = _serve_export(settings, prepared, request, path_env, wants_key)
+        text, notes, next_words = exported.text, list(exported.notes), ["serve", "deploy", file]
+        if settings.export_env is not None:
+            write_output(Path(settings.export_env), exports.env_script(exported.env), "--export-env")
+    for note in notes:
+        print(f"note: {note}".replace("\n", "\n  "), file=sys.stderr)
+    if file == "-":
+        print(text, end="")
         return
-    write_output(Path(settings.export), config, "--export")
-    print(f"wrote {settings.export}: {shlex.join(['serve', 'deploy', settings.export])}", file=sys.stderr)
+    write_output(Path(file), text, flag)
+    print(f"wrote {file}: {shlex.join(next_words)}", file=sys.stderr)
+
+
+def _serve_export(
+    settings: LaunchSettings, prepared: Prepared, request: LaunchRequest, path_env: dict[str, str], wants_key: bool
+) -> exports.Export:
+    """The Serve config of --export or --export-plain."""
+    common: dict[str, Any] = {
+        "host": request.host,
+        "port": request.port,
+        "path_env": path_env,
+        "wants_key": wants_key,
+        "env_file": settings.export_env,
+        "choose_backend": request.choose_backend,
+    }
+    if settings.export_plain is not None:
+        exported = exports.plain(prepared, **common)
+    else:
+        key_file = _key_file(request) if wants_key and settings.code_url is None else None
+        key_env = serve_env(read(key_file)) if key_file is not None else {}
+        exported = exports.served(prepared, key_env=key_env, code_url=settings.code_url, **common)
+    pinned = pinned_to_ids(prepared.placement, prepared.view)
+    return exported.with_note(_pinned(pinned)) if pinned else exported
 
 
 def _pinned(pinned: Mapping[Role, Sequence[str]]) -> str:

@@ -41,7 +41,7 @@ from pdlab.core.settings import (
 from pdlab.core.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from pdlab.analysis.goodput_map import Served
+    from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
@@ -136,6 +136,8 @@ class PlanSettings(Settings):
         "p5.48xlarge",
         "node type of configs/clusters/, or a cluster's YAML file of nodes that are alike",
         WHAT,
+        "--node",
+        "--cluster",
         value="NAME|FILE",
     )
     gpus: Annotated[int, Text(_gpus)] = setting(8, "GPUs to plan for", WHAT, value="N")
@@ -480,7 +482,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     return 0
 
 
-def _measured(settings: PlanSettings) -> list[Served]:
+def _measured(settings: PlanSettings) -> list[RateSweep]:
     """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
     from dataclasses import replace
 
@@ -508,7 +510,9 @@ def _measured(settings: PlanSettings) -> list[Served]:
     return loads
 
 
-def _draw_map(settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:
+def _draw_map(
+    settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[RateSweep]
+) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
     from pdlab.report.goodput_map import draw

@@ -15,7 +15,7 @@ from pdlab.core.deployment import LABEL_EXAMPLE, Deployment, is_label, parse_lab
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.model_config import shape_fields
-from pdlab.core.model_files import ModelFiles, config_of_folder, config_of_id
+from pdlab.core.model_files import CONFIG, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
 from pdlab.core.text import choices
@@ -154,6 +154,13 @@ def known_gpus() -> dict[str, GpuType]:
     return {name: each for each in types for name in each.names}
 
 
+def gpu_type_of(name: str) -> str | None:
+    """The type of GPU that a driver calls ``name``, such as H100 for ``NVIDIA H100 80GB HBM3``; None: not known."""
+    words = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    found = [each for each in known_gpus() if set(each.upper().split("-")) <= words]
+    return max(found, key=len, default=None)
+
+
 def gpu_memory_gb(node: ClusterNode) -> float | None:
     """Memory of one GPU of the node in 1e9 bytes; None where neither the node nor its type's one size says it."""
     known = known_gpus().get(node.gpu_type or "")
@@ -212,7 +219,8 @@ class ResolvedModel(NamedTuple):
 
 
 def resolve_model(model: str) -> ResolvedModel:
-    """Shape and source of a model: a name of configs/models/, a shape file, a folder or a Hugging Face id.
+    """Shape and source of a model: a name of configs/models/, a shape file, a folder, a config.json or a Hugging Face
+    id.
 
     The shape of a folder is that of its config.json. An id that configs/models/ does not have is looked up in the
     Hugging Face cache, then on the hub. Raises UsageError for a path that does not exist and for a misspelt name.
@@ -236,9 +244,13 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
     if shape is not None:
         return shape, None if shape.local else shape.hf_id or shape.name
     try:
-        folder = path.is_dir()
+        folder, file = path.is_dir(), path.suffix == ".json" and path.is_file()
     except (OSError, ValueError):
-        folder = False  # not a path
+        folder = file = False  # not a path
+    if file:
+        # A config.json says enough to plan; its folder is what an engine would load.
+        name = path.resolve().parent.name if path.name == CONFIG else path.stem.removesuffix("_config")
+        return _shape_of(config_of_file(path), name.replace("--", "/")), str(path.resolve().parent)
     if folder:
         files = config_of_folder(path, f"model folder {model}")
         return _shape_of(files, path.resolve().name), str(path.resolve())

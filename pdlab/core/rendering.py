@@ -29,8 +29,9 @@ def rendered(template: Path, **facts: Any) -> str:
 
 
 def said(template: Path, name: str, *facts: Any, **more: Any) -> str:
-    """What one macro of a template says, without white space around it."""
-    return str(getattr(_environment(template.parent).get_template(template.name).module, name)(*facts, **more)).strip()
+    """What one macro of a template says, without empty lines before it and white space behind it."""
+    macro = getattr(_environment(template.parent).get_template(template.name).module, name)
+    return str(macro(*facts, **more)).lstrip("\n").rstrip()
 
 
 class Macros:

@@ -15,6 +15,7 @@ from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.core.served_model import why_unknown_shape
 from pdlab.core.text import listed
 from pdlab.core.text import table as text_table
 from pdlab.core.workload import Workload
@@ -178,7 +179,7 @@ def examine(
 def why_unknown(deployment: Deployment, shape: ModelShape | None, nodes: Iterable[ClusterNode]) -> str:
     """Why nothing can be said of engines on these nodes, and what would say it."""
     if shape is None:
-        return why_no_shape(deployment.model)
+        return why_unknown_shape(deployment)
     if shape.unknown:
         return _not_represented(shape)
     for role in deployment.pools:

@@ -61,6 +61,7 @@ from pdlab.core.settings import (
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
+from pdlab.deploy.export_options import EXPORT, KUBERNETES, ExportOptions
 
 FROM_STDIN = "--request-from-stdin"
 LOCAL_MODEL = "tiny-gptoss"
@@ -174,7 +175,7 @@ class LaunchOptions(Settings):
     )
 
 
-class LaunchSettings(LaunchOptions):
+class LaunchSettings(ExportOptions, LaunchOptions):
     """The command line of the launcher. The flags of a deployment are those of `pdlab.core.deployment`."""
 
     COMMAND = "launch"
@@ -182,7 +183,7 @@ class LaunchSettings(LaunchOptions):
     EXAMPLES = _EXAMPLES
     GROUPS = (
         *(WHAT, MODEL, "collocated and fluid pool", "prefill pool", "decode pool", ROLES, WHERE, SERVING, REQUESTS),
-        *(TRANSPORT, ENGINE, ENVIRONMENT, WORKLOAD, HOW),
+        *(TRANSPORT, ENGINE, ENVIRONMENT, WORKLOAD, HOW, EXPORT, KUBERNETES),
     )
 
     mode: Mode | None = setting(
@@ -338,9 +339,6 @@ class LaunchSettings(LaunchOptions):
         None, LENGTHS_HELP, WORKLOAD, value="KIND", advanced=True
     )
     dry_run: bool = setting(False, "print placement, links and arguments; start nothing", HOW)
-    export: str | None = setting(
-        None, "write a Serve config for serve deploy (- is stdout); start nothing", HOW, value="FILE"
-    )
     shutdown: bool = setting(False, "stop what is being served and leave nothing behind", HOW)
     request_from_stdin: bool = setting(
         False,

@@ -61,10 +61,22 @@ def _check_one(deployment: Deployment, role: Role, arguments: Arguments, *, cpu:
     """What one pool cannot have, whatever the other one has."""
     size = arguments.get("kv_offloading_size")
     if size is not None and arguments.get("kv_transfer_config"):
-        what = "decode_bench fills the KV cache with" if deployment.decode_bench else "prefill and decode transfer with"
         raise UsageError(
-            f"engine argument kv_offloading_size={size} ({role}): vLLM then replaces the KV connector that {what}; "
-            "leave kv_offloading_size out, or serve --collocated without --decode-bench"
+            f"engine argument kv_offloading_size={size} ({role}): vLLM then replaces the KV connector of this "
+            "deployment; leave it out"
+            + ("" if deployment.decode_bench else f", and give --kv-offload-gb {float(size) * 2**30 / 1e9:.4g}")
+        )
+    allocator = (deployment.env_of(role).get("PYTORCH_CUDA_ALLOC_CONF") or "").replace(" ", "")
+    if (
+        arguments.get("kv_transfer_config")
+        and "expandable_segments:True" in allocator
+        and not arguments.get("enable_cumem_allocator")
+        and not arguments.get("enable_sleep_mode")
+    ):
+        raise UsageError(
+            f"PYTORCH_CUDA_ALLOC_CONF={allocator} ({role}): memory that a KV connector has registered would be mapped "
+            "anew, and vLLM refuses to start; leave expandable_segments:True out, or add --engine-arg "
+            "enable_cumem_allocator=true"
         )
     backend, rays = arguments.get("distributed_executor_backend"), "mp" if cpu else "ray"
     if backend not in (None, rays):

@@ -26,7 +26,6 @@ from pdlab.core.environment import env_variable
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
-from pdlab.core.text import counted, listed
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
 from pdlab.report import soaks, tables, verdicts
@@ -81,9 +80,10 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     records = _records(loaded)
     page = rendered(
         ASSETS / "report.html",
-        title=f"{_models(curves)}: {len(curves)} configurations compared",
-        question=_question(curves, view),
-        facts=_facts(curves, by_label),
+        curves=curves,
+        facts=_page_facts(curves, [loaded.experiment.manifest for loaded in by_label.values()]),
+        node=tables.node_name(curves, view),
+        node_always=tables.node_name(curves, _per_node(view)),
         parts=list(_compared_groups(report)),
         say=Macros(verdicts.WORDS),
         no_bound=verdicts.NO_BOUND,
@@ -95,12 +95,9 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         notes=[*tables.notes(curves, view, exclusions=False), *tables.tail_notes(curves)],
         answers=[*report_text.slo_sentences(report), *_searches(by_label)],
         texts=[*report_text.further_sections(report), *report_text.slo_sections(report)],
-        interval_note=_interval_note(curves, view),
-        level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
         head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],
         groups=_groups(columns),
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
-        level_count=len(points),
         soaks=[
             {
                 "sentence": each.sentence,
@@ -111,7 +108,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
-        audit_summary=_audit_summary(findings, len({source.folder for source in loaded})),
+        audit_count=len(findings),
+        folders=len({source.folder for source in loaded}),
         experiments=[_experiment(label, loaded) for label, loaded in by_label.items()],
         sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
         command=command,
@@ -169,50 +167,41 @@ def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
 
 
-def _models(curves: Sequence[Curve]) -> str:
-    return models_text(own(curves))
+class PageFacts(NamedTuple):
+    """What the head of the page says of everything shown. ``repeats``: fewest and most of a level; ``days``: first and
+    last; ``origins``: of experiments that were not measured; ``known_intervals``: some level has one."""
+
+    models: str
+    workloads: list[str]
+    experiments: int
+    published: int
+    levels: int
+    repeats: tuple[int, int]
+    invalid: int
+    days: tuple[str, ...]
+    origins: list[str]
+    on_cpus: bool
+    known_intervals: bool
 
 
-def _question(curves: Sequence[Curve], view: View) -> str:
-    per = f"per {tables.node_name(curves, view)}" if view.normalized else "of the whole deployment"
-    most = f"the most {view.throughput_metric} tokens/s {per}"
-    if len(curves) == 1:
-        return f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most}?"
-    accepted = f"at a {view.latency_name} that users accept?"
-    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most} {accepted}"
-
-
-def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
+def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageFacts:
     points = [point for curve in curves for point in curve.points]
-    repeats = sorted({point.repeats for point in points})
-    facts = [f"{listed(list(dict.fromkeys(curve.workload for curve in curves)))} input:output tokens"]
-    published_count = sum(curve.published is not None for curve in curves)
-    facts += [counted(len(curves) - published_count, "experiment"), counted(len(points), "level")]
-    facts += [f"{counted(published_count, 'published curve')}, not ranked"] if published_count else []
-    facts.append(counted(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
-    invalid = sum(not point.valid for point in points)
-    facts.append(f"{invalid} not valid" if invalid else "all valid")
-    manifests = [loaded.experiment.manifest for loaded in by_label.values()]
-    days = sorted({m.started_at[:10] for m in manifests if m.started_at})
-    if days:
-        facts.append(f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
-    facts += [f"origin: {origin}" for origin in dict.fromkeys(map(_origin, manifests)) if origin != "measured"]
-    if any(m.local for m in manifests):
-        facts.append("on CPUs of one machine: engine ranks stand for GPUs")
-    return facts
-
-
-def _origin(manifest: Manifest) -> str:
-    return f"{manifest.origin} (rehearsed)" if manifest.rehearsal else manifest.origin
-
-
-def _interval_note(curves: Sequence[Curve], view: View) -> str:
-    known = any(point.rate_estimate("requests").basis for curve in curves for point in curve.points)
-    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, if known."
-    return text if known else "Intervals are unknown: there is one repeat, and its requests were not kept."
-
-
-# Verdicts
+    published = sum(curve.published is not None for curve in curves)
+    days = sorted({manifest.started_at[:10] for manifest in manifests if manifest.started_at})
+    origins = dict.fromkeys(f"{each.origin}{' (rehearsed)' if each.rehearsal else ''}" for each in manifests)
+    return PageFacts(
+        models=models_text(own(curves)),
+        workloads=list(dict.fromkeys(curve.workload for curve in curves)),
+        experiments=len(curves) - published,
+        published=published,
+        levels=len(points),
+        repeats=(min(point.repeats for point in points), max(point.repeats for point in points)),
+        invalid=sum(not point.valid for point in points),
+        days=tuple(dict.fromkeys((days[0], days[-1]))) if days else (),
+        origins=[origin for origin in origins if origin != "measured"],
+        on_cpus=any(manifest.local for manifest in manifests),
+        known_intervals=any(point.rate_estimate("requests").basis for point in points),
+    )
 
 
 class ComparedGroup(NamedTuple):
@@ -351,9 +340,9 @@ def _findings(findings: Sequence[AuditFinding]) -> Iterator[dict[str, Any]]:
         percents = [finding.percent for finding in members if finding.percent is not None]
         yield {
             "name": kind,
-            "where": f"in {counted(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
-            "percent": f"{max(percents):.0f}" if percents else "",
-            "consequence": consequence[0].upper() + consequence[1:],
+            "folders": len({name.split("/")[0] for each in members for name in each.files}),
+            "percent": max(percents, default=None),
+            "consequence": consequence,
             "fix": members[0].fix,
             "members": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
         }
@@ -363,24 +352,18 @@ def _files(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0].split('/')[0]}, {len(names)} files"
 
 
-def _audit_summary(findings: Sequence[AuditFinding], folders: int) -> str:
-    kinds = ", ".join(sorted({finding.kind for finding in findings}))
-    counts = f"{counted(len(findings), 'finding')} in {counted(folders, 'folder')}"
-    return f"The audit has {counts} ({kinds}): read them before you rely on a verdict or a plot."
-
-
 # Experiments
 
 
 def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
-    manifest = loaded.experiment.manifest
-    unit = "engine rank" if manifest.local else "GPU"
-    size = counted(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
-    runs = loaded.experiment.runs
+    manifest, runs = loaded.experiment.manifest, loaded.experiment.runs
     return {
         "label": label,
         "name": loaded.experiment.name,
-        "short": f"{size}, {counted(len(runs), 'run')}, {'rehearsed' if manifest.rehearsal else manifest.origin}",
+        "gpus": manifest.gpus,
+        "unit": "engine rank" if manifest.local else "GPU",
+        "runs": len(runs),
+        "origin": "rehearsed" if manifest.rehearsal else manifest.origin,
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
         ],

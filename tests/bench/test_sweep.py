@@ -474,7 +474,7 @@ def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.Mon
     filling = served.model_copy(update={"decode_bench": True})
     resolved = resolve("decode-only", filling)
     assert "filled with random values" in resolved.figure_notes[0]
-    assert "fills the first KV-cache group alone" in resolved.figure_notes[1], "gpt-oss has sliding windows"
+    assert "fills only the first KV-cache group" in resolved.figure_notes[1], "gpt-oss has sliding windows"
     for deployment in (served, None):
         with pytest.raises(UsageError, match=r"--decode-bench, or take --mode decode-approx"):
             resolve("decode-only", deployment)

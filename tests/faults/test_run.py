@@ -21,9 +21,9 @@ from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.deploy.application import AppState
 from pdlab.deploy.endpoint import Running, save_running
-from pdlab.faults import inject, session
+from pdlab.faults import inject, run
 from pdlab.faults.plan import FaultPlan
-from pdlab.faults.session import Order, Subject, beyond, guarded, subject_of
+from pdlab.faults.run import ChaosOrder, Subject, beyond, guarded, subject_of
 from pdlab.results import chaos
 from pdlab.results.schema import Manifest
 
@@ -40,8 +40,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def order(url: str, folder: Path | None = None, **more: Any) -> Order:
-    return Order(plan=PLAN, name="mine", base_url=url, folder=None if folder is None else str(folder), **more)
+def order(url: str, folder: Path | None = None, **more: Any) -> ChaosOrder:
+    return ChaosOrder(plan=PLAN, name="mine", base_url=url, folder=None if folder is None else str(folder), **more)
 
 
 def test_what_was_not_launched_here_is_refused(cache: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_was_launched_here_is_known(of: dict[str, Any], cache: Path) -> Non
     subject = subject_of(order(url))
     assert (subject.model_id, subject.manifest, subject.key) == ("m", manifest, None)
     with pytest.raises(UsageError, match=r"the local Ray nodes that .* was on are gone"):
-        session.execute(order(url))
+        run.execute(order(url))
 
 
 def test_more_than_before() -> None:
@@ -120,7 +120,7 @@ class FakeApp:
         return [answer for _ in requests]
 
 
-class Made(session._Session):
+class Made(run._FaultRun):
     """On made-up processes; ``use`` is what the engines say of their KV blocks, ``extra`` what is left at the end."""
 
     use: dict[str, float]
@@ -157,7 +157,7 @@ class Made(session._Session):
 def made(url: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, FakeHands]:
     for name, value in (("LEFT_POLL_S", 0.05), ("SETTLE_S", 0.5), ("LAST_RECOVERY_S", 2.0), ("SAMPLE_S", 0.2),
                         ("LEFT_GRACE_S", 0.5)):  # fmt: skip
-        monkeypatch.setattr(session, name, value)
+        monkeypatch.setattr(run, name, value)
     monkeypatch.setattr(inject, "PREPARATION_S", 0.01)
     cluster = Cluster()
     monkeypatch.setattr(cluster, "names", lambda: {"n1": "local-1", "n2": "local-2"})
@@ -215,11 +215,11 @@ def test_what_is_left(
     use: dict[str, float], inventories: list[dict[str, int]], free: bool, processes: dict[str, int],
     server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(session, "SETTLE_S", 3.0)
+    monkeypatch.setattr(run, "SETTLE_S", 3.0)
     folder = chaos.new_folder(tmp_path, "x")
     one, _ = made(server[1], folder, monkeypatch)
     if len(inventories) == 3:
-        monkeypatch.setattr(session, "SETTLE_S", 30.0)
+        monkeypatch.setattr(run, "SETTLE_S", 30.0)
     one.use, one.inventories = use, list(inventories)
     one.run()
     left = chaos.load(folder).run.leftovers

@@ -36,9 +36,9 @@ from pdlab.faults.inject import Injector, Surroundings
 from pdlab.faults.kinds import Possible, Role
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
+from pdlab.faults.node_restart import request_restart
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, FaultSchedule
 from pdlab.faults.targets import Hands, Member, NodeSurvey, classify, counted, parts, resident_mib
-from pdlab.faults.warden import ask
 from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
 from pdlab.results.provenance import now
 from pdlab.results.schema import Manifest
@@ -67,7 +67,7 @@ CounterKey = tuple[str, tuple[tuple[str, str], ...]]
 """A counter's name and labels."""
 
 
-class Order(Frozen):
+class ChaosOrder(Frozen):
     """What to do. ``name``: the plan's; ``folder``: where results go (None: a dry run). ``not_mine``: also where no
     launcher of this machine has published what answers there."""
 
@@ -92,7 +92,7 @@ class Subject(NamedTuple):
         return self.manifest.deployment
 
 
-def subject_of(order: Order) -> Subject:
+def subject_of(order: ChaosOrder) -> Subject:
     """What answers at that address. Raises UsageError where no launcher of this machine has published it, unless told
     that this is known."""
     running = load_running(order.base_url)
@@ -108,7 +108,7 @@ def subject_of(order: Order) -> Subject:
     return Subject(order.base_url, "", manifest, key)
 
 
-def execute(order: Order) -> None:
+def execute(order: ChaosOrder) -> None:
     """Do it; progress goes to standard error, a dry run's text to standard output. Raises PdlabError."""
     subject = subject_of(order)
     with contextlib.ExitStack() as stack:
@@ -123,15 +123,15 @@ def execute(order: Order) -> None:
         cluster = stack.enter_context(Cluster(local, env))
         loading.result()
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # tells of every raylet that was killed
-        session = _Session(order, subject, cluster, local)
-        stack.callback(session.hands.close)
-        session.run()
+        faults = _FaultRun(order, subject, cluster, local)
+        stack.callback(faults.hands.close)
+        faults.run()
 
 
-class _Session:
+class _FaultRun:
     """One order on one deployment."""
 
-    def __init__(self, order: Order, subject: Subject, cluster: Cluster, local: LocalNodes | None) -> None:
+    def __init__(self, order: ChaosOrder, subject: Subject, cluster: Cluster, local: LocalNodes | None) -> None:
         self.order = order
         rehearsal = subject.manifest.rehearsal
         self.plan = order.plan.slowed(rehearsal.slow_down or 1.0) if rehearsal else order.plan
@@ -368,7 +368,7 @@ class _Session:
         if self.local is None or number is None:
             raise ClusterError(f"node {name} was not started by this machine")
         if self.local.two_hosts is not None:
-            ask(self.local, number)
+            request_restart(self.local, number)
         else:
             self.local = local_nodes.restart(self.local, number)
 
@@ -521,4 +521,4 @@ def _described(fault: InjectedFault) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_on_host.answering(lambda text: execute(Order.model_validate_json(text))))
+    sys.exit(run_on_host.answering(lambda text: execute(ChaosOrder.model_validate_json(text))))

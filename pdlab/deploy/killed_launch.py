@@ -1,6 +1,6 @@
 """Take down what a killed launch has left.
 
-``python -m pdlab.deploy.takedown URL nodes ID FOLDER`` or ``... URL application ID``, run by
+``python -m pdlab.deploy.killed_launch URL nodes ID FOLDER`` or ``... URL application ID``, run by
 `pdlab.deploy.orphan_cleanup`.
 """
 
@@ -24,12 +24,12 @@ TRIES = 5
 def main(words: list[str]) -> None:
     base_url, kind, cluster_id, *folder = words
     if kind == "application":
-        take_application(base_url, cluster_id)
+        stop_application(base_url, cluster_id)
     else:
-        take_nodes(base_url, cluster_id, folder[0])
+        stop_nodes(base_url, cluster_id, folder[0])
 
 
-def take_nodes(base_url: str, cluster_id: str, folder: str) -> None:
+def stop_nodes(base_url: str, cluster_id: str, folder: str) -> None:
     """End every process of those nodes and remove their files, unless another launch already uses them."""
     with _turn() as ours:
         recorded = _recorded()
@@ -46,7 +46,7 @@ def take_nodes(base_url: str, cluster_id: str, folder: str) -> None:
         _forget(base_url, ours)
 
 
-def take_application(base_url: str, cluster_id: str) -> None:
+def stop_application(base_url: str, cluster_id: str) -> None:
     """Delete the application on nodes that another launch made and that stay, unless another launch replaces it."""
     with _turn() as ours:
         nodes = _recorded()

@@ -22,8 +22,8 @@ ANSWER_TIMEOUT_S = local_nodes.START_TIMEOUT_S + 30.0
 
 
 @contextlib.contextmanager
-def warden(nodes: LocalNodes) -> Iterator[None]:
-    """Within the block a thread of this process, outside of the hosts, does what `ask` inside of them wants."""
+def restarting_nodes(nodes: LocalNodes) -> Iterator[None]:
+    """Within the block a thread of this process, outside of the hosts, serves `request_restart` inside of them."""
     over = threading.Event()
     folder = Path(nodes.temp_dir)
     _forget(folder)
@@ -41,7 +41,7 @@ def warden(nodes: LocalNodes) -> Iterator[None]:
                     complaint = str(error) or type(error).__name__
                 replace(folder / ANSWER, complaint.encode())
 
-    thread = threading.Thread(target=watch, name="warden", daemon=True)
+    thread = threading.Thread(target=watch, name="restarting-nodes", daemon=True)
     thread.start()
     try:
         yield
@@ -51,7 +51,7 @@ def warden(nodes: LocalNodes) -> Iterator[None]:
         _forget(folder)
 
 
-def ask(nodes: LocalNodes, number: int) -> None:
+def request_restart(nodes: LocalNodes, number: int) -> None:
     """Have that node started again; returns when it is. Raises ClusterError where it is not."""
     folder = Path(nodes.temp_dir)
     (folder / ANSWER).unlink(missing_ok=True)

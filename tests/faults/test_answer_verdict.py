@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlab.deploy.canary import CanaryAnswer
-from pdlab.faults.fates import Received, judge
+from pdlab.faults.answer_verdict import Received, judge
 from pdlab.results.chaos import Fate
 
 TOKENS = (5, 9, 2, 7)

@@ -1,0 +1,239 @@
+"""The launcher's settings for exports: files that another tool deploys. A part of `pdlab.deploy.options`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Annotated, Literal
+
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+from pdlab.core.settings import Settings, Text, setting
+
+# Titles of groups of flags.
+EXPORT, KUBERNETES = "export (nothing is started)", "Kubernetes (with --export-k8s)"
+WEIGHTS_PATH = "/weights"
+HUGE_PAGES = "5120Mi"  # of 2 MiB; what AWS gives a p5 for libfabric
+EFA_RESOURCE = "vpc.amazonaws.com/efa"
+# A Kubernetes object's name that is a DNS label, and the longest name that KubeRay takes for a RayService.
+DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+MOST_NAME_CHARS = 47
+QUANTITY = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti)")
+RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+class WeightsClaim(Frozen):
+    """A volume claim with weights, and where the pods have it."""
+
+    claim: str
+    path: str = WEIGHTS_PATH
+
+    def __str__(self) -> str:
+        return self.claim if self.path == WEIGHTS_PATH else f"{self.claim}:{self.path}"
+
+
+class RdmaDevices(Frozen):
+    """The RDMA devices of a pod. ``kind``: EFA with as many as the cluster's file says, a named resource, or a device
+    class of dynamic resource allocation (DRA), both with ``count``."""
+
+    kind: Literal["efa", "resource", "dra"]
+    name: str = EFA_RESOURCE
+    count: int | None = None
+
+    def __str__(self) -> str:
+        return "efa" if self.kind == "efa" else f"{'dra:' if self.kind == 'dra' else ''}{self.name}={self.count}"
+
+
+def read_weights_claim(text: str) -> WeightsClaim:
+    """Raises argparse.ArgumentTypeError."""
+    claim, colon, path = text.partition(":")
+    if not DNS_NAME.fullmatch(claim) or (colon and not re.fullmatch(r"(/[\w.-]+)+", path)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not CLAIM or CLAIM:/PATH, the name of a volume claim and an absolute path; "
+            f"for example weights:{WEIGHTS_PATH}"
+        )
+    return WeightsClaim(claim=claim, path=path or WEIGHTS_PATH)
+
+
+def read_rdma_devices(text: str) -> RdmaDevices:
+    """Raises argparse.ArgumentTypeError."""
+    if text == "efa":
+        return RdmaDevices(kind="efa")
+    kind: Literal["resource", "dra"] = "dra" if text.startswith("dra:") else "resource"
+    name, _, count = text.removeprefix("dra:").partition("=")
+    pattern = DNS_NAME if kind == "dra" else RESOURCE
+    if not pattern.fullmatch(name) or not re.fullmatch(r"[1-9][0-9]{0,3}", count):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not efa, RESOURCE=N or dra:CLASS=N; for example rdma/ib=1 or dra:mrdma.google.com=8"
+        )
+    return RdmaDevices(kind=kind, name=name, count=int(count))
+
+
+def read_quantity(text: str) -> str:
+    """Raises argparse.ArgumentTypeError."""
+    if not QUANTITY.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of Mi, Gi or Ti; for example 1600Gi")
+    return text
+
+
+def read_service_name(text: str) -> str:
+    """Raises argparse.ArgumentTypeError."""
+    if len(text) > MOST_NAME_CHARS or not DNS_LABEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the name of a RayService: a to z, 0 to 9 and dashes, a letter first, at most "
+            f"{MOST_NAME_CHARS} characters"
+        )
+    return text
+
+
+def read_object_name(text: str) -> str:
+    """Raises argparse.ArgumentTypeError."""
+    if len(text) > 253 or not DNS_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a Kubernetes object: a to z, 0 to 9, - and .")
+    return text
+
+
+def read_code_url(text: str) -> str:
+    """Raises argparse.ArgumentTypeError."""
+    if not re.fullmatch(r"(https|s3|gs|file)://[^\s\"']+\.(zip|whl)", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not https://, s3://, gs:// or file:// with a file that ends in .zip or .whl"
+        )
+    return text
+
+
+def read_image_name(text: str) -> str:
+    """Raises argparse.ArgumentTypeError."""
+    if not re.fullmatch(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of an image; for example HOST/pdlab-gpu:2.60.0")
+    return text
+
+
+SecretName = Annotated[str, Text(read_object_name)]
+
+
+class ExportOptions(Settings):
+    """What is exported, and how."""
+
+    export: str | None = setting(
+        None,
+        "write a Serve config for serve deploy (- is stdout); start nothing",
+        EXPORT,
+        value="FILE",
+        one_of="export",
+    )
+    export_plain: str | None = setting(
+        None,
+        "write a Serve config that Ray's public builders read, without pdlab and what it protects from (- is stdout)",
+        EXPORT,
+        value="FILE",
+        one_of="export",
+        advanced=True,
+    )
+    export_k8s: str | None = setting(
+        None,
+        "write the manifests of a KubeRay RayService for the nodes of --cluster FILE (- is stdout; docs/kubernetes.md)",
+        EXPORT,
+        value="FILE",
+        one_of="export",
+    )
+    export_env: str | None = setting(
+        None,
+        "with --export or --export-plain: write the environment that `ray start` needs on every node, to be sourced",
+        EXPORT,
+        value="FILE",
+        advanced=True,
+    )
+    code_url: Annotated[str, Text(read_code_url)] | None = setting(
+        None,
+        "with --export: Ray fetches pdlab's code from there (`python -m pdlab code-zip`), so that nodes need no pdlab",
+        EXPORT,
+        value="URL",
+        needs="export",
+        advanced=True,
+    )
+    image: Annotated[str, Text(read_image_name)] | None = setting(
+        None, "image of all pods (needed)", KUBERNETES, value="IMAGE", needs="export_k8s", advanced=True
+    )
+    k8s_name: Annotated[str, Text(read_service_name)] | None = setting(
+        None,
+        "name of the RayService",
+        KUBERNETES,
+        value="NAME",
+        otherwise="the deployment's name",
+        needs="export_k8s",
+        advanced=True,
+    )
+    k8s_groups: Literal["node", "pool"] = setting(
+        "node",
+        "one worker group for each planned node, or one for all nodes of a pool",
+        KUBERNETES,
+        needs="export_k8s",
+        advanced=True,
+    )
+    weights_pvc: Annotated[WeightsClaim, Text(read_weights_claim)] | None = setting(
+        None,
+        f"volume claim with the weights, mounted at PATH (default {WEIGHTS_PATH}) in all pods; HF_HOME is PATH/hf",
+        KUBERNETES,
+        value="CLAIM[:PATH]",
+        needs="export_k8s",
+        advanced=True,
+    )
+    hf_secret: SecretName | None = setting(
+        None,
+        "secret whose key `token` is the Hugging Face token",
+        KUBERNETES,
+        value="NAME",
+        needs="export_k8s",
+        advanced=True,
+    )
+    key_secret: SecretName | None = setting(
+        None,
+        "secret whose key `sha256` is the SHA-256 of the API key",
+        KUBERNETES,
+        value="NAME",
+        otherwise="the RayService's name with -api-key behind it",
+        needs="export_k8s",
+        advanced=True,
+    )
+    rdma: Annotated[RdmaDevices, Text(read_rdma_devices)] | None = setting(
+        None,
+        "RDMA devices of a worker pod",
+        KUBERNETES,
+        value="efa|RESOURCE=N|dra:CLASS=N",
+        otherwise="efa where the cluster's nodes have EFA",
+        needs="export_k8s",
+        advanced=True,
+    )
+    hugepages: Annotated[str, Text(read_quantity)] | None = setting(
+        None,
+        f"huge pages of 2 MiB of a worker pod ({HUGE_PAGES} without a number)",
+        KUBERNETES,
+        value="SIZE",
+        bare=HUGE_PAGES,
+        otherwise="none",
+        needs="export_k8s",
+        advanced=True,
+    )
+    pod_memory: Annotated[str, Text(read_quantity)] | None = setting(
+        None,
+        "memory of a worker pod, requested and as its limit",
+        KUBERNETES,
+        value="SIZE",
+        otherwise="no request and no limit",
+        needs="export_k8s",
+        advanced=True,
+    )
+
+    @property
+    def target(self) -> tuple[str, str] | None:
+        """The flag that asks for an export, and its file; None: none is asked for."""
+        files = {"--export": self.export, "--export-plain": self.export_plain, "--export-k8s": self.export_k8s}
+        return next(((flag, file) for flag, file in files.items() if file is not None), None)
+
+    def check(self) -> None:
+        if self.export_env is not None and self.export is None and self.export_plain is None:
+            raise UsageError("--export-env is for --export and --export-plain: add one of them, or leave it out")
+        if self.export_k8s is not None and self.image is None:
+            raise UsageError("--export-k8s needs the image of the pods: give --image IMAGE (docs/kubernetes.md)")

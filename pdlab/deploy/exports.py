@@ -1,0 +1,315 @@
+"""Exports of a deployment: Serve configs for ``serve deploy`` on a cluster that pdlab does not reach.
+
+`served` has everything that a launch has. `plain` uses Ray's public builders alone: nodes need no pdlab, and
+`LOSSES` says what is lost. Both come with notes, which are comments of the file and warnings of the command.
+Imports neither Ray nor vLLM.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import yaml
+
+from pdlab.core.commands import typed
+from pdlab.core.deployment import Collocated
+from pdlab.core.errors import UsageError
+from pdlab.core.text import shell_assignments
+from pdlab.core.version import STACK, __version__
+from pdlab.deploy.preflight import LIBFABRIC, may_choose
+from pdlab.deploy.prepared import Prepared
+from pdlab.deploy.serve_config import (
+    DP_BUILDER,
+    KV_GUARD_DEADLINE,
+    OPENAI_BUILDER,
+    PD_BUILDER,
+    ServeApp,
+    serve_config,
+)
+from pdlab.deploy.wire_proof import planned_wires
+
+COLUMNS = 100
+# Ray's public builders (ray.serve.llm) for pdlab's. Fluid pools have none.
+PUBLIC = {
+    OPENAI_BUILDER: "ray.serve.llm:build_openai_app",
+    DP_BUILDER: "ray.serve.llm:build_dp_openai_app",
+    PD_BUILDER: "ray.serve.llm:build_pd_openai_app",
+}
+# libfabric's provider for EFA, and its reads of GPU memory, as AWS's manifests set them. vLLM hands no FI_ variable on
+# to its workers: the environment of the node has to have them.
+EFA_ENV = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+
+
+class Loss(NamedTuple):
+    """A protection that Ray's public builders do not have.
+
+    ``text``: what happens without it. ``mixins``: the classes that give it (`pdlab.deploy.serving.builders`).
+    ``keys``: arguments that ask for it, which Ray's builders refuse; the first one says whether it is lost.
+    ``engine_keys``: the same in the configuration of an engine, as paths.
+    """
+
+    text: str
+    mixins: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    engine_keys: tuple[tuple[str, ...], ...] = ()
+
+
+_EXTRA = ("engine_kwargs", "kv_transfer_config", "kv_connector_extra_config")
+LOSSES = (
+    Loss(
+        "Request limits and closed routes: clients reach every route of vLLM and ask for as much as they like.",
+        ("Front",),
+        ("guard",),
+    ),
+    Loss(
+        "The reasons of engine errors: a request that vLLM refuses can be answered with status 500.",
+        ("ExplainsErrors",),
+        ("guard",),
+    ),
+    Loss(
+        "The end of a replica whose engine died: it answers with errors until Ray Serve's health check sees it.",
+        ("EndsWithEngine",),
+        ("guard",),
+    ),
+    Loss(
+        "The counters of KV-pool tokens: a sweep does not know how full the KV cache was.",
+        ("CountsPoolTokens",),
+        ("guard",),
+    ),
+    Loss(
+        "Time limit, second try and local prefill of a prefill call: a prefill replica that hangs or dies takes "
+        "requests with it.",
+        ("CallsPrefill",),
+        ("prefill_call",),
+        (("deployment_config", "request_router_config"),),
+    ),
+    Loss(
+        "Requests with n > 1, with several prompts or with min_tokens: with PD they fail or have wrong KV cache.",
+        ("OneByOne",),
+        ("prefill_call",),
+    ),
+    Loss(
+        "The drain of prefill: a replica that stops takes KV blocks with it that decode has not read.",
+        ("Drains",),
+        ("kv_drain_s",),
+    ),
+    Loss(
+        "The hold on NIXL's ports: a port that another process takes keeps a replica from starting.",
+        ("HoldsPort",),
+        ("kv_drain_s",),
+    ),
+    Loss(
+        "The KV guard: decode can generate from KV cache that did not arrive whole, and answer wrongly.",
+        ("BringsGuard",),
+        ("kv_guard",),
+        (
+            ("engine_kwargs", "scheduler_cls"),
+            ("engine_kwargs", "kv_transfer_config", "kv_connector_module_path"),
+            (*_EXTRA, KV_GUARD_DEADLINE),
+        ),
+    ),
+    Loss(
+        "The watch on engine steps: an engine that hangs with work is not restarted.",
+        ("WatchesSteps",),
+        ("kv_guard",),
+    ),
+    Loss(
+        "The settings of engines on small CPU nodes: a start takes longer, and NIXL takes a core of its own.",
+        (),
+        (),
+        (
+            ("callback_config",),
+            ("engine_kwargs", "worker_extension_cls"),
+            ("runtime_env", "env_vars", "PDLAB_AT_START"),
+        ),
+    ),
+)
+NO_KEY = (
+    "No API key: Ray's HTTP servers would have to import pdlab to check one. Whoever reaches the address can use the "
+    "model."
+)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A Serve config, and what a person must know to deploy it. ``env``: what `ray start` needs in its environment."""
+
+    config: dict[str, Any]
+    notes: tuple[str, ...]
+    env: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        """The YAML, the notes as comments on top."""
+        return f"{comments(self.notes)}{yaml.safe_dump(self.config, sort_keys=False)}"
+
+    def with_note(self, note: str) -> Export:
+        """The same with one more note."""
+        return replace(self, notes=(*self.notes, note))
+
+
+def comments(notes: Sequence[str]) -> str:
+    """The notes as comments of a YAML file or of a shell script. Lines behind the first are commands, not wrapped."""
+    lines: list[str] = []
+    for note in notes:
+        sentence, *commands = note.splitlines()
+        wrapped = textwrap.wrap(sentence, COLUMNS - 4, break_long_words=False, break_on_hyphens=False)
+        lines += [f"{'#   ' if number else '# - '}{line}" for number, line in enumerate(wrapped)]
+        lines += [f"#     {command}" for command in commands]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def served(
+    prepared: Prepared,
+    *,
+    host: str,
+    port: int,
+    path_env: Mapping[str, str],
+    key_env: Mapping[str, str],
+    wants_key: bool,
+    code_url: str | None,
+    env_file: str | None,
+    choose_backend: bool,
+) -> Export:
+    """The application of a launch. ``path_env`` is what the serving path needs, ``key_env`` what asks for the API key
+    (nothing where the key is not wanted, or cannot be checked)."""
+    key_env = {} if code_url else key_env
+    app = prepared.app if code_url is None else without_bringing(prepared.app)
+    config = serve_config(
+        app, host=host, port=port, controller_env={**path_env, **key_env}, py_modules=(code_url,) if code_url else ()
+    )
+    if code_url is None:
+        code = (
+            f"Every process of Ray imports pdlab {__version__}: install it on every node, or put the zip of "
+            f"`{typed('code-zip', '.')}` on PYTHONPATH before `ray start`. With --code-url URL Ray fetches it."
+        )
+    else:
+        code = f"Ray fetches pdlab {__version__} from {code_url}: every node must be able to read it."
+    notes = [_stack(), code, *_common(prepared, path_env, key_env, env_file, choose_backend)]
+    if wants_key:
+        notes.append(
+            "Clients send the API key (Authorization: Bearer KEY). This file has its SHA-256, which grants no access."
+            if key_env
+            else f"{NO_KEY} To have one, install pdlab on the nodes and leave --code-url out."
+        )
+    return Export(config, tuple(notes), {**path_env, **key_env, **node_env(prepared)})
+
+
+def plain(
+    prepared: Prepared,
+    *,
+    host: str,
+    port: int,
+    path_env: Mapping[str, str],
+    wants_key: bool,
+    env_file: str | None,
+    choose_backend: bool,
+) -> Export:
+    """The application by Ray's public builders. Raises UsageError where they have none for it."""
+    app, lost = to_public(prepared.app)
+    config = serve_config(app, host=host, port=port, controller_env=path_env)
+    notes = [_stack(), "Nodes need no pdlab.", *_common(prepared, path_env, {}, env_file, choose_backend)]
+    notes += [f"Lost without pdlab: {text}" for text in (*lost, *([NO_KEY] if wants_key else []))]
+    return Export(config, tuple(notes), {**path_env, **node_env(prepared)})
+
+
+def to_public(app: ServeApp) -> tuple[ServeApp, tuple[str, ...]]:
+    """The application with the arguments that Ray's public builder takes, and what is lost. Raises UsageError."""
+    if app.import_path not in PUBLIC:
+        raise UsageError("--export-plain: Ray has no public builder for a fluid pool; give --export, or another mode")
+    args = copy.deepcopy(app.args)
+    engines = engine_configs(args)
+    lost = []
+    for loss in LOSSES:
+        asked = [key for key in loss.keys[:1] if key in app.args]
+        found = [_removed(config, path) for config in engines for path in loss.engine_keys]
+        if asked or (not loss.keys and any(found)):
+            lost.append(loss.text)
+        for key in loss.keys:
+            args.pop(key, None)
+    return ServeApp(import_path=PUBLIC[app.import_path], args=args), tuple(lost)
+
+
+def engine_configs(args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configurations of engines in the arguments of a builder."""
+    named = [args[key] for key in ("prefill_config", "decode_config", "llm_config") if key in args]
+    return [*named, *args.get("llm_configs", ())]
+
+
+def without_bringing(app: ServeApp) -> ServeApp:
+    """The application on nodes that import pdlab's code: the KV guard need not be brought to them."""
+    args = copy.deepcopy(app.args)
+    if "kv_guard" in args:
+        args["kv_guard"]["bring"] = False
+    return app.model_copy(update={"args": args})
+
+
+def _removed(config: dict[str, Any], path: Sequence[str]) -> bool:
+    """Take out what is at that path, if it is there."""
+    for key in path[:-1]:
+        config = config.get(key, {})
+    return config.pop(path[-1], None) is not None
+
+
+def node_env(prepared: Prepared) -> dict[str, str]:
+    """Environment of a node with engines that no runtime environment can carry."""
+    return EFA_ENV if any(node.nic.kind == "efa" for node in prepared.view.engine_nodes) else {}
+
+
+def env_script(env: Mapping[str, str]) -> str:
+    """A shell script with the environment that `ray start` needs."""
+    head = comments(("Source this file before `ray start` on every node.",))
+    return head + "".join(f"export {shell_assignments({name: value})}\n" for name, value in env.items())
+
+
+def prefers_libfabric(prepared: Prepared, choose_backend: bool) -> bool:
+    """Whether nobody named a NIXL backend, and the KV cache crosses EFA alone, where NIXL recommends LIBFABRIC."""
+    transport = prepared.deployment.transport
+    if transport is None or not choose_backend or not may_choose(prepared.deployment):
+        return False
+    return planned_wires(prepared.deployment, prepared.placement, prepared.view) == {"efa"}
+
+
+def on_libfabric(prepared: Prepared) -> Prepared:
+    """The same with the KV cache moved by LIBFABRIC."""
+    deployment = prepared.deployment
+    assert not isinstance(deployment.topology, Collocated)
+    transport = deployment.topology.transport.model_copy(update={"backends": (LIBFABRIC,)})
+    topology = deployment.topology.model_copy(update={"transport": transport})
+    return prepared.with_transport_of(deployment.model_copy(update={"topology": topology}))
+
+
+def _stack() -> str:
+    versions = ", ".join(f"{package} {version}" for package, version in STACK.items())
+    return f"Every node has {versions}, and the weights of the model or a way to fetch them."
+
+
+def _common(
+    prepared: Prepared,
+    path_env: Mapping[str, str],
+    key_env: Mapping[str, str],
+    env_file: str | None,
+    choose_backend: bool,
+) -> list[str]:
+    notes = []
+    if path_env or key_env:
+        notes.append(
+            "Ray Serve reads controller_options when it starts: where it runs already, run `serve shutdown` first."
+        )
+    if env_file is not None:
+        notes.append(f"Before `ray start` on every node:\n. {shlex.quote(env_file)}")
+    elif env := node_env(prepared):
+        notes.append(f"Before `ray start` on every node:\nexport {shell_assignments(env)}")
+    if names := prepared.deployment.secrets:
+        notes.append(f"Before `ray start` every node has {' and '.join(names)} in its environment: no file holds them.")
+    if prefers_libfabric(prepared, choose_backend):
+        notes.append(
+            f"The KV cache moves by UCX. On EFA a launch takes {LIBFABRIC} where it loads on every node: add "
+            f"--kv-backend {LIBFABRIC} if the nodes have libfabric."
+        )
+    return notes

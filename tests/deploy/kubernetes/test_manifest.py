@@ -1,0 +1,347 @@
+"""The manifests of RayServices: three stored ones, the rules that each passes, and mistakes that the rules refuse."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import kuberay
+
+from pdlab.cli import launch
+from pdlab.deploy.kubernetes.code_zip import code, digest
+from pdlab.deploy.kubernetes.rules import problems, selectors
+
+GOLDEN = Path(__file__).parent / "golden"
+Documents = list[dict[str, Any]]
+
+ROCE = """nodes:
+- {id: gpu-a, gpu_type: H100, gpus: 8, cpus: 128, nic: {kind: roce, count: 8, gbit_per_s: 400}}
+- {id: gpu-b, gpu_type: H100, gpus: 8, cpus: 128, nic: {kind: roce, count: 8, gbit_per_s: 400}}
+- {id: head, cpus: 16, head: true}
+"""
+CPU = """nodes:
+- {id: cpu-a, cpus: 4, head: true, labels: {node.kubernetes.io/instance-type: m7i.2xlarge}}
+- {id: cpu-b, cpus: 4}
+"""
+FOUR = ROCE.replace("gpu-", "more-gpu-") + ROCE.partition("\n")[2].replace("- {id: head, cpus: 16, head: true}\n", "")
+CLUSTERS = {"roce.yaml": ROCE, "cpu.yaml": CPU, "four.yaml": FOUR}
+IMAGE = ["--image", "registry.example/pdlab:2.60.0"]
+EFA = ["--pd-spread", "--cluster", "p5.48xlarge-x2", *IMAGE]
+CASES: dict[str, list[str]] = {
+    "p5-efa": [*EFA, "--weights-pvc", "weights", "--hf-secret", "hf-token", "--hugepages", "--pod-memory", "1600Gi"],
+    "roce": [
+        *("--pd-spread", "--model", "/models/gpt-oss-120b", "--model-id", "gpt-oss-120b", "--cluster", "roce.yaml"),
+        *("--weights-pvc", "shared:/models", "--rdma", "dra:rdma.example.com=8", "--k8s-name", "chat", *IMAGE),
+    ],
+    "cpu": [
+        *("--pd-spread", "--p-tp", "1", "--d-tp", "1", "--model", "/weights/tiny-gptoss", "--model-id", "tiny-gptoss"),
+        *("--cluster", "cpu.yaml", "--weights-pvc", "weights", "--no-api-key", *IMAGE),
+    ],
+}
+OTHERS: dict[str, list[str]] = {
+    "pack": ["--pd-pack", "--cluster", "p5.48xlarge-x2", *IMAGE],
+    "collocated": ["--collocated", "--num", "4", "--cluster", "p5.48xlarge-x2", *IMAGE],
+    "fluid": ["--pd-fluid", "--num", "4", "--cluster", "p5.48xlarge-x2", *IMAGE],
+    "named-resource": ["--pd-spread", "--cluster", "roce.yaml", "--rdma", "rdma/ib=1", *IMAGE],
+    "pools": ["--pd-spread", "--p-num", "4", "--d-num", "4", "--cluster", "four.yaml", "--rdma", "rdma/ib=1",
+              "--k8s-groups", "pool", *IMAGE],
+    "pool-of-both": ["--pd-pack", "--cluster", "p5.48xlarge-x2", "--k8s-groups", "pool", *IMAGE],
+}  # fmt: skip
+
+
+@pytest.fixture
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Exports with those flags from a folder that has the clusters' files; the exit code, and the file's text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PDLAB_API_KEY", raising=False)
+    for name, text in CLUSTERS.items():
+        Path(name).write_text(text)
+
+    def run(*words: str) -> tuple[int, str]:
+        Path("rayservice.yaml").unlink(missing_ok=True)
+        code_ = launch.main([*words, "--export-k8s", "rayservice.yaml"])
+        return code_, Path("rayservice.yaml").read_text() if code_ == 0 else ""
+
+    return run
+
+
+def loaded(text: str) -> Documents:
+    return list(yaml.safe_load_all(text))
+
+
+def service(documents: Documents) -> dict[str, Any]:
+    (found,) = [each for each in documents if each["kind"] == "RayService"]
+    return found
+
+
+def workers(documents: Documents) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = service(documents)["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    return groups
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = group["template"]["spec"]["containers"][0]
+    return found
+
+
+def application(documents: Documents) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(service(documents)["spec"]["serveConfigV2"])
+    return config
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", CASES)
+def test_the_stored_manifests(name: str, export: Callable[..., tuple[int, str]]) -> None:
+    done, text = export(*CASES[name])
+    assert done == 0
+    # The code changes with every version, and its name with it.
+    text = re.sub(r"pdlab-code-[0-9a-f]{10}", "pdlab-code-DIGEST", text)
+    text = re.sub(r"(pdlab-code-DIGEST\.zip: ).{1000,}", r"\1ZIP", text)
+    stored = GOLDEN / f"{name}.yaml"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
+        stored.write_text(text)
+    assert text == stored.read_text()
+
+
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+def test_each_passes_the_rules_and_ray_reads_the_application(name: str, export: Callable[..., tuple[int, str]]) -> None:
+    done, text = export(*{**CASES, **OTHERS}[name])
+    assert done == 0
+    documents = loaded(text)
+    assert problems(documents) == []
+    given = {
+        (key, value)
+        for group in workers(documents)
+        for key, value in {**group.get("labels", {}), "ray.io/node-group": group["groupName"]}.items()
+    }
+    wanted = {pair for selector in selectors(application(documents)) for pair in selector.items()}
+    assert (
+        wanted
+        and {(key, each) for key, value in wanted for each in value.removeprefix("in(").removesuffix(")").split(",")}
+        <= given
+    )
+    assert application(documents)["http_options"]["host"] == "0.0.0.0"
+
+
+@pytest.mark.skipif(not kuberay.DEFINITION.exists(), reason="the definition of a RayService is not at hand")
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+def test_each_fits_the_definition_made_strict(name: str, export: Callable[..., tuple[int, str]]) -> None:
+    done, text = export(*{**CASES, **OTHERS}[name])
+    assert done == 0 and kuberay.errors(kuberay.definition(), service(loaded(text))) == []
+
+
+def test_the_code_is_in_the_file_and_named_by_its_content(export: Callable[..., tuple[int, str]]) -> None:
+    documents = loaded(export(*CASES["p5-efa"])[1])
+    (held,) = [each for each in documents if each["kind"] == "ConfigMap"]
+    assert held["immutable"] is True and held["metadata"]["name"] == f"pdlab-code-{digest(code())}"
+    ((name, content),) = held["binaryData"].items()
+    zipped = zipfile.ZipFile(io.BytesIO(base64.b64decode(content)))
+    assert {each: zipped.read(each) for each in zipped.namelist()} == code()
+    pods = [*workers(documents), service(documents)["spec"]["rayClusterConfig"]["headGroupSpec"]]
+    for pod in pods:
+        spec, env = pod["template"]["spec"], container(pod)["env"]
+        assert {"name": "PYTHONPATH", "value": f"/opt/pdlab/{name}"} in env
+        assert {"name": "pdlab", "configMap": {"name": held["metadata"]["name"]}} in spec["volumes"]
+    assert application(documents)["applications"][0]["args"]["kv_guard"] == {"bring": False}
+
+
+def test_devices_of_a_pod(export: Callable[..., tuple[int, str]]) -> None:
+    limits = {
+        name: container(workers(loaded(export(*words)[1]))[0])["resources"].get("limits")
+        for name, words in {**CASES, **OTHERS}.items()
+    }
+    efa = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"}
+    assert limits == {
+        "p5-efa": {**efa, "hugepages-2Mi": "5120Mi", "memory": "1600Gi"},
+        "roce": {"nvidia.com/gpu": "8"},
+        "cpu": None,
+        **dict.fromkeys(("pack", "collocated", "fluid", "pool-of-both"), efa),
+        "named-resource": {"nvidia.com/gpu": "8", "rdma/ib": "1"},
+        "pools": {"nvidia.com/gpu": "8", "rdma/ib": "1"},
+    }
+    documents = loaded(export(*CASES["roce"])[1])
+    (template,) = [each for each in documents if each["kind"] == "ResourceClaimTemplate"]
+    asked = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert (asked["deviceClassName"], asked["count"]) == ("rdma.example.com", 8)
+
+
+def test_groups_of_nodes_and_of_pools(export: Callable[..., tuple[int, str]]) -> None:
+    groups = {
+        name: [(group["groupName"], group["replicas"], group.get("labels")) for group in workers(loaded(text))]
+        for name in ("p5-efa", "pools", "pool-of-both")
+        for text in [export(*{**CASES, **OTHERS}[name])[1]]
+    }
+    assert groups == {
+        "p5-efa": [(f"node-{n}", 1, {"pdlab/node": f"node-{n}"}) for n in (1, 2)],
+        "pools": [("prefill", 2, None), ("decode", 2, None)],
+        "pool-of-both": [("prefill-decode", 1, None)],
+    }
+
+
+def test_what_each_kind_needs(export: Callable[..., tuple[int, str]]) -> None:
+    documents = {name: loaded(export(*words)[1]) for name, words in {**CASES, **OTHERS}.items()}
+    places = {name: application(each)["proxy_location"] for name, each in documents.items()}
+    assert places.pop("fluid") == "HeadOnly" and set(places.values()) == {"EveryNode"}
+    engine = application(documents["p5-efa"])["applications"][0]["args"]["decode_config"]["engine_kwargs"]
+    assert engine["kv_transfer_config"]["kv_connector_extra_config"]["backends"] == ["LIBFABRIC"]
+    named = loaded(export(*CASES["p5-efa"], "--kv-backend", "UCX")[1])
+    engine = application(named)["applications"][0]["args"]["decode_config"]["engine_kwargs"]
+    assert engine["kv_transfer_config"]["kv_connector_extra_config"]["backends"] == ["UCX"]
+    for name, each in documents.items():
+        spec = service(each)["spec"]
+        assert spec["upgradeStrategy"] == {"type": "None"}
+        assert spec["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+        head = spec["rayClusterConfig"]["headGroupSpec"]
+        assert head["rayStartParams"] == {"num-cpus": "0"} and "nvidia.com/gpu" not in str(head)
+        for group in workers(each):
+            pod = group["template"]["spec"]
+            assert pod["terminationGracePeriodSeconds"] >= 60
+            assert "readinessProbe" not in container(group) and "hostNetwork" not in pod
+            rdma = container(group).get("securityContext", {}).get("capabilities")
+            assert rdma == (None if name == "cpu" else {"add": ["IPC_LOCK"]})
+    keys = {name: "PDLAB_API_KEY_SHA256" in str(each) for name, each in documents.items()}
+    assert keys.pop("cpu") is False and set(keys.values()) == {True}
+    assert workers(documents["cpu"])[0]["template"]["spec"]["nodeSelector"] == {
+        "node.kubernetes.io/instance-type": "m7i.2xlarge"
+    }
+
+
+def test_no_value_is_read_as_something_else_than_text(export: Callable[..., tuple[int, str]]) -> None:
+    """Go's YAML takes a plain y for true: Ray refuses a variable that is not text."""
+    documents = loaded(export(*CASES["p5-efa"], "--kv-backend", "UCX")[1])
+    assert "UCX_PROTO_INFO: 'y'" in service(documents)["spec"]["serveConfigV2"]
+    plain = {
+        token.value
+        for token in yaml.scan(service(documents)["spec"]["serveConfigV2"])
+        if isinstance(token, yaml.ScalarToken) and token.plain and isinstance(yaml.safe_load(token.value), str)
+    }
+    assert len(plain) > 20 and [each for each in plain if not re.fullmatch(r"/|[A-Za-z_/][\w ./:,()-]+", each)] == []
+
+
+REFUSED: list[tuple[str, list[str], str]] = [
+    ("no-image", ["--collocated", "--cluster", "p5.48xlarge-x2"], "--image"),
+    ("no-cluster", ["--collocated", *IMAGE], "--cluster FILE"),
+    ("host", [*EFA, "--host", "10.0.0.1"], "0.0.0.0"),
+    ("rdma-name", ["--pd-spread", "--cluster", "roce.yaml", *IMAGE], "--rdma RESOURCE=N"),
+    ("no-efa", ["--pd-spread", "--cluster", "roce.yaml", "--rdma", "efa", *IMAGE], "no EFA"),
+    ("rdma-form", [*EFA, "--rdma", "ib"], "dra:CLASS=N"),
+    ("name", [*EFA, "--k8s-name", "gpt-oss-20b-v1.1"], "'gpt-oss-20b-v1.1'"),
+    ("name-long", [*EFA, "--k8s-name", "a" * 48], "47 characters"),
+    ("claim", [*EFA, "--weights-pvc", "weights:models"], "'weights:models'"),
+    ("memory", [*EFA, "--pod-memory", "1600 GB"], "1600Gi"),
+    ("folder", [*EFA, "--model", "/weights/x"], "--weights-pvc"),
+    ("other-folder", [*EFA, "--model", "/weightsx/x", "--weights-pvc", "weights"], "--weights-pvc"),
+    ("flag-alone", ["--collocated", "--cluster", "p5.48xlarge-x2", "--dry-run", "--hf-secret", "x"], "--export-k8s"),
+]
+
+
+@pytest.mark.parametrize("words, text", [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_bad_input_is_one_line(
+    words: list[str], text: str, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [] if "--dry-run" in words else ["--export-k8s", "rayservice.yaml"]
+    assert launch.main([*words, *more]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert text in line and not Path("rayservice.yaml").exists()
+
+
+def test_unlike_nodes_are_no_group(export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("four.yaml").write_text(FOUR.replace("more-gpu-b, gpu_type: H100", "more-gpu-b, gpu_type: H200"))
+    assert export(*OTHERS["pools"])[0] == 2
+    assert "not alike" in capsys.readouterr().err
+
+
+def changed(config: Callable[[dict[str, Any]], None]) -> Callable[[Documents], None]:
+    def change(documents: Documents) -> None:
+        spec = service(documents)["spec"]
+        inner = yaml.safe_load(spec["serveConfigV2"])
+        config(inner)
+        spec["serveConfigV2"] = yaml.safe_dump(inner)
+
+    return change
+
+
+def env_of(documents: Documents) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = container(workers(documents)[0])["env"]
+    return found
+
+
+# What a person or a later change could get wrong -> a word of what is said. Found without the definition.
+MISTAKES: dict[str, tuple[Callable[[Documents], object], str]] = {
+    "name too long": (lambda d: service(d)["metadata"].update(name="a" * 48), "47"),
+    "name with a dot": (lambda d: service(d)["metadata"].update(name="v1.1"), "DNS label"),
+    "start value a number": (lambda d: workers(d)[0]["rayStartParams"].update({"num-gpus": 8}), "num-gpus"),
+    "labels at start": (lambda d: workers(d)[0]["rayStartParams"].update(labels="a=b"), "rayStartParams.labels"),
+    "label with a space": (lambda d: workers(d)[0]["labels"].update({"pdlab/node": "node 1"}), "node 1"),
+    "reserved label": (lambda d: workers(d)[0]["labels"].update({"ray.io/node-id": "x"}), "reserves"),
+    "two pods, one name": (lambda d: workers(d)[0].update(replicas=2, maxReplicas=2), "one pod"),
+    "replicas text": (lambda d: workers(d)[0].update(replicas="1"), "whole numbers"),
+    "no minimum": (lambda d: workers(d)[0].pop("minReplicas"), "whole numbers"),
+    "one group twice": (lambda d: workers(d)[1].update(groupName="node-1"), "one name"),
+    "group name": (lambda d: workers(d)[1].update(groupName="Node_2"), "groupName"),
+    "variable a number": (lambda d: env_of(d).append({"name": "X", "value": 1}), "variable X"),
+    "variable twice": (lambda d: env_of(d).append({"name": "HF_HOME", "value": "x"}), "HF_HOME"),
+    "bad quantity": (lambda d: container(workers(d)[0])["resources"]["limits"].update(memory="1600 Gi"), "quantity"),
+    "request is not limit": (
+        lambda d: container(workers(d)[0])["resources"]["requests"].update({"nvidia.com/gpu": "4"}),
+        "nvidia.com/gpu",
+    ),
+    "own probe": (lambda d: container(workers(d)[0]).update(readinessProbe={}), "readinessProbe"),
+    "mount without volume": (lambda d: workers(d)[0]["template"]["spec"]["volumes"].pop(0), "/dev/shm"),
+    "selector a number": (lambda d: workers(d)[0]["template"]["spec"].update(nodeSelector={"a": 5}), "nodeSelector"),
+    "no ConfigMap": (lambda d: d.pop(0), "ConfigMap"),
+    "no serve port": (
+        lambda d: service(d)["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0][
+            "ports"
+        ].pop(),
+        "serve",
+    ),
+    "upgrade type": (lambda d: service(d)["spec"].update(upgradeStrategy={"type": "none"}), "'none'"),
+    "token without version": (lambda d: service(d)["spec"]["rayClusterConfig"].pop("rayVersion"), "rayVersion"),
+    "label of no group": (lambda d: workers(d)[1]["labels"].update({"pdlab/node": "node-3"}), "pdlab/node=node-2"),
+    "host": (changed(lambda c: c["http_options"].update(host="127.0.0.1")), "127.0.0.1"),
+    "too large": (lambda d: d[0]["binaryData"].update(more="x" * 262_144), "262144"),
+}
+# What the definition alone can tell.
+OF_THE_DEFINITION: dict[str, Callable[[Documents], object]] = {
+    "misspelt field of a pod": lambda d: container(workers(d)[0]).update(volumeMount=[]),
+    "replicas text": lambda d: workers(d)[0].update(replicas="1"),
+    "start value a number": lambda d: workers(d)[0]["rayStartParams"].update({"num-gpus": 8}),
+    "variable a number": lambda d: env_of(d).append({"name": "X", "value": 1}),
+    "variable twice": lambda d: env_of(d).append({"name": "HF_HOME", "value": "x"}),
+    "selector a number": lambda d: workers(d)[0]["template"]["spec"].update(nodeSelector={"a": 5}),
+    "bad quantity": lambda d: container(workers(d)[0])["resources"]["limits"].update(memory="1600 Gi"),
+    "misspelt field of the service": lambda d: service(d)["spec"].update(serveConfig=""),
+}
+
+
+@pytest.fixture
+def sound(export: Callable[..., tuple[int, str]]) -> Documents:
+    return loaded(export(*CASES["p5-efa"])[1])
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found(mistake: str, sound: Documents) -> None:
+    plant, word = MISTAKES[mistake]
+    documents = copy.deepcopy(sound)
+    plant(documents)
+    found = problems(documents)
+    assert any(word in each for each in found), found
+
+
+@pytest.mark.skipif(not kuberay.DEFINITION.exists(), reason="the definition of a RayService is not at hand")
+@pytest.mark.parametrize("mistake", OF_THE_DEFINITION)
+def test_the_definition_finds_a_planted_mistake(mistake: str, sound: Documents) -> None:
+    documents = copy.deepcopy(sound)
+    OF_THE_DEFINITION[mistake](documents)
+    assert kuberay.errors(kuberay.definition(), service(sound)) == []
+    assert kuberay.errors(kuberay.definition(), service(documents))
