@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub for a model's config.json
 settings.register_profile("pdlab", deadline=None, derandomize="PDLAB_EXPLORE" not in os.environ)
 settings.load_profile("pdlab")
 SLOW_FOLDERS = ("bench", "contract", "transfer")

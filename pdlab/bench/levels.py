@@ -52,12 +52,7 @@ def num_requests(
 
 def derive_seed(workload: Workload, *parts: str | float) -> int:
     """32-bit seed from the experiment's seed, what its requests look like, and ``parts``."""
-    data = workload.model_dump(mode="json")
-    if not workload.shared_prefix_tokens:
-        del data["shared_prefix_tokens"]  # seeds of workloads without one stay what they were
-    del data["lengths"]
-    if workload.varied:
-        data["lengths"] = workload.lengths.identity
+    data = {**workload.model_dump(mode="json"), "lengths": workload.lengths.identity}
     text = json.dumps([data, *parts], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
@@ -70,8 +65,8 @@ def prompt_stream(workload: Workload, *, smoke: bool = False) -> str:
 def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt: int = 0) -> int:
     """Seed of one level. ``attempt`` tells it from earlier starts of the sweep and from earlier sweeps of the same
     deployment: a level that is measured again must not find its prompts in the prefix cache."""
-    look = (f"look {key.look}",) if key.look else ()  # seeds of first looks stay what they were
-    return derive_seed(workload, "smoke" if smoke else "level", key.kind, key.value, key.repeat, attempt, *look)
+    kind = "smoke" if smoke else "level"
+    return derive_seed(workload, kind, key.kind, key.value, key.repeat, attempt, key.look)
 
 
 def prefix_seed(workload: Workload) -> int:
@@ -129,8 +124,8 @@ def build_sweep(
     hold_s: float = HOLD_S,
 ) -> Sweep:
     """Levels in the order in which they are measured: every load once, then all again per repeat
-    (so that drift hits all loads alike). ``smoke``: the first load alone, once, short;
-    ``only_repeat``: that repeat alone.
+    (so that drift hits all loads alike). ``smoke``: only the first load, once, short;
+    ``only_repeat``: only that repeat.
 
     Raises UsageError when nothing is asked, or another load than a request rate of a mix that moves with time.
     """

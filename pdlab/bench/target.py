@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdlab.core import api_key
-from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError
+from pdlab.core.served_model import served_model
 from pdlab.core.workload import Workload
 from pdlab.deploy import http_client
 from pdlab.deploy.endpoint import Running, key_of, load_running
@@ -198,14 +198,14 @@ def _limits(deployment: Deployment | None, workload: Workload) -> tuple[str, ...
         )
     if workload.mode != "decode-only":
         return ()
-    shape = resolve_model(deployment.model)[0] if deployment else None
+    shape = served_model(deployment).shape if deployment else None
     notes = [
         "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
-        "that admits it, and TTFT is that step alone"
+        "that admits it, and TTFT is only that step"
     ]
     if shape is None or shape.sliding_window:
         notes.append(
-            "decode-only: the connector fills the first KV-cache group alone. Layers of the other groups (here those "
+            "decode-only: the connector fills only the first KV-cache group. Layers of the other groups (here those "
             "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
             "there before: time of attention is right, the choice of experts may differ"
         )

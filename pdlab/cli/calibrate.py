@@ -13,7 +13,7 @@ from annotated_types import Ge
 
 from pdlab.analysis.curves import gpus_of
 from pdlab.core.arguments import above_zero
-from pdlab.core.catalog import known_models, load_model
+from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
@@ -183,12 +183,7 @@ def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShap
         raise UsageError(
             f"the runs are of {' and '.join(models)}; constants are fitted to one model: leave the others out"
         )
-    shape = load_model(models[0])
-    if shape is None:
-        raise UsageError(
-            f"--model {models[0]}: its shape is not in configs/models/; {choices(models[0], known_models())}"
-        )
-    return shape
+    return require_shape(models[0])
 
 
 def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read, serve_env
-from pdlab.core.catalog import ModelShape, ResolvedModel, load_model, resolve_model
-from pdlab.core.deployment import Deployment
+from pdlab.core.catalog import ModelShape
 from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
+from pdlab.core.served_model import served_model, where_checked
 from pdlab.core.settings import declared, parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import exports, serving_path
@@ -119,13 +119,12 @@ def _shutdown(settings: LaunchSettings) -> int:
     return 0
 
 
-def _checked_model(request: LaunchRequest, *, on_nodes: bool = False) -> Model:
-    """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes.
-
-    ``on_nodes``: a folder that is not here may be one that only the nodes have.
-    """
+def _checked_model(request: LaunchRequest) -> Model:
+    """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
     deployment = request.deployment
-    shape, source = (_on_nodes(deployment) if on_nodes else None) or resolve_model(deployment.model)
+    shape, source = served_model(deployment)
+    if (text := where_checked(deployment, shape)) is not None:
+        _warn(text)
     if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
@@ -146,24 +145,9 @@ def _checked_model(request: LaunchRequest, *, on_nodes: bool = False) -> Model:
     return Model(shape, source)
 
 
-def _on_nodes(deployment: Deployment) -> ResolvedModel | None:
-    """A model in a folder that only the nodes have, with the shape of the known model that --model-id names; None: it
-    is none."""
-    path = Path(deployment.model)
-    if not path.is_absolute() or path.suffix in (".yaml", ".yml") or path.exists():
-        return None
-    shape = load_model(deployment.model_id) if deployment.model_id else None
-    if shape is None:
-        _warn(
-            f"{path} is not on this machine, and so is no shape of the model: engine memory and context are not "
-            "checked; with --model-id NAME of a known model they are"
-        )
-    return ResolvedModel(shape, str(path))
-
-
 def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str]) -> None:
     """Print or export what would be started."""
-    model = _checked_model(request, on_nodes=settings.target is not None)
+    model = _checked_model(request)
     flag, file = settings.target or ("", None)
     if settings.dry_run and file == "-":
         raise UsageError(f"--dry-run and {flag} - both write to standard output: give one of them, or {flag} FILE")

@@ -41,7 +41,7 @@ from pdlab.core.settings import (
 from pdlab.core.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from pdlab.analysis.goodput_map import Served
+    from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
@@ -136,6 +136,8 @@ class PlanSettings(Settings):
         "p5.48xlarge",
         "node type of configs/clusters/, or a cluster's YAML file of nodes that are alike",
         WHAT,
+        "--node",
+        "--cluster",
         value="NAME|FILE",
     )
     gpus: Annotated[int, Text(_gpus)] = setting(8, "GPUs to plan for", WHAT, value="N")
@@ -288,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: PlanSettings) -> int:
-    from pdlab.core.catalog import load_model
+    from pdlab.core.catalog import require_shape
     from pdlab.sim.hardware import load_hardware
 
     hardware = load_hardware(settings.hardware)
@@ -296,23 +298,12 @@ def _run(settings: PlanSettings) -> int:
         return _predict(settings, settings.predict, hardware)
     if settings.compare:
         return _compare(settings, hardware)
-    shape = load_model(settings.model_name)
-    if shape is None:
-        raise _unknown_model(settings.model_name)
+    shape = require_shape(settings.model_name)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
         return _fluid(settings, hardware, shape)
     return _rank(settings, hardware, shape)
-
-
-def _unknown_model(name: str) -> UsageError:
-    from pdlab.core.catalog import known_models
-    from pdlab.core.text import choices
-
-    return UsageError(
-        f"--model {name}: not in configs/models/; {choices(name, known_models())} (or add its shape there)"
-    )
 
 
 def _slo(settings: PlanSettings) -> Slo:
@@ -355,19 +346,19 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 
     For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
     """
-    from pdlab.core.catalog import load_cluster
+    from pdlab.core.catalog import load_cluster, node_types
     from pdlab.core.nodes import ClusterView
     from pdlab.core.text import choices
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))
     try:
-        found = load_cluster(settings.node if of_file else f"{settings.node}-x2").engine_nodes
+        found = load_cluster(settings.node if of_file else f"{settings.node}-x1").engine_nodes
     except UsageError as error:
         if of_file:
             raise
         raise UsageError(
-            f"--node {settings.node}: no configs/clusters/{settings.node}-x2.yaml; {choices(settings.node, _nodes())}"
+            f"--node {settings.node}: no node type of configs/clusters/; {choices(settings.node, node_types())}"
         ) from error
     base = found[0]
     for each in found:
@@ -385,12 +376,6 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
         nodes.append(base.model_copy(update=changes))
     kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
-
-
-def _nodes() -> list[str]:
-    from pdlab.core.files import CONFIGS
-
-    return [path.stem.removesuffix("-x2") for path in (CONFIGS / "clusters").glob("*-x2.yaml")]
 
 
 def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
@@ -497,7 +482,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     return 0
 
 
-def _measured(settings: PlanSettings) -> list[Served]:
+def _measured(settings: PlanSettings) -> list[RateSweep]:
     """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
     from dataclasses import replace
 
@@ -525,7 +510,9 @@ def _measured(settings: PlanSettings) -> list[Served]:
     return loads
 
 
-def _draw_map(settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:
+def _draw_map(
+    settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[RateSweep]
+) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
     from pdlab.report.goodput_map import draw
@@ -664,15 +651,13 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
 
 def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelShape:
     """The shape to predict with: of the model that was measured, or of the one that --model names."""
-    from pdlab.core.catalog import load_model
+    from pdlab.core.catalog import load_model, require_shape, whole_shape
 
     name = model.rpartition("/")[2]
-    shape = load_model(model_flag or name)
-    if shape is None and model_flag:
-        raise _unknown_model(model_flag)
-    if shape is None:
-        raise UsageError(f"{folder} is of {model}, which is not in configs/models/; name one like it with --model")
-    if shape.name != name:
+    shape = require_shape(model_flag) if model_flag else load_model(name) or whole_shape(model)
+    if isinstance(shape, str):
+        raise UsageError(f"{folder} is of {model}: {shape}; name one like it with --model")
+    if shape.name not in (name, model):
         print(f"note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
     return shape
 

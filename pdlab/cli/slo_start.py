@@ -8,9 +8,10 @@ from typing import NamedTuple
 from pdlab.bench.experiment.schedule import Part, Schedule
 from pdlab.bench.slo_offline import search_over
 from pdlab.bench.slo_search import Search
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.served_model import served_model
 from pdlab.core.workload import Level, Workload
 from pdlab.deploy.endpoint import load_running
 from pdlab.plan.extrapolation import outside_fit, outside_text
@@ -90,7 +91,7 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
         raise UsageError(f"start from plan: the simulator found no rate that meets or misses it; {FIX}")
     start_rps = math.prod(ends) ** (1 / len(ends))
     started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
-    shape = load_model(deployment.model)
+    shape = served_model(deployment).shape
     outside = outside_fit(calibrated, shape.name if shape else deployment.model, deployment, [workload])
     sentence = f"{search.slo.label}: on the simulator {simulated_search.detail.split(';')[0]}; measuring begins there"
     sentence += f" ({outside_text(outside)})" if outside else ""
@@ -99,9 +100,10 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
 
 def simulated(search: Search, workload: Workload, deployment: Deployment, calibrated: Hardware) -> SloSearch:
     """A quick search on the simulator. Bounds on gaps between chunks are left out: it has none. Raises UsageError."""
-    shape = load_model(deployment.model)
-    if shape is None:
-        raise UsageError(f"start from plan: the shape of {deployment.model} is not known; {FIX}")
+    try:
+        shape = require_shape(deployment.model)
+    except UsageError as error:
+        raise UsageError(f"start from plan: {error}; {FIX}") from error
     if workload.mode.startswith("decode"):
         raise UsageError(f"start from plan: mode {workload.mode} is not simulated; {FIX}")
     slo = search.slo.model_copy(update={"itl_p99_s": None, "stall_s": None})

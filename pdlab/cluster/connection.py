@@ -18,6 +18,7 @@ from typing import Any
 from pdlab.cluster import loopback
 from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words
 from pdlab.cluster.namespaces import INSIDE
+from pdlab.core.catalog import gpu_type_of
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.remote.gpus import machine_facts
@@ -124,7 +125,7 @@ class Cluster:
             nodes.append(
                 ClusterNode(
                     id=labels.get(NODE_NAME_LABEL, node["NodeID"]),
-                    gpu_type=accelerators[0] if accelerators else None,
+                    gpu_type=accelerators[0] if accelerators else gpu_type_of(seen.get("name") or ""),
                     gpus=gpus,
                     gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / 1e9, 1),
                     gpu_link=seen.get("link"),

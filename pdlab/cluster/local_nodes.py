@@ -28,7 +28,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pdlab.cluster import two_hosts
+from pdlab.cluster import machine, two_hosts
 from pdlab.cluster.loopback import LISTEN, LOOPBACK, NODE_NUMBER
 from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
 from pdlab.cluster.two_hosts import Host, TwoHosts
@@ -43,7 +43,7 @@ from pdlab.core.schema import Frozen, load_yaml, to_yaml
 MARKER = "PDLAB_LOCAL"
 # Names a module whose ``at_start`` runs before anything of Ray's is imported (pdlab/cluster/site/sitecustomize.py).
 AT_START = "PDLAB_AT_START"
-# For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
+# Start-up timeout on a loaded machine, for a head that neither listens nor ends; one that has ended is seen at once.
 START_TIMEOUT_S = 300.0
 # `ray start` gives up when its node is not there after 30 s, as where a dozen of them start on two cores.
 AT_ONCE = 4
@@ -63,7 +63,7 @@ NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")  # of another cluster, and read bef
 LOOPBACK_ONLY = {"UCX_NET_DEVICES": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 # A raylet that is not told these ports waits until its agents have chosen them, and ends when one has not after 15 s:
 # two Python processes that import more than a thousand modules. `ray start` does not see that and gives up after 30 s.
-# Of the listening port `ray start` tells the agent alone: see pdlab/cluster/loopback.py.
+# `ray start` gives the listening port only to the agent: see pdlab/cluster/loopback.py.
 AGENT_PORTS = (
     "metrics-export-port",
     "dashboard-agent-grpc-port",
@@ -308,7 +308,7 @@ def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:
 
 
 def _write_token(path: Path) -> None:
-    """A new token for Ray, which its owner alone can read."""
+    """A new token for Ray, in a file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
 
@@ -426,21 +426,19 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
 def _mapped(pids: Iterable[int]) -> set[Path]:
     """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a
     semaphore under another name, links it to its own and removes the first, which is what the maps go on showing."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            inodes |= {line.split()[4] for line in text.splitlines() if "/dev/shm/" in line}
+    inodes = machine.mapped_inodes(pids, "/dev/shm")
     paths = set()
     for path in Path("/dev/shm").glob("*"):
         with contextlib.suppress(OSError):
-            if _SHARED.fullmatch(str(path)) and str(path.stat().st_ino) in inodes:
+            if _SHARED.fullmatch(str(path)) and path.stat().st_ino in inodes:
                 paths.add(path)
     return paths
 
 
 def _all_pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    import psutil
+
+    return list(psutil.pids())
 
 
 def _scratch(temp_dir: str) -> str:
@@ -567,20 +565,12 @@ def _log(nodes: LocalNodes, number: int) -> str:
 def _belongs(pid: int, nodes: LocalNodes) -> bool:
     """By the marker, or by output that goes to the nodes' folder: a process that changes its title
     (Ray's workers and agents, vLLM's engines) overwrites the environment that others can read of it."""
-    proc = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):
-        if f"{MARKER}={nodes.id}".encode() in (proc / "environ").read_bytes().split(b"\0"):
+        if machine.inherited(pid, f"{MARKER}={nodes.id}"):
             return True
-    streams = [proc / "fd/1", proc / "fd/2"]
-    with contextlib.suppress(OSError):
-        # An agent of Ray writes to pipes at first; the raylet's log, which it inherits, gives it away.
-        if (proc / "cmdline").read_bytes().startswith(b"ray::"):
-            streams = list((proc / "fd").iterdir())
-    for stream in streams:
-        with contextlib.suppress(OSError):
-            if str(stream.readlink()).startswith(nodes.temp_dir + "/"):
-                return True
-    return False
+    # An agent of Ray writes to pipes at first; the raylet's log, which it inherits, gives it away.
+    agent = "".join(machine.command_line(pid)[:1]).startswith("ray::")
+    return machine.writes_below(pid, nodes.temp_dir, through_any=agent)
 
 
 @contextlib.contextmanager

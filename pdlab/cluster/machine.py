@@ -1,14 +1,18 @@
-"""What this machine can give right now: cores and who uses them, memory, disk; limits of its control group included.
+"""What this machine can give right now (cores, memory, disk), and what its processes hold.
 
-What is not known is None. ``root`` is the folder in which the control groups are looked for: under /proc and /sys.
+The limits of the control group are included. What is not known is None. ``root`` is the folder in which the control
+groups are looked for: under /proc and /sys. psutil answers the questions that it can. It has no control groups, no
+inodes of mapped files, no open pipes and no network of another process, and it stops reading an environment at the
+first byte that a process has overwritten.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +90,7 @@ class Memory(NamedTuple):
 
 def memory(root: Path = Path("/")) -> Memory:
     """Of this machine, within the limits of the control groups."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     whole = psutil.virtual_memory()
     free, total = whole.available, whole.total
@@ -111,6 +115,48 @@ def disk_free_bytes(path: Path) -> int | None:
         return shutil.disk_usage(path).free
     except OSError:
         return None
+
+
+def inherited(pid: int, variable: str) -> bool:
+    """Whether ``NAME=VALUE`` was in the environment with which the process began, as far as it has not overwritten
+    that. Raises OSError if the process is gone or another user's."""
+    return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def writes_below(pid: int, folder: str, *, through_any: bool = False) -> bool:
+    """Whether standard output or error of the process is a file in ``folder``; ``through_any``: or any open file."""
+    opened = Path(f"/proc/{pid}/fd")
+    with contextlib.suppress(OSError):
+        for path in opened.iterdir() if through_any else (opened / "1", opened / "2"):
+            with contextlib.suppress(OSError):
+                if str(path.readlink()).startswith(f"{folder}/"):
+                    return True
+    return False
+
+
+def command_line(pid: int) -> list[str]:
+    """The words of the process's command; empty if it is gone."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process(pid).cmdline())
+    return []
+
+
+def mapped_inodes(pids: Iterable[int], folder: str) -> set[int]:
+    """Inodes of the files in ``folder`` that the processes have mapped."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+            inodes |= {int(line.split()[4]) for line in text.splitlines() if f"{folder}/" in line}
+    return inodes
+
+
+def interfaces(pid: int) -> set[str]:
+    """Names of the interfaces in the network of the process. Raises OSError if it is gone."""
+    lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()
+    return {line.split(":")[0].strip() for line in lines if ":" in line}
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:

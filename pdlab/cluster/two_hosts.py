@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pdlab.cluster import machine
 from pdlab.cluster.namespaces import network_of, spawn_in, spawn_init, unavailable
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.nodes import HOST_NAMES, LinkShape
@@ -140,7 +141,7 @@ def reap() -> None:
 
 def strays(owner: str) -> dict[int, Path]:
     """PID 1 of every host of that owner, with the folder of its files."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     commands = {process.pid: process.info["cmdline"] or [""] for process in psutil.process_iter(["cmdline"])}
     init = str(_FOLDER / "namespace_init.py")
@@ -162,7 +163,7 @@ def _connect(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> TwoHosts:
     first, second = pair.hosts
     if pair.relay is not None:  # its TAP devices go with it
         with contextlib.suppress(OSError):
-            if b"link_relay.py" in Path(f"/proc/{pair.relay}/cmdline").read_bytes():
+            if str(_FOLDER / "link_relay.py") in machine.command_line(pair.relay):
                 os.kill(pair.relay, signal.SIGKILL)
     elif _has_link(first):
         _net(first, "ip", "link", "del", INTERFACE)
@@ -226,8 +227,7 @@ def _net(host: Host, *command: str, may_fail: bool = False) -> str:
 
 
 def _has_link(host: Host) -> bool:
-    lines = Path(f"/proc/{host.pid}/net/dev").read_text().splitlines()
-    return any(line.split(":")[0].strip() == INTERFACE for line in lines)
+    return INTERFACE in machine.interfaces(host.pid)
 
 
 def _await_ready(process: subprocess.Popen[bytes], log: Path, process_name: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from pdlab.core.deployment import Deployment
+from pdlab.core.deployment import LABEL_EXAMPLE, Deployment, is_label, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
+from pdlab.core.model_config import shape_fields
+from pdlab.core.model_files import CONFIG, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
-from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
 from pdlab.core.text import choices
 
 LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
@@ -37,21 +40,42 @@ BYTES_PER_VALUE = {
 DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
+# In a model with experts these formats hold only the experts, unless the model says otherwise.
+ONLY_EXPERTS = {"mxfp4", "nvfp4", "fp4"}
+# Two models of which all these fields are the same have the same matrices.
+SAME_MODEL = (
+    *("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "kv_latent", "q_latent", "experts"),
+    *("experts_per_token", "expert_intermediate", "shared_experts", "dense_layers", "dense_intermediate", "vocab"),
+    *("sliding_window", "full_attention_layers", "other_parameters"),
+)
+
+
 class ModelShape(Frozen):
     """Shape of one model; ``source`` says where the numbers are from.
 
-    ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself. ``engine_kwargs``
+    A file of configs/models/ gives the shape as ``config``, the keys of the model's config.json; its other keys win
+    over them. A model read from its own config.json takes ``engine_kwargs`` from the file whose numbers it shares.
+
+    ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself; ``same_config`` are ids of other models
+    with the same numbers. ``engine_kwargs``
     are vLLM engine arguments that this model wants everywhere, ``engine_kwargs_by_tp`` further ones for engines of
     that TP degree on GPUs. ``local`` models are built by
-    pdlab in the user's cache folder. ``expert_intermediate`` is an expert's inner width (None: as
-    ``hidden``), ``dense_layers`` the layers without experts (of ``dense_intermediate``),
-    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V,
-    ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
+    pdlab in the user's cache folder from ``config``. ``expert_intermediate`` is an expert's inner width (None: as
+    ``hidden``), ``shared_experts`` the width of what every token passes beside the routed experts, over an expert's;
+    ``dense_layers`` the layers without experts (of ``dense_intermediate``); ``attention_layers`` those with the
+    attention that heads and head_dim describe (None: all), and ``other_parameters`` what is in neither.
+    ``value_dim`` is the width of a head's V (None: ``head_dim``).
+    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V, ``rope_dim`` of them
+    with positions; ``q_latent`` its rank for queries (0: none; the default is DeepSeek-V3's).
+    ``attention_dtype`` and ``feed_forward_dtype`` are those of the matrices outside the experts (None: by the rule of
+    ONLY_EXPERTS). ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
+    ``kv_unknown``: what makes the KV cache another than these numbers say; ``weights_unknown``: the same of weights.
     """
 
     name: str
     source: str
     hf_id: str | None = None
+    same_config: tuple[str, ...] = ()
     local: bool = False
     architecture: str
     layers: int = Field(ge=1)
@@ -59,31 +83,55 @@ class ModelShape(Frozen):
     heads: int = Field(ge=1)
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
+    value_dim: int | None = Field(default=None, ge=1)
     experts: int = Field(ge=1)
     experts_per_token: int = Field(ge=1)
     expert_intermediate: int | None = None
-    shared_experts: int = 0
+    shared_experts: float = 0
     dense_layers: int = 0
     dense_intermediate: int | None = None
+    attention_layers: int | None = None
+    other_parameters: float = 0
     kv_latent: int | None = None
+    rope_dim: int = 64
+    q_latent: int = 1536
     sliding_window: int | None = None
     full_attention_layers: int | None = None
     vocab: int = Field(ge=1)
+    tied_embeddings: bool = False
     weight_dtype: str
+    attention_dtype: str | None = None
+    feed_forward_dtype: str | None = None
     kv_dtype: str = "bfloat16"
     kv_block_tokens: int = Field(default=16, ge=1)
     max_context: int = Field(ge=1)
+    kv_unknown: tuple[str, ...] = ()
+    weights_unknown: tuple[str, ...] = ()
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
+    config: dict[str, Any] = Field(default_factory=dict)
 
-    @field_validator("weight_dtype", "kv_dtype")
+    @field_validator("weight_dtype", "kv_dtype", "attention_dtype", "feed_forward_dtype")
     @classmethod
-    def _dtype_is_known(cls, name: str) -> str:
+    def _dtype_is_known(cls, name: str | None) -> str | None:
+        if name is None:
+            return None
         plain = name.strip().lower()
         plain = DTYPE_SPELLINGS.get(plain, plain)
         if plain not in BYTES_PER_VALUE:
             raise ValueError(f"is not a known dtype; {choices(name, BYTES_PER_VALUE)}")
         return plain
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> ModelShape:
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
+        return self
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What a shape cannot say of this model; empty: everything that depends on the shape is known."""
+        return tuple(dict.fromkeys((*self.weights_unknown, *self.kv_unknown)))
 
 
 class GpuType(Frozen):
@@ -106,6 +154,13 @@ def known_gpus() -> dict[str, GpuType]:
     return {name: each for each in types for name in each.names}
 
 
+def gpu_type_of(name: str) -> str | None:
+    """The type of GPU that a driver calls ``name``, such as H100 for ``NVIDIA H100 80GB HBM3``; None: not known."""
+    words = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    found = [each for each in known_gpus() if set(each.upper().split("-")) <= words]
+    return max(found, key=len, default=None)
+
+
 def gpu_memory_gb(node: ClusterNode) -> float | None:
     """Memory of one GPU of the node in 1e9 bytes; None where neither the node nor its type's one size says it."""
     known = known_gpus().get(node.gpu_type or "")
@@ -124,45 +179,81 @@ def known_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
 
 
+def _with_config(data: Any) -> Any:
+    """The keys of a model's file, with the shape that its ``config`` gives below them."""
+    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
+        return data
+    try:
+        return {**shape_fields(data["config"]), **data}
+    except ValueError as error:
+        raise UsageError(f"config {error}; give the key of the model's config.json") from error
+
+
+def load_shape(path: Path) -> ModelShape:
+    """The shape in a file of the form of configs/models/. Raises UsageError."""
+    return load_yaml(path, ModelShape, _with_config)
+
+
+@cache
+def catalogue() -> tuple[ModelShape, ...]:
+    """The models of configs/models/."""
+    return tuple(load_shape(path) for path in known_models().values())
+
+
 def load_model(model: str) -> ModelShape | None:
-    """Shape of a model named as in configs/models/, or by its Hugging Face id; None: not in the catalogue."""
-    files = known_models()
-    if model in files:
-        return load_yaml(files[model], ModelShape)
-    for path in files.values():
-        shape = load_yaml(path, ModelShape)
-        if model == shape.hf_id:
+    """The catalogue's shape of a name of configs/models/ or of a Hugging Face id; None: it is not there."""
+    for shape in catalogue():
+        if model in (shape.name, shape.hf_id):
             return shape
+        if model in shape.same_config:
+            return shape.model_copy(update={"name": model, "hf_id": model})
     return None
 
 
 class ResolvedModel(NamedTuple):
-    """``shape`` None: the catalogue does not have the model. ``source``: a folder or a Hugging Face id; None: pdlab
-    builds the model itself."""
+    """``shape`` None: it is not known (`why_no_shape`). ``source``: a folder or a Hugging Face id; None: pdlab builds
+    the model itself."""
 
     shape: ModelShape | None
     source: str | None
 
 
 def resolve_model(model: str) -> ResolvedModel:
-    """Shape and source of a deployment's model: a catalogue name, a shape file, a folder or a Hugging Face id.
+    """Shape and source of a model: a name of configs/models/, a shape file, a folder, a config.json or a Hugging Face
+    id.
 
-    Raises UsageError for a path that does not exist and for a misspelt name.
+    The shape of a folder is that of its config.json. An id that configs/models/ does not have is looked up in the
+    Hugging Face cache, then on the hub. Raises UsageError for a path that does not exist and for a misspelt name.
     """
+    found, source = _resolve(model)
+    return ResolvedModel(None if isinstance(found, str) else found, source)
+
+
+def why_no_shape(model: str) -> str:
+    """Why `resolve_model` finds no shape, and what to do; empty where it finds one. Raises UsageError."""
+    found, _ = _resolve(model)
+    return found if isinstance(found, str) else ""
+
+
+def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
+    """The shape, or why it is not known, and the source."""
     path = Path(model).expanduser()
-    if path.suffix in (".yaml", ".yml"):
-        shape: ModelShape | None = load_yaml(path, ModelShape)
-    else:
-        shape = load_model(model)
+    shape = load_model(model)
+    if shape is None and path.suffix in (".yaml", ".yml"):
+        shape = load_shape(path)
     if shape is not None:
-        return ResolvedModel(shape, None if shape.local else shape.hf_id or shape.name)
+        return shape, None if shape.local else shape.hf_id or shape.name
     try:
-        folder = path.is_dir()
+        folder, file = path.is_dir(), path.suffix == ".json" and path.is_file()
     except (OSError, ValueError):
-        folder = False  # not a path
+        folder = file = False  # not a path
+    if file:
+        # A config.json says enough to plan; its folder is what an engine would load.
+        name = path.resolve().parent.name if path.name == CONFIG else path.stem.removesuffix("_config")
+        return _shape_of(config_of_file(path), name.replace("--", "/")), str(path.resolve().parent)
     if folder:
-        _require_config(path, model)
-        return ResolvedModel(None, str(path.resolve()))
+        files = config_of_folder(path, f"model folder {model}")
+        return _shape_of(files, path.resolve().name), str(path.resolve())
     if model.startswith((".", "~", "/")):
         raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model, re.ASCII):
@@ -170,21 +261,48 @@ def resolve_model(model: str) -> ResolvedModel:
             f"model {model!r} is not known; {choices(model, known_models())} "
             "(or give a folder, or a Hugging Face id such as org/name)"
         )
-    return ResolvedModel(None, model)
+    of_id = config_of_id(model)
+    return of_id if isinstance(of_id, str) else _shape_of(of_id, model), model
 
 
-def _require_config(folder: Path, model: str) -> None:
-    file = folder / "config.json"
+def whole_shape(model: str) -> ModelShape | str:
+    """The shape of a model, for what cannot be done without one; text: why it is not known, or not in every part."""
     try:
-        config = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"model folder {model}: has no config.json; give the folder that holds the model's files"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"model folder {model}: config.json cannot be read ({error}); download it again") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"model folder {model}: config.json holds no JSON object; download it again")
+        shape, _ = _resolve(model)
+    except UsageError as error:
+        return str(error)
+    if isinstance(shape, ModelShape) and shape.unknown:
+        parts = ", ".join(shape.unknown)
+        return f"pdlab cannot represent {parts} of {shape.architecture}, so it predicts nothing of it"
+    return shape
+
+
+def require_shape(model: str, flag: str = "--model") -> ModelShape:
+    """`whole_shape`. Raises UsageError where it is not known."""
+    shape = whole_shape(model)
+    if isinstance(shape, str):
+        raise UsageError(f"{flag} {model}: {shape}")
+    return shape
+
+
+def _shape_of(files: ModelFiles, name: str) -> ModelShape | str:
+    """The shape of a config.json, with the engine arguments of the catalogue's model that has the same numbers."""
+    try:
+        fields = shape_fields(files.config, files.modelopt)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{files.where} {_reason(error)}"
+    shape = validate(ModelShape, {**fields, "name": name, "source": files.where}, where=files.where)
+    for known in catalogue():
+        if all(getattr(known, field) == getattr(shape, field) for field in SAME_MODEL):
+            facts: dict[str, Any] = {"engine_kwargs": known.engine_kwargs}
+            if known.weight_dtype == shape.weight_dtype:  # measured with weights of that size
+                facts["engine_kwargs_by_tp"] = known.engine_kwargs_by_tp
+            shape = shape.model_copy(update={**facts, "source": f"{files.where}, the numbers of {known.name}"})
+    return shape
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if type(error) is ValueError else f"has a value that is not understood ({error})"
 
 
 def _names() -> str:
@@ -210,20 +328,49 @@ def two_hosts_cluster(link: LinkShape) -> ClusterView:
     )
 
 
+def node_types() -> dict[str, Path]:
+    """The types of node of configs/clusters/ with their files: clusters of one node that is counted."""
+    return {path.stem: path for path in sorted((CONFIGS / "clusters").glob("*.yaml")) if _counts_one(path)}
+
+
+def _counts_one(path: Path) -> bool:
+    nodes = parse_yaml(path.read_text(encoding="utf-8"))["nodes"]
+    return len(nodes) == 1 and nodes[0].get("count") == 1
+
+
 def load_cluster(name_or_path: str) -> ClusterView:
-    """A cluster named as in configs/clusters/, or a YAML file. Raises UsageError."""
-    return load_yaml(find_config("clusters", name_or_path, "cluster"), ClusterView)
+    """A cluster named as in configs/clusters/, TYPE-xN for N nodes of a type there, or a YAML file.
+
+    Raises UsageError.
+    """
+    match = re.fullmatch(r"(.+)-x([1-9]\d{0,5})", name_or_path)
+    file = node_types().get(match[1]) if match else None
+    if match is None or file is None:
+        examples = {"TYPE-xN of a type there": [f"{name}-x2" for name in node_types()]}
+        return load_yaml(find_config("clusters", name_or_path, "cluster", examples), ClusterView)
+
+    def counted(data: Any) -> Any:
+        return data | {"name": name_or_path, "nodes": [data["nodes"][0] | {"count": int(match[2])}]}
+
+    return load_yaml(file, ClusterView, counted)
 
 
 def load_deployment(name_or_path: str) -> Deployment:
-    """A deployment named as in configs/deployments/, or a YAML file. Raises UsageError."""
-    return load_yaml(find_config("deployments", name_or_path, "deployment"), Deployment)
+    """A deployment named as in configs/deployments/, by its label, or of a YAML file. Raises UsageError."""
+    file = CONFIGS / "deployments" / f"{name_or_path}.yaml"
+    if is_label(name_or_path) and not file.is_file():
+        return Deployment(topology=parse_label(name_or_path))
+    examples = {f"a label such as {LABEL_EXAMPLE}": [LABEL_EXAMPLE]}
+    return load_yaml(find_config("deployments", name_or_path, "deployment", examples), Deployment)
 
 
-def find_config(folder: str, name_or_path: str, kind: str) -> Path:
+def find_config(
+    folder: str, name_or_path: str, kind: str, computed: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Path:
     """The file of configs/``folder``/ of that name, else the path itself.
 
-    Raises UsageError, with the nearest names, if it is neither a name there nor a path.
+    Raises UsageError, with the nearest names, if it is neither a name there nor a path. ``computed``: forms of
+    names that need no file, each with examples.
     """
     names = {path.stem: path for path in (CONFIGS / folder).glob("*.yaml")}
     path = Path(name_or_path)
@@ -236,7 +383,7 @@ def find_config(folder: str, name_or_path: str, kind: str) -> Path:
     except (OSError, ValueError):
         exists = False
     if not exists:
-        raise UsageError(
-            f"{kind} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
-        )
+        forms = " nor ".join([f"neither a name of configs/{folder}/", *computed, "a file"])
+        known = [*names, *(name for examples in computed.values() for name in examples)]
+        raise UsageError(f"{kind} {name_or_path!r}: {forms}; {choices(name_or_path, known)}")
     return path

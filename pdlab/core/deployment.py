@@ -13,13 +13,13 @@ import re
 import shlex
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.arguments import positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
-from pdlab.core.named_values import RESERVED_ENGINE_KWARGS, engine_arg, engine_args
+from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.settings import (
     Backends,
@@ -33,6 +33,7 @@ from pdlab.core.settings import (
     part_words,
     setting,
 )
+from pdlab.core.text import choices
 
 PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
@@ -59,6 +60,13 @@ ENGINE = "vLLM engine arguments (repeatable; the value is read as YAML)"
 ENVIRONMENT = "environment of the engines (repeatable; NAME without a value: that of the launcher)"
 Count = Annotated[int, Ge(1), Le(MOST)]
 Bound = Annotated[Milliseconds, Field(gt=0, le=86400)]
+KvConnectors = Annotated[tuple[dict[str, Any], ...], Text(kv_connector, json.dumps)]
+# Connectors of vLLM 0.29 that keep KV cache outside of the engine's own memory: they may stand beside NIXL. The others
+# move it between engines, as NIXL does, or wrap several.
+KV_STORES = (
+    *("OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1", "LMCacheMPConnector"),
+    *("MooncakeStoreConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"),
+)
 EngineArguments = Annotated[dict[str, Any], NamedValues(engine_args, engine_arg)]
 
 
@@ -84,6 +92,14 @@ def _prefill_steps(text: str) -> tuple[str, ...]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no step: give some of retry, local, fail, with commas")
     return steps
+
+
+def _refused_with_reason(data: Any) -> Any:
+    """Raises ValueError for a setting of Ray Serve LLM that pdlab does not pass on."""
+    for name, why in NOT_PASSED_ON.items():
+        if isinstance(data, dict) and name in data:
+            raise ValueError(f"{name}: {why}")
+    return data
 
 
 class Pool(Frozen):
@@ -114,6 +130,11 @@ class Pool(Frozen):
     env: Environment = setting(
         {}, "a variable of this pool's engines", ENVIRONMENT, several="times", value="NAME[=VALUE]", advanced=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_passed_on(cls, data: Any) -> Any:
+        return _refused_with_reason(data)
 
     @property
     def gpus_per_replica(self) -> int:
@@ -547,6 +568,25 @@ class Deployment(Frozen):
         value="NAME[=VALUE]",
         advanced=True,
     )
+    kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
+        None,
+        "host memory in 1e9 bytes in which each engine that prefills keeps KV cache that its GPUs have no room for "
+        "(vLLM's OffloadingConnector, behind NIXL)",
+        TRANSPORT,
+        value="GB",
+        otherwise="none",
+        advanced=True,
+    )
+    kv_connectors: KvConnectors = setting(
+        (),
+        "a further KV connector of the engines that prefill, behind NIXL: LMCacheConnectorV1, or a mapping in YAML "
+        "with its kv_connector_extra_config (repeatable)",
+        TRANSPORT,
+        "--kv-connector",
+        several="times",
+        value="YAML",
+        advanced=True,
+    )
     decode_bench: bool = setting(
         False,
         "collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode is "
@@ -598,6 +638,8 @@ class Deployment(Frozen):
     def _no_reserved_engine_kwargs(self) -> Deployment:
         for role, pool in self.pools.items():
             for key in {**self.engine_kwargs, **pool.engine_kwargs}:
+                if key in NOT_PASSED_ON:
+                    raise ValueError(f"engine argument {key!r} ({role}): {NOT_PASSED_ON[key]}")
                 if key in RESERVED_ENGINE_KWARGS:
                     raise ValueError(
                         f"engine argument {key!r} ({role}) is set by pdlab: use {RESERVED_ENGINE_KWARGS[key]} instead"
@@ -608,6 +650,32 @@ class Deployment(Frozen):
     def _decode_bench_is_collocated(self) -> Deployment:
         if self.decode_bench and not isinstance(self.topology, Collocated):
             raise ValueError("decode_bench measures decode in collocated engines: there is no prefill to transfer from")
+        return self
+
+    @field_validator("kv_connectors")
+    @classmethod
+    def _stores(cls, connectors: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        for connector in connectors:
+            name = connector.get("kv_connector")
+            if name not in KV_STORES and not connector.get("kv_connector_module_path"):
+                hint = "pdlab puts NIXL first by itself" if "Nixl" in str(name) else choices(str(name), KV_STORES)
+                raise ValueError(f"{name!r} is no KV connector that keeps KV cache beside NIXL: {hint}")
+            if "engine_id" in connector:
+                raise ValueError(f"{name}: engine_id is the engine's own; leave it out")
+        return connectors
+
+    @model_validator(mode="after")
+    def _connectors_have_an_engine_that_prefills(self) -> Deployment:
+        if self.kv_offload_gb is None and not self.kv_connectors:
+            return self
+        named = "kv_offload_gb (--kv-offload-gb)" if self.kv_offload_gb else "kv_connectors (--kv-connector)"
+        if isinstance(self.topology, Fluid):
+            raise ValueError(f"{named} is for engines that only prefill, or collocated ones: leave it out of pd-fluid")
+        if self.decode_bench:
+            raise ValueError(f"{named} and decode_bench exclude each other: decode_bench fills the KV cache")
+        names = [each.get("kv_connector") for each in self.kv_connectors]
+        if self.kv_offload_gb and "OffloadingConnector" in names:
+            raise ValueError(f"{named} is the OffloadingConnector: leave it out of kv_connectors (--kv-connector)")
         return self
 
     @model_validator(mode="after")
@@ -643,44 +711,13 @@ class Deployment(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _variables_of_ucx_were_the_transports(cls, data: Any) -> Any:
-        """Files of before ``env`` have ``ucx_env`` in the transport."""
-        topology: Any = data.get("topology") if isinstance(data, dict) else None
-        transport = topology.get("transport") if isinstance(topology, dict) else None
-        if not isinstance(transport, dict) or not isinstance(transport.get("ucx_env"), dict):
-            return data
-        rest = {name: value for name, value in transport.items() if name != "ucx_env"}
-        env: dict[str, Any] = data.get("env") or {}
-        env = {**transport["ucx_env"], **env}
-        return {**data, "env": env, "topology": {**topology, "transport": rest}}
+    def _not_passed_on(cls, data: Any) -> Any:
+        return _refused_with_reason(data)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        # Fields added later are left out while they have their default, so that stored fingerprints stay valid.
-        absent: dict[str, Any] = {"name": True} if self.decode_bench else {"name": True, "decode_bench": True}
-        defaults = Serving()
-        later = ("requests", "prefill_timeout_s", "prefill_absent_s", "on_prefill_failure")
-        same = {name: True for name in later if getattr(self.serving, name) == getattr(defaults, name)}
-        if same:
-            absent["serving"] = same
-        if (transport := self.transport) is not None:
-            # Until there was a KV guard, nothing was guarded.
-            without = () if transport.kv_guard else ("kv_guard", "kv_deadline_s")
-            if same := dict.fromkeys(without, True):
-                absent["topology"] = {"transport": same}
-            if isinstance(self.topology, Fluid):
-                # Until they could move, numbers of engines were fixed.
-                fixed = [] if self.topology.moves else ["min_replicas", "max_replicas", "down_after_s"]
-                fixed += [] if self.topology.prefix_affinity else ["prefix_affinity"]
-                absent["topology"] = {**absent.get("topology", {}), **dict.fromkeys(fixed, True)}
-        # Until they had an environment of their own, engines had only what pdlab sets.
-        absent |= {} if self.env else {"env": True}
-        for role, pool in self.pools.items():
-            if not pool.env:
-                field = role if isinstance(self.topology, Disaggregated) else "pool"
-                absent["topology"] = {**absent.get("topology", {}), field: {"env": True}}
-        text = json.dumps(self.model_dump(mode="json", exclude=absent), sort_keys=True)
+        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -709,6 +746,14 @@ def parse_split(text: str) -> tuple[int, int]:
     if not match:
         raise UsageError(f"roles {text!r}: expected PREFILL:DECODE with at least one of each, for example 3:5, or auto")
     return int(match["prefill"]), int(match["decode"])
+
+
+LABEL_EXAMPLE = "pd-pack-p1xtp4-d1xtp4"
+
+
+def is_label(text: str) -> bool:
+    """Whether `parse_label` reads the text; its numbers may still be refused."""
+    return _LABEL.fullmatch(text) is not None
 
 
 def parse_label(label: str) -> Topology:

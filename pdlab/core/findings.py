@@ -17,7 +17,6 @@ from pdlab.core.schema import Frozen
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
 Source = Literal["gates", "files", "audit", "doctor", "transfer"]
-UNCLASSIFIED = "unclassified"
 
 
 @dataclass(frozen=True)
@@ -490,7 +489,6 @@ CODES: dict[str, FindingCode] = {
         "the backend reports its transport",
         "{backend} does not report its transport: the wire is known from the byte counters alone",
     ),
-    UNCLASSIFIED: _file("earlier versions kept sentences only", "{what}"),
 }
 
 

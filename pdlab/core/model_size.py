@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
-from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
+from pdlab.core.catalog import BYTES_PER_VALUE, ONLY_EXPERTS, ModelShape
+from pdlab.core.errors import UsageError
 
-# In a model with experts these formats hold the experts alone: gpt-oss in mxfp4, DeepSeek in nvfp4.
-EXPERTS_ALONE = {"mxfp4", "nvfp4", "fp4"}
+
+def expert_parameters(shape: ModelShape) -> float:
+    """All routed experts: layers x experts x 3 matrices of hidden x intermediate."""
+    inner = shape.expert_intermediate or shape.hidden
+    return (shape.layers - shape.dense_layers) * shape.experts * 3 * shape.hidden * inner
 
 
 def expert_bytes(shape: ModelShape) -> float:
-    """All routed experts: layers x experts x 3 matrices of hidden x intermediate."""
-    inner = shape.expert_intermediate or shape.hidden
-    return (
-        (shape.layers - shape.dense_layers)
-        * shape.experts
-        * 3
-        * shape.hidden
-        * inner
-        * BYTES_PER_VALUE[shape.weight_dtype]
-    )
+    return expert_parameters(shape) * BYTES_PER_VALUE[shape.weight_dtype]
 
 
 def dense_bytes(shape: ModelShape, *, with_embedding: bool) -> float:
     """Attention, dense and shared feed-forward layers and output head; the embedding is stored, not read."""
-    wide = "bfloat16" if shape.experts > 1 and shape.weight_dtype in EXPERTS_ALONE else shape.weight_dtype
+    usual = "bfloat16" if shape.experts > 1 and shape.weight_dtype in ONLY_EXPERTS else shape.weight_dtype
     head = shape.vocab * shape.hidden * BYTES_PER_VALUE["bfloat16"]
-    return dense_parameters(shape) * BYTES_PER_VALUE[wide] + head * (2 if with_embedding else 1)
+    matrices = attention_parameters(shape) * BYTES_PER_VALUE[shape.attention_dtype or usual]
+    matrices += feed_forward_parameters(shape) * BYTES_PER_VALUE[shape.feed_forward_dtype or usual]
+    return matrices + head * (2 if with_embedding and not shape.tied_embeddings else 1)
 
 
-def dense_parameters(shape: ModelShape) -> float:
+def attention_parameters(shape: ModelShape) -> float:
+    value_dim = shape.value_dim or shape.head_dim
     if shape.kv_latent:
-        # Multi-head latent attention, as published for DeepSeek-V3: down and up projections of q (rank 1536)
-        # and kv, output.
-        q = 1536 * (shape.hidden + shape.heads * (shape.head_dim + 64))
-        kv = shape.hidden * shape.kv_latent + (shape.kv_latent - 64) * shape.heads * 2 * shape.head_dim
-        attention = q + kv + shape.heads * shape.head_dim * shape.hidden
+        # Multi-head latent attention: down and up projections of q and kv, output.
+        wide = shape.heads * (shape.head_dim + shape.rope_dim)
+        q = shape.q_latent * (shape.hidden + wide) if shape.q_latent else shape.hidden * wide
+        up = (shape.kv_latent - shape.rope_dim) * shape.heads * (shape.head_dim + value_dim)
+        attention = q + shape.hidden * shape.kv_latent + up + shape.heads * value_dim * shape.hidden
     else:
-        attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+        attention = shape.hidden * (shape.head_dim + value_dim) * (shape.heads + shape.kv_heads)
+    layers = shape.layers if shape.attention_layers is None else shape.attention_layers
+    return layers * attention + shape.other_parameters
+
+
+def feed_forward_parameters(shape: ModelShape) -> float:
+    """Of layers without experts, and of what every token passes beside its experts."""
     inner = shape.expert_intermediate or shape.hidden
     shared = (shape.layers - shape.dense_layers) * shape.shared_experts * 3 * shape.hidden * inner
     dense = shape.dense_layers * 3 * shape.hidden * (shape.dense_intermediate or 0)
-    return shape.layers * attention + shared + dense
+    return shared + dense
+
+
+def dense_parameters(shape: ModelShape) -> float:
+    return attention_parameters(shape) + feed_forward_parameters(shape)
+
+
+def parameters(shape: ModelShape) -> float:
+    """All of the model, as it is published: with embedding and output head, without layers that predict several
+    tokens. Raises UsageError where the number is not known."""
+    if shape.weights_unknown:
+        raise UsageError(f"{shape.name}: the parameters of {', '.join(shape.weights_unknown)} are not known")
+    head = shape.vocab * shape.hidden
+    return expert_parameters(shape) + dense_parameters(shape) + head * (1 if shape.tied_embeddings else 2)
 
 
 def full_layers(shape: ModelShape) -> int:
@@ -49,8 +66,11 @@ def full_layers(shape: ModelShape) -> int:
 
 
 def kv_bytes_per_token_layer(shape: ModelShape) -> float:
-    """K and V of one token in one layer (the latent vector alone where the model has one)."""
-    values = shape.kv_latent or 2 * shape.kv_heads * shape.head_dim
+    """K and V of one token in one layer (only the latent vector where the model has one). Raises UsageError where the
+    KV cache is another than the shape can say."""
+    if shape.kv_unknown:
+        raise UsageError(f"{shape.name}: the KV cache of {', '.join(shape.kv_unknown)} is not known")
+    values = shape.kv_latent or shape.kv_heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
     return values * BYTES_PER_VALUE[shape.kv_dtype]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -37,10 +38,23 @@ RESERVED_ENGINE_KWARGS = {
         ),
         "--dp / --p-dp / --d-dp",
     ),
-    "kv_transfer_config": "--kv-backend",
+    "kv_transfer_config": "--kv-backend, --kv-offload-gb or --kv-connector",
     "host": "--host",
     "port": "--port",
     "api_key": "--api-key-file",
+}
+# Settings of Ray Serve LLM, and arguments of vLLM's server, that pdlab does not pass on -> why, and what to do.
+NOT_PASSED_ON = {
+    "autoscaling_config": (
+        "Ray's autoscaling would start replicas that no node has room planned for: give the number of replicas, or let "
+        "it follow the load with pd-fluid, --min and --max"
+    ),
+    **dict.fromkeys(
+        ("lora_config", "lora_modules"),
+        "adapters are not served: Ray Serve LLM finds an adapter by the name that a request gives, its prefill and "
+        "decode do not pass that name on, and the canary checks only the model itself; merge the adapter into the "
+        "weights, and give the merged folder as --model",
+    ),
 }
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 
@@ -53,6 +67,8 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         key = key.strip().lstrip("-").replace("-", "_")
         if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
             raise UsageError(f"{flag} {pair!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
+        if key in NOT_PASSED_ON:
+            raise UsageError(f"{flag} {key}: {NOT_PASSED_ON[key]}")
         if key in RESERVED_ENGINE_KWARGS:
             raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
         try:
@@ -63,6 +79,23 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
             raise UsageError(f"{flag} {key} is given twice, as {arguments[key]!r} and {value!r}: keep one")
         arguments[key] = value
     return arguments
+
+
+def kv_connector(text: str) -> dict[str, Any]:
+    """A KV connector of vLLM's as YAML: its name, or a mapping with ``kv_connector``. Raises
+    argparse.ArgumentTypeError."""
+    try:
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid YAML ({yaml_fault(error)})") from error
+    if isinstance(value, str):
+        return {"kv_connector": value}
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither the name of a connector nor a mapping, for example "
+            "'{kv_connector: LMCacheConnectorV1, kv_role: kv_both}'"
+        )
+    return value
 
 
 def _number(text: str) -> int | float:

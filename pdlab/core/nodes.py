@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,14 +24,17 @@ NODE_NAME_LABEL = "pdlab/node"
 HOST_NAMES = ("pdlab-a", "pdlab-b")
 
 
+MOST_ALIKE = 10_000  # nodes that one entry of a cluster's file stands for
+
 # How the GPUs of one node reach each other. xgmi: AMD's Infinity Fabric.
 GpuLink = Literal["nvlink", "pcie", "xgmi"]
 
 
 class Nic(Frozen):
-    """Network of a node. ``gbit_per_s`` is the line rate of one NIC."""
+    """Network of a node. ``gbit_per_s`` is the line rate of one NIC. tcpxo: Ethernet with Google's GPUDirect-TCPXO,
+    which NCCL uses and UCX does not."""
 
-    kind: Literal["efa", "infiniband", "roce", "ethernet", "loopback"] = "ethernet"
+    kind: Literal["efa", "infiniband", "roce", "tcpxo", "ethernet", "loopback"] = "ethernet"
     count: int = Field(default=1, ge=1)
     gbit_per_s: float | None = Field(default=None, gt=0)
 
@@ -62,7 +65,8 @@ class ClusterNode(Frozen):
     ``free_gpus`` are indexes of unused GPUs (None: all of ``gpus``); nodes with the same ``host``
     share a machine (None: a machine of its own); ``id`` is Ray's node id on a live cluster.
     ``gpu_memory_gb`` (1e9 bytes of one GPU) and ``gpu_link``: of the cards that are there; None: as configs/gpus/ says
-    of ``gpu_type`` (`pdlab.core.catalog.gpu_memory_gb`, `gpu_link`).
+    of ``gpu_type`` (`pdlab.core.catalog.gpu_memory_gb`, `gpu_link`). ``nvlink_domain``: nodes that name the same one
+    have NVLink between them (trays of a GB200 rack).
     """
 
     id: str
@@ -70,6 +74,7 @@ class ClusterNode(Frozen):
     gpus: int = Field(default=0, ge=0)
     gpu_memory_gb: float | None = Field(default=None, gt=0, le=10_000)
     gpu_link: GpuLink | None = None
+    nvlink_domain: str | None = None
     free_gpus: tuple[int, ...] | None = None
     cpus: float = Field(default=0, ge=0)
     free_cpus: float | None = Field(default=None, ge=0)
@@ -109,12 +114,27 @@ class ClusterNode(Frozen):
         return self.host or self.id
 
 
+MAX_NODES = 10_000
+
+
 class ClusterView(Frozen):
     """All nodes that may be used. A cluster is either of GPU nodes or of CPU nodes; a GPU-less
-    node of a GPU cluster (a head node) takes no engine."""
+    node of a GPU cluster (a head node) takes no engine.
+
+    A file may give nodes that are alike as one with ``count: N``: their ids, and labels that are the id, get a number
+    behind them; ``head`` is the first of them.
+    """
 
     name: str = "cluster"
     nodes: tuple[ClusterNode, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted_nodes(cls, data: Any) -> Any:
+        """``count: 13`` of a node stands for 13 that are alike, each with the number behind its id and its name."""
+        if not isinstance(data, dict) or not isinstance(data.get("nodes"), list | tuple):
+            return data
+        return {**data, "nodes": [each for node in data["nodes"] for each in _counted(node)]}
 
     @model_validator(mode="after")
     def _distinct_ids(self) -> ClusterView:
@@ -146,6 +166,26 @@ class ClusterView(Frozen):
             if node.id == node_id:
                 return node
         raise KeyError(node_id)
+
+
+def _counted(node: Any) -> list[Any]:
+    if not isinstance(node, dict) or "count" not in node:
+        return [node]
+    count, plain = node["count"], {key: value for key, value in node.items() if key != "count"}
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_ALIKE:
+        raise ValueError(
+            f"count of node {node.get('id')}: must be a whole number from 1 to {MOST_ALIKE}, got {count!r}"
+        )
+    shared = sorted({"free_gpus", "free_cpus", "host"} & plain.keys())
+    if shared and count > 1:
+        raise ValueError(f"{shared[0]} of node {node.get('id')} is of one node, not of count {count}: write them out")
+    labels = plain.get("labels") or {}
+    alike = []
+    for number in range(1, count + 1):
+        name = f"{plain.get('id')}-{number}"
+        named = {**labels, NODE_NAME_LABEL: f"{labels.get(NODE_NAME_LABEL, plain.get('id'))}-{number}"}
+        alike.append({**plain, "id": name, "labels": named, "head": bool(plain.get("head")) and number == 1})
+    return alike
 
 
 class TpGroup(Frozen):

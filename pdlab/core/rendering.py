@@ -7,7 +7,7 @@ A template is a file in a folder ``templates`` beside the module that has the fa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,20 @@ def rendered(template: Path, **facts: Any) -> str:
 
 
 def said(template: Path, name: str, *facts: Any, **more: Any) -> str:
-    """What one macro of a template says, without white space around it."""
-    return str(getattr(_environment(template.parent).get_template(template.name).module, name)(*facts, **more)).strip()
+    """What one macro of a template says, without empty lines before it and white space behind it."""
+    macro = getattr(_environment(template.parent).get_template(template.name).module, name)
+    return str(macro(*facts, **more)).lstrip("\n").rstrip()
+
+
+class Macros:
+    """The macros of a text template, for a page: what they say is text there, which the page escapes. A page that
+    imports them itself would take their output for markup."""
+
+    def __init__(self, template: Path) -> None:
+        self._template = template
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        return partial(said, self._template, name)
 
 
 def table(lines: str, *, drop_unknown: bool = False) -> str:

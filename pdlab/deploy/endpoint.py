@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field
 
+from pdlab.cluster.machine import inherited
 from pdlab.cluster.namespaces import INSIDE, network_of
 from pdlab.core import api_key
 from pdlab.core.errors import StoreError, UsageError
@@ -201,8 +202,7 @@ def reach(base_url: str) -> Iterator[None]:
     with contextlib.ExitStack() as network:
         if host is not None:
             try:
-                marks = Path(f"/proc/{host.pid}/environ").read_bytes().split(b"\0")
-                if host.mark.encode() not in marks:
+                if not inherited(host.pid, host.mark):
                     raise FileNotFoundError
                 network.enter_context(network_of(host.pid))
             except PermissionError as error:

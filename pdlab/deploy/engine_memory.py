@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from pdlab.core.catalog import ModelShape, gpu_memory_gb, known_gpus
+from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape, gpu_memory_gb, known_gpus, resolve_model, why_no_shape
 from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.core.served_model import why_unknown_shape
 from pdlab.core.text import listed
 from pdlab.core.text import table as text_table
 from pdlab.core.workload import Workload
+from pdlab.deploy.pool_agreement import WITHOUT_KV_CACHE, speculation
 from pdlab.deploy.serve_config import engine_kwargs
 
 # CUDA, NCCL, graphs and activations: what the KV pools of published H100 deployments leave (1.0 M tokens at TP2, 2.9
@@ -58,11 +60,23 @@ def engine_memory(
     deployment: Deployment, role: Role, shape: ModelShape, memory_gb: float | None, *, cpu: bool, workload: Workload
 ) -> EngineMemory | None:
     """The arithmetic for one pool. ``memory_gb``: 1e9 bytes of one of its GPUs; None where nothing says them, and then
-    the answer is None too, unless kv_cache_memory_bytes says what is left."""
+    the answer is None too, unless kv_cache_memory_bytes says what is left.
+
+    None also for a model, or a draft model beside it, whose weights or KV cache are not known. Raises UsageError
+    where the weights that are known do not fit.
+    """
     pool = deployment.pools[role]
     kwargs = engine_kwargs(deployment, role, shape, cpu=cpu)
     gpus = pool.tp * pool.pp
+    draft = draft_model(kwargs, shape)
+    if shape.weights_unknown or isinstance(draft, str):
+        return None
     weights = weights_bytes(shape, pool, kwargs) / gpus
+    layers = [shape]
+    if draft is not None:
+        of_draft = expert_bytes(draft) + dense_bytes(draft, with_embedding=True)
+        weights += of_draft / (speculation(kwargs).get("draft_tensor_parallel_size") or pool.tp)
+        layers.append(draft)
     configured = kwargs.get("kv_cache_memory_bytes")
     if isinstance(configured, int):
         left = float(configured)
@@ -71,17 +85,23 @@ def engine_memory(
         left = (memory_gb * share - OVERHEAD_GB) * 1e9 - weights
     else:
         return None
+    if shape.kv_unknown:
+        _refuse_weights(role, gpus, shape, weights, left, "CPU rank" if cpu else "GPU")
+        return None
     longest = kwargs.get("max_model_len") or shape.max_context
-    width = 0.5 if str(kwargs.get("kv_cache_dtype", "auto")).startswith("fp8") else 1.0
-    width *= kv_copies(shape, pool.tp) / gpus
+    kv_dtype = str(kwargs.get("kv_cache_dtype", "auto"))
+
+    def width(of: ModelShape) -> float:
+        chosen = {"auto": of.kv_dtype, "fp8": "fp8", "int8": "int8"}.get(kv_dtype.partition("_")[0], "bfloat16")
+        return BYTES_PER_VALUE[chosen] / BYTES_PER_VALUE[of.kv_dtype] * kv_copies(of, pool.tp) / gpus
 
     def reserved(length: int) -> float:
-        return width * reserved_bytes(shape, length, kwargs, "cpu" if cpu else "gpu")
+        return sum(width(of) * reserved_bytes(of, length, kwargs, "cpu" if cpu else "gpu") for of in layers)
 
     longest_bytes = reserved(longest)
     steps = range(longest // LENGTH_STEP * LENGTH_STEP, 0, -LENGTH_STEP)
     tokens = workload.longest_input + 1 if role == "prefill" else sum(workload.longest)
-    request_bytes = width * kv_bytes(shape, tokens, hybrid=True)
+    request_bytes = sum(width(of) * kv_bytes(of, tokens, hybrid=True) for of in layers)
     room = max(left, 0.0)
     return EngineMemory(
         role=role,
@@ -103,6 +123,30 @@ def weights_bytes(shape: ModelShape, pool: Pool, kwargs: dict[str, Any]) -> floa
     balanced = kwargs.get("eplb_config")
     copies = balanced.get("num_redundant_experts", 0) if isinstance(balanced, dict) else 0
     return expert_bytes(shape) * (1 + copies / shape.experts) / pool.dp + dense_bytes(shape, with_embedding=True)
+
+
+def draft_model(kwargs: dict[str, Any], shape: ModelShape) -> ModelShape | str | None:
+    """The draft model of speculative decoding beside ``shape``; text: why it is not known; None: there is none.
+
+    A model's own layers for several tokens share its embedding and output head, an EAGLE head only the embedding.
+    """
+    config = speculation(kwargs)
+    method, model = str(config.get("method") or ""), config.get("model")
+    if not config or method in WITHOUT_KV_CACHE:
+        return None
+    if model is None or method == "mtp" or method.endswith("_mtp"):
+        one = {"layers": 1, "attention_layers": None, "dense_layers": int(shape.experts == 1), "vocab": 1}
+        windows = {"sliding_window": None, "full_attention_layers": None}
+        return shape.model_copy(update={**one, **windows, "other_parameters": 2 * shape.hidden**2})
+    try:
+        draft = resolve_model(str(model)).shape
+    except UsageError as error:
+        return f"draft {error}"
+    if draft is None:
+        return f"draft model {model}: {why_no_shape(str(model))}"
+    if draft.unknown:
+        return f"draft model {model}: {_not_represented(draft)}"
+    return draft.model_copy(update={"tied_embeddings": True}) if method.startswith("eagle") else draft
 
 
 def reserved_bytes(shape: ModelShape, tokens: int, kwargs: dict[str, Any], device: str) -> float:
@@ -135,7 +179,13 @@ def examine(
 def why_unknown(deployment: Deployment, shape: ModelShape | None, nodes: Iterable[ClusterNode]) -> str:
     """Why nothing can be said of engines on these nodes, and what would say it."""
     if shape is None:
-        return f"configs/models/ has no shape of {deployment.model}"
+        return why_unknown_shape(deployment)
+    if shape.unknown:
+        return _not_represented(shape)
+    for role in deployment.pools:
+        draft = draft_model(engine_kwargs(deployment, cast(Role, role), shape, cpu=False), shape)
+        if isinstance(draft, str):
+            return draft
     unknown = [node for node in nodes if gpu_memory_gb(node) is None]
     named = dict.fromkeys(f"GPUs of type {node.gpu_type}" if node.gpu_type else "unnamed GPUs" for node in unknown)
     sizes = [f"{size:g}" for name in {node.gpu_type for node in unknown} if name in known_gpus()
@@ -145,14 +195,13 @@ def why_unknown(deployment: Deployment, shape: ModelShape | None, nodes: Iterabl
     return f"{listed(list(named))} {reason}: give gpu_memory_gb of {owners} in the cluster's file"
 
 
+def _not_represented(shape: ModelShape) -> str:
+    return f"pdlab cannot represent {', '.join(shape.unknown)} of {shape.architecture}"
+
+
 def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
-    subject = f"{memory.role} engine of {memory.gpus} {unit}{'s' * (memory.gpus > 1)}"
-    flag = {"prefill": "--p-tp", "decode": "--d-tp"}.get(memory.role, "--tp")
-    if memory.kv_bytes <= 0:
-        raise UsageError(
-            f"{subject} cannot hold {shape.name}: weights take {_gb(memory.weights_bytes)} GB of each, "
-            f"{_gb(-memory.kv_bytes)} GB more than there are; use a larger {flag}, or a larger gpu_memory_utilization"
-        )
+    subject, flag = _subject(memory.role, memory.gpus, unit)
+    _refuse_weights(memory.role, memory.gpus, shape, memory.weights_bytes, memory.kv_bytes, unit)
     if memory.kv_bytes < memory.longest_bytes:
         shorter = f"--max-model-len {memory.fitting}, " if memory.fitting else ""
         raise UsageError(
@@ -160,6 +209,21 @@ def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
             f"{_gb(memory.longest_bytes)} GB of KV cache per {unit}, {_gb(memory.kv_bytes)} GB are left beside "
             f"{_gb(memory.weights_bytes)} GB of weights; give {shorter}a larger {flag}"
             + (", or --engine-arg kv_cache_memory_bytes=N where you know better" if memory.estimated else "")
+        )
+
+
+def _subject(role: Role, gpus: int, unit: str) -> tuple[str, str]:
+    """An engine in words, and the flag of its TP."""
+    flag = {"prefill": "--p-tp", "decode": "--d-tp"}.get(role, "--tp")
+    return f"{role} engine of {gpus} {unit}{'s' * (gpus > 1)}", flag
+
+
+def _refuse_weights(role: Role, gpus: int, shape: ModelShape, weights: float, left: float, unit: str) -> None:
+    if left <= 0:
+        subject, flag = _subject(role, gpus, unit)
+        raise UsageError(
+            f"{subject} cannot hold {shape.name}: weights take {_gb(weights)} GB of each, {_gb(-left)} GB more than "
+            f"there are; use a larger {flag}, or a larger gpu_memory_utilization"
         )
 
 

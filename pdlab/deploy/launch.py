@@ -20,7 +20,7 @@ from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
-from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.failure import attach_logs
@@ -28,6 +28,7 @@ from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
+from pdlab.core.served_model import elsewhere, in_bucket, served_model
 from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
@@ -98,7 +99,7 @@ def _launch(
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
         local = _local(request, undo, progress, keeper, stage)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
-        shape, source = resolve_model(request.deployment.model)
+        shape, source = served_model(request.deployment)
         if stage is not None:
             source = stage.tokenizer()
             env |= stage.environment()
@@ -270,7 +271,7 @@ def _serve(
     if stage is None:
         deployment = preflight.examine(
             app.cluster, deployment, view, placement, progress,
-            model=source, choose=request.choose_backend, accept=request.accept_wire,
+            model=None if in_bucket(source) else source, choose=request.choose_backend, accept=request.accept_wire,
         )  # fmt: skip
     prepared = prepared.with_transport_of(deployment)
     served = prepared.app
@@ -287,7 +288,7 @@ def _serve(
     running = Running(
         base_url=_base_url(request),
         model_id=name,
-        tokenizer=tokenizer_of(deployment, source),
+        tokenizer=tokenizer_of(deployment, shape.hf_id or source if shape and elsewhere(source) else source),
         manifest=manifest,
         metrics_urls=app.cluster.metrics_urls(),
         on_host=_on_host(app.cluster.local),

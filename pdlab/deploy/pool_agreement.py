@@ -61,10 +61,22 @@ def _check_one(deployment: Deployment, role: Role, arguments: Arguments, *, cpu:
     """What one pool cannot have, whatever the other one has."""
     size = arguments.get("kv_offloading_size")
     if size is not None and arguments.get("kv_transfer_config"):
-        what = "decode_bench fills the KV cache with" if deployment.decode_bench else "prefill and decode transfer with"
         raise UsageError(
-            f"engine argument kv_offloading_size={size} ({role}): vLLM then replaces the KV connector that {what}; "
-            "leave kv_offloading_size out, or serve --collocated without --decode-bench"
+            f"engine argument kv_offloading_size={size} ({role}): vLLM then replaces the KV connector of this "
+            "deployment; leave it out"
+            + ("" if deployment.decode_bench else f", and give --kv-offload-gb {float(size) * 2**30 / 1e9:.4g}")
+        )
+    allocator = (deployment.env_of(role).get("PYTORCH_CUDA_ALLOC_CONF") or "").replace(" ", "")
+    if (
+        arguments.get("kv_transfer_config")
+        and "expandable_segments:True" in allocator
+        and not arguments.get("enable_cumem_allocator")
+        and not arguments.get("enable_sleep_mode")
+    ):
+        raise UsageError(
+            f"PYTORCH_CUDA_ALLOC_CONF={allocator} ({role}): memory that a KV connector has registered would be mapped "
+            "anew, and vLLM refuses to start; leave expandable_segments:True out, or add --engine-arg "
+            "enable_cumem_allocator=true"
         )
     backend, rays = arguments.get("distributed_executor_backend"), "mp" if cpu else "ray"
     if backend not in (None, rays):
@@ -95,18 +107,23 @@ def handshake_value(name: str, arguments: Arguments) -> Any:
         value = value or (config.get("backend") if isinstance(config, dict) else None)
         return None if value is None else str(value).upper()
     if name == "speculative_config":
-        return _speculation(arguments)
+        return _draft_for_kv(arguments)
     if name in ("dtype", "kv_cache_dtype"):
         return SAME_DTYPE.get(str(value), str(value)) if value not in (None, "auto") else "auto"
     return value or None
 
 
-def _speculation(arguments: Arguments) -> dict[str, Any] | None:
-    """The draft model as far as it matters for a KV transfer; None: there is none with a KV cache."""
+def speculation(arguments: Arguments) -> dict[str, Any]:
+    """What the arguments say of speculative decoding, the short spellings included; empty: there is none."""
     given = arguments.get("speculative_config")
     short = {"method": arguments.get("spec_method"), "model": arguments.get("spec_model")}
     short = {name: value for name, value in short.items() if value is not None}
-    config = {**short, **(given if isinstance(given, dict) else {})}
+    return {**short, **(given if isinstance(given, dict) else {})}
+
+
+def _draft_for_kv(arguments: Arguments) -> dict[str, Any] | None:
+    """The draft model as far as it matters for a KV transfer; None: there is none with a KV cache."""
+    config = speculation(arguments)
     method = config.get("method")
     if not config or method in WITHOUT_KV_CACHE:
         return None

@@ -21,8 +21,8 @@ from pdlab.placement.place import cautions, place
 class Prepared:
     """``deployment`` placed on the nodes of ``view`` and rendered as ``app``.
 
-    ``shape`` is None for a model that is not in the catalogue; ``model_source`` is the Hugging Face id or the folder
-    that the engines load. ``memory`` is of the pools for which it is known, for requests of ``workload``;
+    ``shape`` is None for a model whose config.json is not at hand; ``model_source`` is the Hugging Face id or the
+    folder that the engines load. ``memory`` is of the pools for which it is known, for requests of ``workload``;
     ``cautions`` are warnings about the placement.
     """
 

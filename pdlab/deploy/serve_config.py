@@ -17,6 +17,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transp
 from pdlab.core.environment import secret_values
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
+from pdlab.core.served_model import in_bucket
 from pdlab.deploy.engine_arguments import reads_tool_calls
 from pdlab.placement.place import bundle_nodes, node_selector
 
@@ -28,6 +29,7 @@ FLUID_BUILDER = "pdlab.deploy.serving.builders:build_fluid_openai_app"
 KV_GUARD_CONNECTOR = "pdlab.guard.connector"
 KV_GUARD_SCHEDULER = "pdlab.guard.scheduler.GuardScheduler"
 KV_GUARD_DEADLINE = "pdlab_deadline_s"
+HOST_COPY_SPEC = "pdlab.deploy.cpu_engine.host_copy"
 
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
 HEAD_RESOURCE, HEAD_SHARE = "node:__internal_head__", 0.001
@@ -36,6 +38,9 @@ PREFILL_ROUTER = "pdlab.deploy.serving.prefill_router.PrefillRouter"
 # vLLM keeps prefill's KV blocks for a read for 30 s, its lease. A replica that is to stop waits until they are read or
 # the lease has ended; then Ray Serve would end it.
 KV_DRAIN_S, SHUTDOWN_WINDOW_S = 35.0, 45.0
+# vLLM's own default is the model's context, and it reserves KV cache for one request of that length before it starts:
+# 4.8 GiB more for gpt-oss-120b, and 10,485,760 tokens for Llama 4 Scout.
+DEFAULT_MODEL_LEN = 16384
 # KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
 CPU_KV_BYTES = 512 * 2**20
 
@@ -58,7 +63,7 @@ def render(
 ) -> ServeApp:
     """The application that serves ``deployment`` as placed.
 
-    ``shape`` is None for a model that is not in the catalogue; ``model_source`` is the Hugging
+    ``shape`` is None for a model whose config.json is not at hand; ``model_source`` is the Hugging
     Face id or the folder that the engines load.
     """
     configs: dict[Role, dict[str, Any]] = {}
@@ -110,6 +115,8 @@ def model_id(deployment: Deployment, shape: ModelShape | None) -> str:
         return deployment.model_id
     if shape is not None:
         return shape.name
+    if in_bucket(deployment.model):
+        return deployment.model.rstrip("/").rpartition("/")[2]
     path = Path(deployment.model).expanduser()
     return path.name if path.is_absolute() or deployment.model.startswith(".") else deployment.model
 
@@ -163,7 +170,9 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     """vLLM's engine arguments for one pool."""
     pool = deployment.pools[role]
     merged: dict[str, Any] = cpu_engine_kwargs() if cpu else {}
-    merged |= shape.engine_kwargs if shape else {}
+    if shape:
+        merged["max_model_len"] = min(shape.max_context, DEFAULT_MODEL_LEN)
+        merged |= shape.engine_kwargs
     if shape and not cpu:
         merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
     if deployment.max_model_len is not None:
@@ -178,16 +187,18 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     if pool.expert_parallel:
         merged["enable_expert_parallel"] = True
     if deployment.transport is not None:
-        merged["kv_transfer_config"] = _kv_transfer_config(deployment.transport, role, cpu=cpu)
+        merged["kv_transfer_config"] = _kv_transfer_config(deployment, deployment.transport, role, cpu=cpu)
         if deployment.transport.kv_guard:
             merged["scheduler_cls"] = KV_GUARD_SCHEDULER
     elif deployment.decode_bench:
         merged |= decode_bench_kwargs()
+    elif stores := _stores(deployment, cpu=cpu):
+        merged["kv_transfer_config"] = stores[0] if len(stores) == 1 else _several(stores)
     # Ray and vLLM write into what they are given: no pool shares a nested value with another.
     return copy.deepcopy(merged)
 
 
-def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[str, Any]:
+def _kv_transfer_config(deployment: Deployment, transport: Transport, role: Role, *, cpu: bool) -> dict[str, Any]:
     config: dict[str, Any] = {
         "kv_connector": transport.connector,
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
@@ -198,7 +209,36 @@ def _kv_transfer_config(transport: Transport, role: Role, *, cpu: bool) -> dict[
         config["kv_connector_extra_config"][KV_GUARD_DEADLINE] = transport.kv_deadline_s
     if cpu:
         config["kv_buffer_device"] = "cpu"
-    return config
+    # Decode takes all of a prompt from NIXL: what it stored beside would be copies that nobody loads.
+    stores = _stores(deployment, cpu=cpu) if role == "prefill" else []
+    if not stores:
+        return config
+    # The first one speaks to the other pool for all of them (Ray Serve LLM), and loads where several could.
+    several = _several([config, *stores])
+    if transport.kv_guard:
+        several["kv_connector_module_path"] = KV_GUARD_CONNECTOR
+    if cpu:
+        several["kv_buffer_device"] = "cpu"
+    return several
+
+
+def _several(connectors: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": list(connectors)},
+    }
+
+
+def _stores(deployment: Deployment, *, cpu: bool) -> list[dict[str, Any]]:
+    """The connectors that keep KV cache outside of an engine's own memory."""
+    stores: list[dict[str, Any]] = []
+    if deployment.kv_offload_gb is not None:
+        extra: dict[str, Any] = {"cpu_bytes_to_use": int(1e9 * deployment.kv_offload_gb)}
+        # vLLM's own copies are for GPUs.
+        extra |= {"spec_name": "HostCopySpec", "spec_module_path": HOST_COPY_SPEC} if cpu else {}
+        stores.append({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra})
+    return [{"kv_role": "kv_both", **store} for store in (*stores, *deployment.kv_connectors)]
 
 
 def decode_bench_kwargs() -> dict[str, Any]:

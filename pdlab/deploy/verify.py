@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from pdlab.core import api_key
-from pdlab.core.catalog import resolve_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import Role
+from pdlab.core.served_model import served_model
 from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
@@ -180,7 +180,7 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
     KV transfer. None where prefill and decode differ in it: no collocated launch is a reference for both."""
     manifest = running.manifest
     cluster, placement = manifest.cluster, manifest.placement
-    shape = resolve_model(deployment.model).shape
+    shape = served_model(deployment).shape
     keys = set()
     for role, pool in deployment.pools.items():
         nodes = placement.nodes_of(cast(Role, role)) if cluster and placement else ()

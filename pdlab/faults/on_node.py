@@ -1,7 +1,7 @@
-"""What acts on processes of a node. Sent to the nodes by value: imports the standard library alone.
+"""What acts on processes of a node. Sent to the nodes by value: it imports only the standard library, and psutil.
 
 A process is named by its number and its start time (clock ticks since boot, field 22 of /proc/PID/stat), so that a
-number that was given again is never signalled.
+number that was given again is never signalled. psutil has that time only in seconds of a clock that may be set.
 """
 
 from __future__ import annotations
@@ -82,14 +82,13 @@ def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
     chosen = {raylet, *_below(raylet, table)} if raylet is not None else set()
     if mark is not None:
         chosen |= {pid for pid in table if mark.encode() in _environment(pid)}
-    port_of = _listening() if ports else {}
     return {
         "space": f"{_text('/proc/sys/kernel/random/boot_id').strip()} {_link('/proc/self/ns/pid')}",
         "raylet": raylet,
         "own": os.getpid(),
         "processes": {
             pid: {key: table[pid][key] for key in ("parent", "started", "title", "rss_bytes")}
-            | {"ports": sorted({port_of[inode] for inode in _sockets(pid) if inode in port_of}) if ports else []}
+            | {"ports": _listening(pid) if ports else []}
             for pid in sorted(chosen & set(table))
         },
     }
@@ -182,25 +181,14 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _listening() -> dict[str, int]:
-    """Inode of every listening TCP socket of this network -> its port."""
-    ports = {}
-    for name in ("tcp", "tcp6"):
-        for line in _text(f"/proc/self/net/{name}").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                ports[fields[9]] = int(fields[1].rsplit(":", 1)[1], 16)
-    return ports
+def _listening(pid: int) -> list[int]:
+    """TCP ports on which the process listens."""
+    import psutil
 
-
-def _sockets(pid: int) -> list[str]:
-    inodes = []
-    with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            link = _link(str(path))
-            if link.startswith("socket:["):
-                inodes.append(link[8:-1])
-    return inodes
+    with contextlib.suppress(psutil.Error, OSError):
+        found = psutil.Process(pid).net_connections("tcp")
+        return sorted({each.laddr.port for each in found if each.status == psutil.CONN_LISTEN})
+    return []
 
 
 def _link(path: str) -> str:

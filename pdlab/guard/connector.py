@@ -1,7 +1,7 @@
 """vLLM's NIXL connector with the guard, for ``kv_connector_module_path``.
 
-The class keeps vLLM's name: ``kv_connector`` stays ``NixlConnector``, by which vLLM and Ray Serve LLM know what to
-check and to prepare.
+The classes keep vLLM's names: ``kv_connector`` stays ``NixlConnector`` or ``MultiConnector``, by which vLLM and Ray
+Serve LLM know what to check and to prepare.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector as VllmMultiConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
@@ -148,10 +149,19 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
             self.connector_worker = GuardWorker(vllm_config, self.engine_id, kv_cache_config)
 
     @property
+    def guarded(self) -> NixlConnector:
+        """The connector with the guard: this one."""
+        return self
+
+    @property
     def receives(self) -> ReceiveBook:
         """The receives, on the scheduler's side."""
         receives: ReceiveBook = self.connector_scheduler.receives
         return receives
+
+    def report_in(self, metadata: Any) -> WorkerReport | None:
+        """The guard's report in what the workers say of a step."""
+        return metadata if isinstance(metadata, WorkerReport) else None
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         assert self.connector_worker is not None
@@ -178,3 +188,30 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> GuardPromMetrics:
         return GuardPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+class MultiConnector(VllmMultiConnector):  # type: ignore[misc]
+    """vLLM's connector of several, one of which has the guard."""
+
+    @property
+    def guarded(self) -> NixlConnector:
+        """The connector with the guard, of those that there are. Raises TypeError if there is none."""
+        found = next((each for each in self._connectors if isinstance(each, NixlConnector)), None)
+        if found is None:
+            raise TypeError(
+                f"none of {', '.join(type(each).__name__ for each in self._connectors)} is the guard's: the "
+                "kv_connector_module_path of NixlConnector must be pdlab.guard.connector"
+            )
+        return found
+
+    def report_in(self, metadata: Any) -> WorkerReport | None:
+        """The guard's report in what the workers say of a step."""
+        parts = getattr(metadata, "metadata", ())
+        return next((part for part in parts if isinstance(part, WorkerReport)), None)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """vLLM looks for the class by its name, which is also that of its own connector without a guard."""
+        if data is not None and isinstance(data.get("NixlConnector"), dict):
+            data = {**data, "NixlConnector": GuardStats(data=data["NixlConnector"]["data"])}
+        return super().build_kv_connector_stats(data)

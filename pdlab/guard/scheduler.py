@@ -16,9 +16,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from pdlab.guard.connector import NixlConnector
+from pdlab.guard.connector import MultiConnector, NixlConnector
 from pdlab.guard.receives import Outcome, ReceiveBook
-from pdlab.guard.worker import WorkerReport
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
@@ -34,12 +33,13 @@ class Guarded:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         connector = self.connector  # type: ignore[attr-defined]
-        if not isinstance(connector, NixlConnector):
+        if not isinstance(connector, NixlConnector | MultiConnector):
             raise TypeError(
                 f"the guard's scheduler needs the guard's connector, not {type(connector).__name__}: "
                 "kv_connector_module_path must be pdlab.guard.connector"
             )
-        self._receives: ReceiveBook = connector.receives
+        self._guarded: NixlConnector = connector.guarded
+        self._receives: ReceiveBook = self._guarded.receives
         self._held_blocks: dict[str, list[Any]] = {}
         self._stuck_since: float | None = None
         self._hopeless: list[str] = []
@@ -69,8 +69,8 @@ class Guarded:
         return outputs
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
-        report = kv_connector_output.kv_connector_worker_meta
-        if isinstance(report, WorkerReport) and report.failed:
+        report = self.connector.report_in(kv_connector_output.kv_connector_worker_meta)  # type: ignore[attr-defined]
+        if report is not None and report.failed:
             self._receives.failed |= report.failed
         if kv_connector_output.finished_recving:
             kv_connector_output.finished_recving = {
@@ -106,7 +106,7 @@ class Guarded:
             if request is not None:
                 if outcome is Outcome.ANEW:
                     self._compute_anew(request)
-                self.connector.connector_scheduler._stop_heartbeat(request_id)  # type: ignore[attr-defined]
+                self._guarded.connector_scheduler._stop_heartbeat(request_id)
                 self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
         for request_id in self._receives.overdue():
             request = self._waiting_for_kv(request_id)
@@ -114,7 +114,7 @@ class Guarded:
                 logger.error("request %s: its KV transfer goes on after %s s", request_id, self._receives.deadline_s)
                 self._held_blocks[request_id] = self.kv_cache_manager.pop_blocks_for_free(request)  # type: ignore[attr-defined]
                 self._compute_anew(request)
-                self.connector.connector_scheduler._stop_heartbeat(request_id)  # type: ignore[attr-defined]
+                self._guarded.connector_scheduler._stop_heartbeat(request_id)
                 self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
         self._look_for_stuck()
 

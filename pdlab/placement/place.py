@@ -143,6 +143,7 @@ _NETWORK = {
     "efa": "EFA/SRD",
     "infiniband": "InfiniBand RDMA",
     "roce": "RoCE RDMA",
+    "tcpxo": "TCP",
     "ethernet": "TCP",
     "loopback": "TCP",
 }
@@ -175,11 +176,13 @@ def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory (cma), same machine"
     rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]
-    if prefill.nic.kind == decode.nic.kind == "ethernet" and rates:
-        return f"TCP, {rate_text(min(rates))}"
-    if prefill.nic.kind == decode.nic.kind:
-        return _NETWORK[prefill.nic.kind]
-    return "TCP"
+    network = _NETWORK[prefill.nic.kind] if prefill.nic.kind == decode.nic.kind else "TCP"
+    if prefill.nic.kind == decode.nic.kind and prefill.nic.kind in ("ethernet", "tcpxo") and rates:
+        network = f"TCP, {rate_text(min(rates))}"
+    if on_gpus and prefill.nvlink_domain and prefill.nvlink_domain == decode.nvlink_domain:
+        # UCX takes it for memory with fabric handles only, which torch's allocator does not make by itself.
+        return f"{network} (NVLink domain {prefill.nvlink_domain}, if the KV cache has fabric handles)"
+    return network
 
 
 def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str, ...]]:
@@ -247,11 +250,11 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
                 f"{role}: replicas span nodes whose free GPUs are not a multiple of TP {pool.tp} "
                 f"({', '.join(ragged)}); Ray may split a TP group there: free those nodes first"
             )
-    return warnings + _unlike(placement, view) + _unnamed(placement, view)
+    return warnings + _unlike(deployment, placement, view) + _unnamed(placement, view)
 
 
-def _unlike(placement: Placement, view: ClusterView) -> list[str]:
-    """Warnings about prefill and decode on nodes with different GPUs or networks."""
+def _unlike(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
+    """Warnings about prefill and decode on nodes with different GPUs, unless these were asked for, or networks."""
     roles: tuple[tuple[Role, ...], ...] = (("prefill", "fluid"), ("decode", "fluid"))
     pools = [[view.node(node_id) for role in part for node_id in placement.nodes_of(role)] for part in roles]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
@@ -259,6 +262,8 @@ def _unlike(placement: Placement, view: ClusterView) -> list[str]:
         ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
     ]
     flags = dict.fromkeys(f"--{FLAG_PREFIX[replica.role]}gpu TYPE" for replica in placement.replicas)
+    if all(pool.gpu_type for pool in deployment.pools.values()):
+        facts = facts[1:]
     warnings = []
     for kind_of_fact, fact_of, effect in facts:
         prefill, decode = ({fact_of(node) or "unknown" for node in pool} for pool in pools)

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.catalog import ModelShape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
@@ -76,15 +76,16 @@ def predict(
     sweeps: dict[tuple[str, ...], list[RequestedRow]] = {}
     number_of: dict[int, int] = {}
     parsed = [row for row in requested if isinstance(row, RequestedRow)]
-    known = {model: load_model(model) for model in {row.deployment.model for row in parsed}}
-    shapes = {model: shape for model, shape in known.items() if shape is not None}
+    known = {model: whole_shape(model) for model in {row.deployment.model for row in parsed}}
+    shapes = {model: shape for model, shape in known.items() if isinstance(shape, ModelShape)}
     for number, row in enumerate(requested):
         number_of[row.line] = number
         if isinstance(row, RefusedRow):
             predictions[number] = _without_figures(f"not predicted: {row.reason}")
         elif row.deployment.model not in shapes:
-            reason = f"model {row.deployment.model!r} has no shape in configs/models/; add a file there"
-            predictions[number] = _without_figures(f"not predicted: {reason}")
+            predictions[number] = _without_figures(
+                f"not predicted: model {row.deployment.model!r} has no shape: {known[row.deployment.model]}"
+            )
         elif reason := _other_stack(row, hardware, shapes[row.deployment.model]):
             predictions[number] = _without_figures(f"not predicted: {reason}")
         else:

@@ -12,12 +12,13 @@ from typing import cast
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.machine import usable_cores
-from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import Role
 from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.served_model import require_served_shape
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
 from pdlab.deploy.options import LaunchRequest
@@ -50,11 +51,7 @@ class RehearsalStage:
         self._hardware = load_hardware(request.rehearsal.hardware)
         if self._hardware.cpu:
             raise UsageError(f"--hardware {request.rehearsal.hardware} is of CPU engines: give that of a GPU")
-        shape = resolve_model(request.deployment.model).shape
-        if shape is None:
-            raise UsageError(
-                f"--rehearse needs the shape of {request.deployment.model}, which configs/models/ does not have"
-            )
+        shape = require_served_shape(request.deployment)
         self._shape: ModelShape = shape
         slow_down, self._why = request.rehearsal.slow_down, "as asked for"
         if slow_down is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdlab.remote.node import node_facts
 
+NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
 
 
@@ -19,7 +20,8 @@ def machine_facts() -> dict[str, Any]:
 
 
 def gpu_facts(nvml: Any = None) -> dict[str, Any]:
-    """``memory_bytes`` of the smallest GPU, and ``link``: nvlink or pcie (left out for a single GPU).
+    """``memory_bytes`` of the smallest GPU, the ``name`` of the first, and ``link``: nvlink or pcie (left out for a
+    single GPU).
 
     Empty without NVML or without a GPU that answers. ``nvml``: in place of the library.
     """
@@ -33,7 +35,7 @@ def gpu_facts(nvml: Any = None) -> dict[str, Any]:
     try:
         count = ctypes.c_uint()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        sizes, linked = [], []
+        sizes, linked, names = [], [], []
         for index in range(count.value):
             # nvmlMemory_t is total, free and used, in bytes; a structure of ctypes cannot be sent by value.
             device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
@@ -41,10 +43,15 @@ def gpu_facts(nvml: Any = None) -> dict[str, Any]:
                 continue
             if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0:
                 sizes.append(memory[0])
+            name = (ctypes.c_char * NAME_BYTES)()
+            if nvml.nvmlDeviceGetName(device, name, NAME_BYTES) == 0:
+                names.append(name.value.decode(errors="replace"))
             linked.append(any(_is_active(nvml, device, link) for link in range(NVLINKS)))
     finally:
         nvml.nvmlShutdown()
     facts: dict[str, Any] = {"memory_bytes": min(sizes)} if sizes else {}
+    if names:
+        facts["name"] = names[0]
     if len(linked) > 1:
         facts["link"] = "nvlink" if all(linked) else "pcie"
     return facts

@@ -455,4 +455,8 @@ def node_facts(devices: str | None = None, files: str = "/dev/infiniband") -> di
         return {"host": socket.gethostname(), "nic": {"kind": "ethernet"}}
     of_kind = [device for device in linked if device.kind == kind]
     usable = sum(_may_open(_device_files(device, files)) for device in of_kind)
-    return {"host": socket.gethostname(), "nic": {"kind": kind, "count": usable or len(of_kind)}}
+    nic: dict[str, Any] = {"kind": kind, "count": usable or len(of_kind)}
+    rates = {line_rate(device) for device in of_kind}
+    if len(rates) == 1 and (rate := rates.pop()):
+        nic["gbit_per_s"] = rate
+    return {"host": socket.gethostname(), "nic": nic}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from pdlab.analysis.chaos import (
     Bucket,
-    KindOutcome,
-    Served,
+    MemoryChange,
+    ServedByHealthy,
     by_kind,
     faulted,
     memory_change,
@@ -19,10 +20,11 @@ from pdlab.analysis.chaos import (
     total,
 )
 from pdlab.core import text as core_text
-from pdlab.core.text import counted
+from pdlab.core.rendering import said
 from pdlab.report.style import HUES, STYLE_FILE, save
-from pdlab.results.chaos import FATES, Chaos, Fate
+from pdlab.results.chaos import FATES, Chaos, ChaosRequest, ChaosRun, Fate
 
+WORDS = Path(__file__).parent / "assets" / "chaos.txt"
 COLORS: dict[Fate, str] = {"right": HUES[0], "error": HUES[4], "hang": HUES[3], "wrong": HUES[1], "left": HUES[5]}
 DASHES: dict[Fate, str] = {"right": "-", "error": "--", "hang": "-.", "wrong": ":"}
 CALLED: dict[Fate, str] = {
@@ -50,107 +52,51 @@ def text(chaos: Chaos) -> str:
 
 def title(chaos: Chaos) -> str:
     """What this was, in one line."""
-    run = chaos.run
-    guard = {True: "with the KV guard", False: "without the KV guard", None: "no KV guard"}[run.guarded]
-    rehearsal = chaos.manifest.rehearsal
-    if rehearsal is not None:
-        guard = f"rehearsed (engines simulated, {rehearsal.slow_down:g} times slower)"
-    return (
-        f"Faults ({run.plan}, seed {run.seed}) on {run.label}, {guard}, {run.concurrency} requests at a time, "
-        f"{run.loaded_s / 60:.1f} minutes"
-    )
+    return said(WORDS, "title", chaos.run, chaos.manifest.rehearsal)
 
 
 def table(chaos: Chaos) -> str:
     """A row per kind of fault. A request near two faults counts in both rows."""
-    rows = [_row(kind) for kind in by_kind(outcomes(chaos))]
-    skipped = [fault for fault in chaos.faults if fault.outcome != "injected"]
-    for name in dict.fromkeys(fault.kind for fault in skipped):
-        same = [fault for fault in skipped if fault.kind == name]
-        rows.append([f"{name} ({same[0].outcome})", str(len(same)), *["-"] * (len(FATES) + 2)])
-    head = ["fault", "times", *FATES, "recovery, s", "slowest error, s"]
-    return core_text.table(head, rows or [["none", "0", *["-"] * (len(FATES) + 2)]], left=(0,))
+    kinds = [(kind, median(kind.recoveries_s) if kind.recoveries_s else None) for kind in by_kind(outcomes(chaos))]
+    skipped: dict[str, list[str]] = {}
+    for fault in chaos.faults:
+        if fault.outcome != "injected":
+            skipped.setdefault(fault.kind, []).append(fault.outcome)
+    return said(WORDS, "table", kinds, [(name, each[0], len(each)) for name, each in skipped.items()], FATES)
 
 
-def _row(kind: KindOutcome) -> list[str]:
-    recovery = core_text.number(median(kind.recoveries_s)) if kind.recoveries_s else "-"
-    if len(kind.recoveries_s) > 1:
-        recovery = f"{recovery} (most {core_text.number(max(kind.recoveries_s))})"
-    if kind.never:
-        recovery = f"{recovery}, {kind.never} x never" if kind.recoveries_s else "never"
-    fates = [str(kind.fates[fate]) for fate in FATES]
-    return [kind.kind, str(kind.faults), *fates, recovery, core_text.number(kind.slowest_error_s)]
+class ChaosFacts(NamedTuple):
+    """What became of all requests and processes. ``counts``: fates, in words; ``goal``: share of `served` to reach;
+    ``wrong``: the first wrong answers."""
+
+    run: ChaosRun
+    requests: int
+    counts: list[str]
+    faulted: int
+    rounded: int
+    served: ServedByHealthy | None
+    goal: float
+    wrong: list[ChaosRequest]
+    counters: dict[str, float]
+    memory: MemoryChange | None
 
 
 def lines(chaos: Chaos) -> list[str]:
     """Fates of all requests, what healthy replicas could serve, memory, and what is left, a sentence each."""
     fates = total(chaos.requests)
-    counts = ", ".join(f"{fates[fate]} {CALLED[fate]}" for fate in FATES if fates[fate])
-    rounded = sum(r.rounded for r in chaos.requests)
-    sentences = [
-        f"{counted(len(chaos.requests), 'request')}: {counts or 'none'}; {faulted(chaos)} of them met a fault"
-        + (f"; {rounded} of the right ones take another token within rounding" if rounded else "")
-        + "."
-    ]
-    served = served_by_healthy(chaos)
-    if served is not None:
-        sentences.append(_served_text(served))
-    wrong = [r for r in chaos.requests if r.fate == "wrong"]
-    sentences += [f"Wrong: request {r.number} (sent at {r.sent_s:.1f} s): {r.detail}." for r in wrong[:5]]
-    counters = {name: value for name, value in chaos.run.counters.items() if value}
-    if counters:
-        words = ", ".join(f"{name} +{value:g}" for name, value in counters.items())
-        sentences.append(f"Counters of the engines: {words}.")
-    sentences.append(memory_text(chaos))
-    sentences.append(left_text(chaos))
-    if chaos.run.impossible:
-        sentences.append(f"Not here: {', '.join(sorted(chaos.run.impossible))}.")
-    return sentences
-
-
-def _served_text(served: Served) -> str:
-    verdict = "at least" if served.share >= GOAL else "below"
-    return (
-        f"Requests that healthy replicas could serve: {served.right} of {served.requests} right "
-        f"({core_text.percent(served.share, 1.0)} %, {verdict} {100 * GOAL:g} %)."
+    facts = ChaosFacts(
+        run=chaos.run,
+        requests=len(chaos.requests),
+        counts=[f"{fates[fate]} {CALLED[fate]}" for fate in FATES if fates[fate]],
+        faulted=faulted(chaos),
+        rounded=sum(request.rounded for request in chaos.requests),
+        served=served_by_healthy(chaos),
+        goal=GOAL,
+        wrong=[request for request in chaos.requests if request.fate == "wrong"][:5],
+        counters={name: value for name, value in chaos.run.counters.items() if value},
+        memory=memory_change(chaos.samples),
     )
-
-
-def memory_text(chaos: Chaos) -> str:
-    """Whether memory grew."""
-    change = memory_change(chaos.samples)
-    if change is None:
-        return "Memory: too few samples to tell."
-    verdict = "flat" if change.flat else "not flat"
-    return (
-        f"Memory of all processes: {change.first_mib:,.0f} MiB in the first third, {change.last_mib:,.0f} MiB in the "
-        f"last ({100 * (change.ratio - 1):+.1f} %): {verdict}."
-    )
-
-
-def left_text(chaos: Chaos) -> str:
-    """What was there at the end and not before."""
-    left = chaos.run.leftovers
-    if left is None:
-        return "Left: unknown, for it was interrupted."
-    if left.kv_free_after_s is None:
-        held = [
-            f"{name} {'unknown' if share is None else f'{100 * share:.1f} %'}"
-            for name, share in sorted(left.kv_use.items())
-            if share is None or share > 0
-        ]
-        kv = f"KV blocks not all free within {left.kv_limit_s:g} s ({', '.join(held) or 'no engine said'})"
-    else:
-        kv = f"KV blocks all free {left.kv_free_after_s:.1f} s after the load"
-    groups = (("process", "processes", left.processes), ("port", "ports", left.ports), ("actor", "actors", left.actors))
-    more = [
-        f"{sum(group.values())} {one if sum(group.values()) == 1 else several} "
-        f"({', '.join(f'{count} {name}' for name, count in group.items())})"
-        for one, several, group in groups
-        if group
-    ]
-    beside = f"more than before: {', '.join(more)}" if more else "no process, port or actor more than before"
-    return f"Left: {kv}; {beside}."
+    return said(WORDS, "lines", facts).splitlines()
 
 
 def draw(chaos: Chaos, path: Path) -> None:
@@ -218,13 +164,7 @@ def _steps(buckets: Sequence[Bucket], fate: Fate) -> tuple[list[float], list[flo
 def fault_list(chaos: Chaos) -> str:
     """Every fault with its number on the picture, when, what it hit, and the recovery."""
     took = {each.fault.number: each.recovery_s for each in outcomes(chaos)}
-    rows = []
-    for fault in chaos.faults:
-        hit = "; ".join(fault.targets) or "clients"
-        what = hit if fault.outcome == "injected" else f"{fault.outcome}: {fault.detail}"
-        recovery = core_text.number(took.get(fault.number))
-        rows.append([str(fault.number), f"{fault.began_s:.1f}", fault.kind, what, recovery])
-    return core_text.table(["", "at, s", "fault", "hit", "recovery, s"], rows, left=(2, 3)) if rows else "no fault"
+    return said(WORDS, "faults", [(fault, took.get(fault.number)) for fault in chaos.faults])
 
 
 def drawing(chaos: Chaos) -> str:

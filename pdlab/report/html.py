@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.audit.folders import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
-from pdlab.analysis.headline import Compared, Headline, OtherPairs, compared
+from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
-from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.ranking import readings
 from pdlab.analysis.view import View
-from pdlab.core import text as core_text
-from pdlab.core.bounds import Bounds
 from pdlab.core.environment import env_variable
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
-from pdlab.core.text import counted, listed
+from pdlab.core.rendering import Macros, rendered
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
 from pdlab.report import soaks, tables, verdicts
@@ -38,9 +37,6 @@ from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
-
-if TYPE_CHECKING:
-    import jinja2
 
 BY_A_PROGRAM = "pdlab.write_html(...)"
 ASSETS = Path(__file__).parent / "assets"
@@ -77,27 +73,31 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     if not report.curves:
         return _render_faults(report, command)
     script, curves, view, loaded = _asset("js"), report.curves, report.view, report.results.loaded
-    environment = _environment()
     by_label = {label: source for label, source in _labelled(loaded) if label in {curve.label for curve in curves}}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     findings = [finding for finding in report.findings if finding.code != "invalid"]
     records = _records(loaded)
-    return environment.from_string(_asset("html")).render(
-        title=f"{_models(curves)}: {len(curves)} configurations compared",
-        question=_question(curves, view),
-        facts=_facts(curves, by_label),
-        verdicts=list(_verdicts(curves, view, report.at)),
+    page = rendered(
+        ASSETS / "report.html",
+        curves=curves,
+        facts=_page_facts(curves, [loaded.experiment.manifest for loaded in by_label.values()]),
+        node=tables.node_name(curves, view),
+        node_always=tables.node_name(curves, _per_node(view)),
+        parts=list(_compared_groups(report)),
+        say=Macros(verdicts.WORDS),
+        no_bound=verdicts.NO_BOUND,
+        view=view,
+        figure=lambda estimate: tables.figure(estimate, view.confidence),
+        lead=verdicts.lead,
+        infinite=math.inf,
         # Levels that failed their checks have a section of their own.
         notes=[*tables.notes(curves, view, exclusions=False), *tables.tail_notes(curves)],
         answers=[*report_text.slo_sentences(report), *_searches(by_label)],
         texts=[*report_text.further_sections(report), *report_text.slo_sections(report)],
-        interval_note=_interval_note(curves, view),
-        level_note=f"Throughput of the whole deployment and per {tables.node_name(curves, _per_node(view))}.",
         head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],
         groups=_groups(columns),
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
-        level_count=len(points),
         soaks=[
             {
                 "sentence": each.sentence,
@@ -108,7 +108,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
-        audit_summary=_audit_summary(findings, len({source.folder for source in loaded})),
+        audit_count=len(findings),
+        folders=len({source.folder for source in loaded}),
         experiments=[_experiment(label, loaded) for label, loaded in by_label.items()],
         sweeps=[{"name": record.name, "commands": record.commands} for record in records if record.commands],
         command=command,
@@ -119,30 +120,20 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         payload=_json(figures(curves, view, log_latency=latency_is_logarithmic(curves, view, log_latency))),
     )
+    return f"{page}\n"
 
 
 def _render_faults(report: Report, command: str) -> str:
     made = report.results.chaos
-    return (
-        _environment()
-        .get_template("faults.html")
-        .render(
-            title=f"Faults made under load: {', '.join(each.name for each in made)}",
-            faults=[_faults(each) for each in made],
-            command=command,
-            version=__version__,
-            css=_asset("css"),
-        )
+    page = rendered(
+        ASSETS / "faults.html",
+        title=f"Faults made under load: {', '.join(each.name for each in made)}",
+        faults=[_faults(each) for each in made],
+        command=command,
+        version=__version__,
+        css=_asset("css"),
     )
-
-
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    return jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
-        loader=jinja2.FileSystemLoader(ASSETS),
-    )  # fmt: skip
+    return f"{page}\n"
 
 
 def _faults(each: Chaos) -> dict[str, Any]:
@@ -176,125 +167,83 @@ def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
 
 
-def _models(curves: Sequence[Curve]) -> str:
-    return models_text(own(curves))
+class PageFacts(NamedTuple):
+    """What the head of the page says of everything shown. ``repeats``: fewest and most of a level; ``days``: first and
+    last; ``origins``: of experiments that were not measured; ``known_intervals``: some level has one."""
+
+    models: str
+    workloads: list[str]
+    experiments: int
+    published: int
+    levels: int
+    repeats: tuple[int, int]
+    invalid: int
+    days: tuple[str, ...]
+    origins: list[str]
+    on_cpus: bool
+    known_intervals: bool
 
 
-def _question(curves: Sequence[Curve], view: View) -> str:
-    per = f"per {tables.node_name(curves, view)}" if view.normalized else "of the whole deployment"
-    most = f"the most {view.throughput_metric} tokens/s {per}"
-    if len(curves) == 1:
-        return f"At which {view.latency_name} does {curves[0].label} of {_models(curves)} give {most}?"
-    accepted = f"at a {view.latency_name} that users accept?"
-    return f"Which of {len(curves)} configurations of {_models(curves)} gives {most} {accepted}"
-
-
-def _facts(curves: Sequence[Curve], by_label: dict[str, Loaded]) -> list[str]:
+def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageFacts:
     points = [point for curve in curves for point in curve.points]
-    repeats = sorted({point.repeats for point in points})
-    facts = [f"{listed(list(dict.fromkeys(curve.workload for curve in curves)))} input:output tokens"]
-    published_count = sum(curve.published is not None for curve in curves)
-    facts += [counted(len(curves) - published_count, "experiment"), counted(len(points), "level")]
-    facts += [f"{counted(published_count, 'published curve')}, not ranked"] if published_count else []
-    facts.append(counted(repeats[0], "repeat") if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]} repeats")
-    invalid = sum(not point.valid for point in points)
-    facts.append(f"{invalid} not valid" if invalid else "all valid")
-    manifests = [loaded.experiment.manifest for loaded in by_label.values()]
-    days = sorted({m.started_at[:10] for m in manifests if m.started_at})
-    if days:
-        facts.append(f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
-    facts += [f"origin: {origin}" for origin in dict.fromkeys(map(_origin, manifests)) if origin != "measured"]
-    if any(m.local for m in manifests):
-        facts.append("on CPUs of one machine: engine ranks stand for GPUs")
-    return facts
+    published = sum(curve.published is not None for curve in curves)
+    days = sorted({manifest.started_at[:10] for manifest in manifests if manifest.started_at})
+    origins = dict.fromkeys(f"{each.origin}{' (rehearsed)' if each.rehearsal else ''}" for each in manifests)
+    return PageFacts(
+        models=models_text(own(curves)),
+        workloads=list(dict.fromkeys(curve.workload for curve in curves)),
+        experiments=len(curves) - published,
+        published=published,
+        levels=len(points),
+        repeats=(min(point.repeats for point in points), max(point.repeats for point in points)),
+        invalid=sum(not point.valid for point in points),
+        days=tuple(dict.fromkeys((days[0], days[-1]))) if days else (),
+        origins=[origin for origin in origins if origin != "measured"],
+        on_cpus=any(manifest.local for manifest in manifests),
+        known_intervals=any(point.rate_estimate("requests").basis for point in points),
+    )
 
 
-def _origin(manifest: Manifest) -> str:
-    return f"{manifest.origin} (rehearsed)" if manifest.rehearsal else manifest.origin
+class ComparedGroup(NamedTuple):
+    """What the page says of experiments that may be compared with each other. ``blocks``: a deployment over another,
+    the comparison that it is part of, and a line for each figure. ``ask_bounds``: tell how to give bounds."""
+
+    name: str | None
+    whole: Compared
+    sentence: str | None
+    blocks: list[tuple[Against, Headline | OtherPairs, list[verdicts.FigureLine]]]
+    baselines: list[str]
+    apart: verdicts.Apart
+    answers: list[verdicts.BoundAnswer]
+    ask_bounds: bool
+    rate: str
 
 
-def _interval_note(curves: Sequence[Curve], view: View) -> str:
-    known = any(point.rate_estimate("requests").basis for curve in curves for point in curve.points)
-    text = f"Bands and thin bars: {100 * view.confidence:g} % intervals, if known."
-    return text if known else "Intervals are unknown: there is one repeat, and its requests were not kept."
-
-
-# Verdicts
-
-
-def _verdicts(curves: Sequence[Curve], view: View, at: Sequence[Bounds]) -> Iterator[dict[str, Any]]:
-    """One for each set of comparable experiments."""
-    found = groups(curves, view)
-    for group in sorted(found, key=lambda each: -len(each.curves)):
+def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
+    """Largest first."""
+    view = report.view
+    for group in sorted(groups(report.curves, view), key=lambda each: -len(each.curves)):
         members = group.curves
         whole = compared(members, view)
-        per = " per" if view.normalized else ","
-        yield {
-            "heading": group.name,
-            "headlines": list(_headlines(whole, members, view)),
-            "sentence": None if whole.headlines else verdicts.headline(members, view),
-            "baselines": [text for block in whole.headlines if (text := baseline_text(block, members))],
-            "apart": [
-                *filter(None, map(verdicts.reference_text, whole.headlines)),
-                *(verdicts.apart_text(whole, members, view) if whole.headlines else []),
+        shown: list[tuple[Headline | OtherPairs, Against]]
+        shown = [(among, each) for among in whole.headlines for each in among.against]
+        shown += [(among, each) for among in whole.pairs for each in among.against[: verdicts.MOST_PAIRS]]
+        yield ComparedGroup(
+            name=group.name,
+            whole=whole,
+            sentence=None if whole.headlines else verdicts.headline(members, view),
+            blocks=[(each, among, verdicts.figure_lines(each, members, view)) for among, each in shown],
+            baselines=[text for block in whole.headlines if (text := baseline_text(block, members))],
+            apart=verdicts.apart(whole, members, view),
+            answers=[
+                answer
+                for bounds in report.at
+                for answer in verdicts.bound_answers(readings(members, bounds, view), members, view)
             ],
-            "readings": [reading for bounds in at for reading in _readings(members, bounds, view)],
-            "hint": None if at or len(members) < 2 else verdicts.NO_BOUND,
-            "rate": f"{view.throughput_metric} tokens/s{per} {tables.node_name(members, view)}",
-        }
-
-
-def _headlines(whole: Compared, curves: Sequence[Curve], view: View) -> Iterator[dict[str, Any]]:
-    """A block of three lines for each deployment that is compared with a reference, and for the widest other pairs."""
-    every: tuple[Headline | OtherPairs, ...] = (*whole.headlines, *whole.pairs)
-    for among in every:
-        most = verdicts.MOST_PAIRS if isinstance(among, OtherPairs) else None
-        for each in among.against[:most]:
-            yield {
-                "name": f"{each.label} over {each.reference}",
-                "entered": verdicts.entered(each, among),
-                "lines": verdicts.figure_lines(each, curves, view),
-            }
-
-
-def _readings(curves: Sequence[Curve], bounds: Bounds, view: View) -> Iterator[dict[str, Any]]:
-    answers = readings(curves, bounds, view)
-    for each in answers:
-        yield {
-            "sentence": verdicts.reading_sentence(each, curves, view, several=len(answers) > 1),
-            "caption": _caption(each, view),
-            "ranking": _ranking(each, view),
-        }
-
-
-def _caption(reading: Reading, view: View) -> str:
-    text = (
-        f"The highest rate of each at {reading.bounds.label}, linear between measured levels; "
-        f"{100 * view.confidence:g} % intervals"
-    )
-    return f"{text}, with an assumed scatter between repeats (one repeat)" if reading.single_repeat else text
-
-
-def _ranking(reading: Reading, view: View) -> list[dict[str, str]]:
-    """Rows of the table; with a lead only where a winner may be named."""
-    if len(reading.ranking) < 2:
-        return []
-    if reading.bounds.of_first_token:
-        return [_ranked(each, view) for each in reading.ranking]
-    return [{**_ranked(each, view), "ahead": "", "distinguishable": "TTFT unbounded"} for each in reading.ranking]
-
-
-def _ranked(ranked: Ranked, view: View) -> dict[str, str]:
-    ahead = ranked.best_over_it
-    lead = "" if ahead is None else f"{core_text.percent(ahead.ratio - 1)} %"
-    if ahead is not None and ahead.high != float("inf"):
-        lead += f" ({verdicts.lead(ahead)})"
-    return {
-        "label": ranked.label,
-        "rate": tables.figure(ranked.estimate, view.confidence),
-        "ahead": lead,
-        "distinguishable": "" if ahead is None else "no" if ranked.tied else "yes",
-    }
+            ask_bounds=not report.at and len(members) > 1,
+            rate=f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} "
+            f"{tables.node_name(members, view)}",
+        )
 
 
 def _searches(by_label: dict[str, Loaded]) -> Iterator[str]:
@@ -391,9 +340,9 @@ def _findings(findings: Sequence[AuditFinding]) -> Iterator[dict[str, Any]]:
         percents = [finding.percent for finding in members if finding.percent is not None]
         yield {
             "name": kind,
-            "where": f"in {counted(len({name.split('/')[0] for m in members for name in m.files}), 'folder')}",
-            "percent": f"{max(percents):.0f}" if percents else "",
-            "consequence": consequence[0].upper() + consequence[1:],
+            "folders": len({name.split("/")[0] for each in members for name in each.files}),
+            "percent": max(percents, default=None),
+            "consequence": consequence,
             "fix": members[0].fix,
             "members": [{"files": _files(finding.files), "evidence": finding.evidence} for finding in members],
         }
@@ -403,24 +352,18 @@ def _files(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0].split('/')[0]}, {len(names)} files"
 
 
-def _audit_summary(findings: Sequence[AuditFinding], folders: int) -> str:
-    kinds = ", ".join(sorted({finding.kind for finding in findings}))
-    counts = f"{counted(len(findings), 'finding')} in {counted(folders, 'folder')}"
-    return f"The audit has {counts} ({kinds}): read them before you rely on a verdict or a plot."
-
-
 # Experiments
 
 
 def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
-    manifest = loaded.experiment.manifest
-    unit = "engine rank" if manifest.local else "GPU"
-    size = counted(manifest.gpus, unit) if manifest.gpus else f"{unit}s not known"
-    runs = loaded.experiment.runs
+    manifest, runs = loaded.experiment.manifest, loaded.experiment.runs
     return {
         "label": label,
         "name": loaded.experiment.name,
-        "short": f"{size}, {counted(len(runs), 'run')}, {'rehearsed' if manifest.rehearsal else manifest.origin}",
+        "gpus": manifest.gpus,
+        "unit": "engine rank" if manifest.local else "GPU",
+        "runs": len(runs),
+        "origin": "rehearsed" if manifest.rehearsal else manifest.origin,
         "facts": [
             {"name": name, "value": value} for name, value in (*_manifest_facts(manifest), *_gates(runs)) if value
         ],

@@ -71,7 +71,7 @@ def verdict_text(report: Report) -> str:
         return "\n".join([*report.remarks, *(f"{each.name}: {chaos_report.lines(each)[0]}" for each in faults)])
     lines = [verdicts.headline(curves, view, report.comparison)]
     for answers in report.readings:
-        lines += verdicts.reading_sentences(answers, curves, view)
+        lines += map(str, verdicts.bound_answers(answers, curves, view))
     if not report.at and len(own(curves)) > 1:
         lines.append(verdicts.NO_BOUND)
     return "\n".join([*lines, *slo_sentences(report)])

@@ -1,24 +1,27 @@
-"""Verdicts in words: which is best, by how much, with which uncertainty, or why none is named."""
+"""Verdicts as values, which is best, by how much, with which uncertainty; the templates have the words for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, Pick
-from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
+from pdlab.analysis.headline import Against, Compared, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
-from pdlab.core.text import ROUNDING, aligned, listed, percent, plain
+from pdlab.core.rendering import said
+from pdlab.core.text import ROUNDING, percent, plain
 from pdlab.report import tables
 from pdlab.report.tuning import baseline_text
 from pdlab.results.slo import bounds_text
 
-EDGE = "the bound is at the edge of what was measured"
+WORDS = Path(__file__).parent / "assets" / "words.txt"
 SERVED = {
     "open": ("goodput of open loops", "at request rates"),
     "closed": ("capacity of closed loops", "in closed loops"),
@@ -26,13 +29,19 @@ SERVED = {
 # An interval whose ends are further apart than this factor carries no information.
 WIDE = 10.0
 MOST_PAIRS = 12
-
-
 NO_BOUND = (
-    "Who serves most within latencies that must be kept: give them, for example --at tpot_ms=12,ttft_p95_ms=2000."
+    "To find the deployment with the highest throughput within your latency limits, add them, for example "
+    "--at tpot_ms=12,ttft_p95_ms=2000."
 )
 HIGHER = {"throughput": ("higher", "lower"), "ttft": ("longer", "shorter"), "tpot": ("longer", "shorter")}
 LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp"}
+
+DoubtCode = Literal[
+    "edge", "search_too_wide", "search", "one_repeat_too_wide", "one_repeat", "no_scatter", "too_wide", "interval"
+]
+AnswerCode = Literal[
+    "unknown", "none", "none_within", "one_alone", "ttft_unbounded", "within_noise", "undecided", "best"
+]
 
 
 def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None) -> str:
@@ -43,90 +52,37 @@ def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None)
     if len(own(curves)) < 2:
         return f"{own(curves)[0].label} alone: nothing to compare."
     whole = compared(curves, view) if whole is None else whole
-    texts = [headline_text(each, curves, view) for each in whole.headlines]
-    texts += [pairs_text(each, curves, view) for each in whole.pairs]
-    return "\n\n".join(filter(None, [*texts, "\n".join(apart_text(whole, curves, view))]))
+    texts = []
+    for block in whole.headlines:
+        lines = [figure_lines(each, curves, view) for each in block.against]
+        texts.append(said(WORDS, "headline", block, lines, baseline_text(block, curves)))
+    for pairs in whole.pairs:
+        shown = pairs.against[:MOST_PAIRS]
+        lines = [figure_lines(each, curves, view) for each in shown]
+        texts.append(said(WORDS, "pairs", pairs, shown, lines, LOOPS[pairs.kind]))
+    return "\n\n".join(filter(None, [*texts, said(WORDS, "apart", apart(whole, curves, view))]))
 
 
-def headline_text(block: Headline, curves: Sequence[Curve], view: View) -> str:
-    """``A over B``, a line for each figure, and what they rest on."""
-    blocks = []
-    bases = [entered(each, block) for each in block.against]
-    for each, basis in zip(block.against, bases, strict=True):
-        rows = [[f"  {name}", f"{ratio}: {words}"] for name, ratio, words in figure_lines(each, curves, view)]
-        lines = aligned(rows, left=(0, 1))
-        own_basis = [f"  ({basis})"] if len(set(bases)) > 1 else []
-        blocks.append("\n".join([f"{each.label} over {block.reference}", *lines, *own_basis]))
-    if len(set(bases)) == 1:
-        blocks.append(f"  ({bases[0]})")
-    baseline = baseline_text(block, curves)
-    return "\n".join([*blocks, *filter(None, [reference_text(block), baseline])])
+class Apart(NamedTuple):
+    """What is not compared, and why. ``reason``: why some may not be. ``loads_compare``: some level is of a kind of
+    load at which curves are compared. ``without``: labels that share a load with no other."""
+
+    nothing_compared: bool
+    reason: str | None
+    loads_compare: bool
+    without: tuple[str, ...]
 
 
-def reference_text(block: Headline) -> str | None:
-    """Which curve the others are compared with, and why; None where there is one other alone."""
-    if len(block.against) < 2:
-        return None
-    return f"Reference {block.reference}: it shares loads with {len(block.against)} others, no other with more."
-
-
-def pairs_text(pairs: OtherPairs, curves: Sequence[Curve], view: View) -> str:
-    """One line for each pair beside those with the reference, at most `MOST_PAIRS`."""
-    shown = pairs.against[:MOST_PAIRS]
-    figures = [figure_lines(each, curves, view) for each in shown]
-    head = ["", *(line.figure for line in figures[0])]
-    rows = [
-        [f"{each.label} over {each.reference}", *(f"{line.ratio}: {line.words}" for line in lines)]
-        for each, lines in zip(shown, figures, strict=True)
-    ]
-    lines = [f"  {line}" for line in aligned([head, *rows], left=range(len(head)))]
-    bases = list(dict.fromkeys(entered(each, pairs) for each in shown))
-    basis = bases[0] if len(bases) == 1 else f"{100 * pairs.confidence:g} % intervals, {TOGETHER}"
-    left_out = len(pairs.against) - len(shown)
-    more = [f"  {left_out} more pairs: give two folders alone to compare them."] if left_out else []
-    return "\n".join([f"Other pairs of one size, {LOOPS[pairs.kind]}", *lines, *more, f"  ({basis})"])
-
-
-def apart_text(whole: Compared, curves: Sequence[Curve], view: View) -> list[str]:
-    """What is not compared, and why."""
-    reason = incomparable(curves, view)
-    if not whole.headlines:
-        kinds = {point.kind for curve in own(curves) for point in curve.points if point.valid}
-        no_load = "no two deployments share a load of one kind that is valid in both"
-        if not kinds & set(COMPARED_LOADS):
-            no_load = "a ramp goes through many loads, and its figures are means over them"
-        return [f"No comparison: {reason or no_load}."]
-    lines = [f"Not all are compared with each other: {reason}."] if reason else []
+def apart(whole: Compared, curves: Sequence[Curve], view: View) -> Apart:
+    """What of these curves is not compared, and why."""
+    kinds = {point.kind for curve in own(curves) for point in curve.points if point.valid}
     admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
-    if without := [label for label in whole.apart if label in admitted]:
-        lines.append(f"Compared with no other, because no load is shared with one: {listed(without)}.")
-    return lines
-
-
-TOGETHER = "all comparisons of a figure together"
-
-
-def entered(each: Against, among: Headline | OtherPairs) -> str:
-    """Which loads and repeats a comparison rests on, and at what level."""
-    unit = "requests/s" if among.kind == "rate" else "in flight"
-    loads = listed_all([f"{load:.3g}" for load in each.loads])
-    per = " per GPU" if each.per_gpu else ""
-    out = f" ({each.left_out} more {'is' if each.left_out == 1 else 'are'} not shared)" if each.left_out else ""
-    repeats = (
-        each.repeats.deployment
-        if each.repeats.deployment == each.repeats.reference
-        else " and ".join(map(str, each.repeats))
+    return Apart(
+        nothing_compared=not whole.headlines,
+        reason=incomparable(curves, view),
+        loads_compare=bool(kinds & set(COMPARED_LOADS)),
+        without=tuple(label for label in whole.apart if label in admitted),
     )
-    many = f"{repeats} repeat{'' if each.repeats == (1, 1) else 's'} each"
-    if 1 in each.repeats:
-        many += ", whose scatter from start to start is assumed"
-    together = f", {TOGETHER}" if len(among.against) > 1 else ""
-    level = f"{100 * among.confidence:g} % intervals{together}"
-    return f"mean ratio over {loads} {unit}{per}{out}, {many}, {level}"
-
-
-def listed_all(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 class FigureLine(NamedTuple):
@@ -167,159 +123,160 @@ def ratio_text(comparison: Comparison) -> str:
     return f"{middle} ({_factor(comparison.low)}-{_factor(comparison.high)})"
 
 
+class Doubt(NamedTuple):
+    """What limits a lead over ``label``. ``lead``: its interval in words."""
+
+    code: DoubtCode
+    label: str
+    ahead: Comparison | None
+
+    @property
+    def lead(self) -> str:
+        return "" if self.ahead is None else lead(self.ahead)
+
+    @property
+    def least_percent(self) -> str:
+        """The smallest difference in per cent that one repeat resolves."""
+        assert self.ahead is not None
+        return percent(self.ahead.high / self.ahead.ratio - 1, reference=self.ahead.ratio - 1)
+
+
+def doubt_of(ahead: Comparison | None, label: str) -> Doubt:
+    """The uncertainty of a lead over ``label``, by its basis."""
+    return Doubt(_doubt_code(ahead), label, ahead)
+
+
+def _doubt_code(ahead: Comparison | None) -> DoubtCode:
+    if ahead is None:
+        return "edge"
+    too_wide = ahead.verdict == "not distinguishable" and is_too_wide(ahead)
+    if ahead.basis == "search":
+        return "search_too_wide" if too_wide else "search"
+    if ahead.high == float("inf"):
+        return "edge"
+    if ahead.basis == "assumed":
+        return "one_repeat_too_wide" if too_wide else "one_repeat"
+    if has_no_scatter(ahead):
+        return "no_scatter"
+    return "too_wide" if too_wide else "interval"
+
+
+def doubt(ahead: Comparison | None, label: str) -> str:
+    """The uncertainty of a lead over ``label`` in words."""
+    return said(WORDS, "doubt", doubt_of(ahead, label))
+
+
+def deciding_doubt(ranking: Sequence[Ranked]) -> Doubt | None:
+    """Of the first that is tied with the best, else of the second; None with fewer than two."""
+    close = next((ranked for ranked in ranking[1:] if ranked.tied), ranking[1] if len(ranking) > 1 else None)
+    return None if close is None else doubt_of(close.best_over_it, close.label)
+
+
+@dataclass(frozen=True)
+class BoundAnswer:
+    """The answer to latency bounds for one kind of load. ``several``: there are other kinds. ``rate``: unit of the
+    throughput."""
+
+    reading: Reading
+    rate: str
+    several: bool
+
+    @property
+    def code(self) -> AnswerCode:
+        reading = self.reading
+        if not reading.ranking:
+            return "none_within" if reading.missed else "unknown"
+        if len(reading.ranking) == 1 and not reading.unsure:
+            return "one_alone"
+        if not reading.bounds.of_first_token:
+            return "ttft_unbounded"
+        tied = any(ranked.tied for ranked in reading.ranking[1:])
+        return "undecided" if tied else "within_noise" if reading.unsure else "best"
+
+    @property
+    def loop_name(self) -> str:
+        return LOOPS[self.reading.kind]
+
+    @property
+    def doubt(self) -> Doubt | None:
+        return deciding_doubt(self.reading.ranking)
+
+    @property
+    def figures(self) -> list[str]:
+        return [f"{each.label} {plain(each.estimate.value)}" for each in self.reading.ranking]
+
+    @property
+    def needs(self) -> list[str]:
+        """How many requests the bounded percentiles take."""
+        return [
+            f"{bound.metric.upper()} {bound.statistic} takes {requests_for(bound.statistic)} requests in every repeat"
+            for bound in self.reading.bounds.bounds
+            if is_tail(bound.statistic)
+        ]
+
+    def __str__(self) -> str:
+        return said(WORDS, "reading", self)
+
+
+def bound_answers(answers: Sequence[Reading], curves: Sequence[Curve], view: View) -> list[BoundAnswer]:
+    """One for each of the readings within the same bounds."""
+    rate = f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} {tables.node_name(curves, view)}"
+    return [BoundAnswer(each, rate, len({other.kind for other in answers}) > 1) for each in answers]
+
+
 def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
     """For each kind of load the best configuration within latency bounds, or why none can be named."""
-    return reading_sentences(readings(curves, bounds, view), curves, view)
+    return [str(each) for each in bound_answers(readings(curves, bounds, view), curves, view)]
 
 
-def reading_sentences(answers: Sequence[Reading], curves: Sequence[Curve], view: View) -> list[str]:
-    """A sentence for each of the readings within the same bounds."""
-    return [reading_sentence(each, curves, view, several=len({each.kind for each in answers}) > 1) for each in answers]
+@dataclass(frozen=True)
+class SloAnswer:
+    """The answer to one SLO. ``rate``: unit of the throughput; ``unit``: of a deployment's size."""
 
+    pick: Pick
+    rate: str
+    unit: str
 
-def _of_group(name: str | None) -> str:
-    return "" if name is None else f", {name}:"
+    @property
+    def code(self) -> AnswerCode:
+        if not self.pick.capacities:
+            return "none"
+        if len(self.pick.ranking) < 2:
+            return "one_alone"
+        if self.pick.slo.ttft_s is None and self.pick.slo.e2el_s is None:
+            return "ttft_unbounded"
+        return "undecided" if any(ranked.tied for ranked in self.pick.ranking[1:]) else "best"
+
+    @property
+    def bounds(self) -> str:
+        return bounds_text(self.pick.slo)
+
+    @property
+    def figure(self) -> str:
+        return SERVED[self.pick.loop][0]
+
+    @property
+    def where(self) -> str:
+        return SERVED[self.pick.loop][1]
+
+    @property
+    def doubt(self) -> Doubt | None:
+        return deciding_doubt(self.pick.ranking)
+
+    @property
+    def figures(self) -> list[str]:
+        return [f"{each.label} {plain(each.throughput.value)}" for each in self.pick.capacities]
 
 
 def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
     """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
-    figure, how = SERVED[pick.loop]
-    where = f"Within {bounds_text(pick.slo)}, by {figure}{_of_group(pick.group) or ','}"
-    if not pick.capacities:
-        text = f"{where} no configuration can be named"
-    elif len(pick.ranking) > 1 and pick.slo.ttft_s is None and pick.slo.e2el_s is None:
-        figures = [f"{each.label} {plain(each.throughput.value)}" for each in pick.capacities]
-        rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
-        text = f"{where} {unbounded(f'{pick.slo.flag},ttft_ms=2000', '--slo')} ({rate}: {listed(figures)})"
-    else:
-        best = pick.capacities[0]
-        most = (
-            f"about {plain(best.throughput.value)} {view.throughput_metric} tokens/s per "
-            f"{tables.node_name(curves, view)}, {plain(best.requests_per_gpu_s.value)} requests/s per "
-            f"{tables.unit(curves)}"
-        )
-        text = (
-            f"{where} {verdict(pick.ranking, most)}" if len(pick.ranking) > 1 else f"{where} {best.label} gives {most}"
-        )
-    if pick.missed:
-        text += f"; not met by {listed(pick.missed)} at any level measured"
-    if pick.unknown:
-        text += f"; not known for {listed(pick.unknown)} (neither requests nor that percentile were kept)"
-    if pick.elsewhere:
-        text += f"; not measured {how}: {listed(pick.elsewhere)}"
-    searched = [f"{capacity.label} {bracket(capacity)}" for capacity in pick.capacities if capacity.searches]
-    if searched:
-        text += f"; by searches for the highest rate of the whole deployment: {listed(searched)}"
-    capped = [capacity.label for capacity in pick.capacities if capacity.capped]
-    if capped:
-        text += f"; {listed(capped)} might give more: the highest load measured still meets it"
-    return text + "."
+    rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
+    return said(WORDS, "slo", SloAnswer(pick, rate, tables.unit(curves)))
 
 
 def bracket(capacity: Capacity) -> str:
-    """``between 7.1 and 7.5 requests/s (95 % confidence)``: what the searches behind a capacity found."""
-    low, high = capacity.bracket_rps
-    if low is not None and high is not None:
-        text = f"between {low:g} and {high:g} requests/s"
-    elif low is not None:
-        text = f"at least {low:g} requests/s"
-    else:
-        text = "not known" if high is None else f"below {high:g} requests/s"
-    many = f", each of {len(capacity.searches)} repeats" if len(capacity.searches) > 1 else ""
-    return f"{text} ({100 * capacity.bracket_confidence:g} % confidence{many})"
-
-
-def reading_sentence(reading: Reading, curves: Sequence[Curve], view: View, *, several: bool = False) -> str:
-    """One sentence on the highest throughput within the bounds; ``several``: name the kind of load."""
-    where = f"At {reading.bounds.label}" + (f" ({LOOPS[reading.kind]})" if several else "") + _of_group(reading.group)
-    rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
-    if not view.normalized:
-        rate = f"{view.throughput_metric} tokens/s, whole deployment"
-    text = f"{where} {_who(reading, rate)}"
-    if reading.missed and reading.ranking:
-        text += f"; not reached by {listed(reading.missed)}"
-    if reading.unknown and reading.ranking:
-        text += f"; not known for {listed(reading.unknown)} ({unknown(reading.bounds)})"
-    if reading.unsure and any(ranked.tied for ranked in reading.ranking[1:]):
-        text += f"; {listed(reading.unsure)} may reach it as well"
-    if reading.capped:
-        text += f"; {listed(reading.capped)} might give more: nothing was measured at higher load"
-    return text + "."
-
-
-def unknown(bounds: Bounds) -> str:
-    """Why the bounds cannot be judged at any level."""
-    tails = [bound for bound in bounds.bounds if is_tail(bound.statistic)]
-    needs = [
-        f"{bound.metric.upper()} {bound.statistic} takes {requests_for(bound.statistic)} requests in every repeat"
-        for bound in tails
-    ]
-    return f"not measured, or too few requests at every level: {listed(needs)}" if needs else "not measured"
-
-
-def _who(reading: Reading, rate: str) -> str:
-    if not reading.ranking:
-        if not reading.missed:
-            return f"no figure is known ({unknown(reading.bounds)})"
-        of = f"{listed(reading.unknown)} ({unknown(reading.bounds)})" if reading.unknown else ""
-        more = f", and no figure is known of {of}" if of else ""
-        return f"no configuration can be named: no measured level of {listed(reading.missed)} is within{more}"
-    best, *runners_up = reading.ranking
-    most = f"about {plain(best.estimate.value)} {rate}"
-    if not runners_up and not reading.unsure:
-        alone = "; it is the only one that is that fast" if reading.missed else ""
-        return f"{best.label} gives {most}{alone}"
-    if not reading.bounds.of_first_token:
-        figures = [f"{each.label} {plain(each.estimate.value)}" for each in reading.ranking]
-        return f"{unbounded(reading.bounds.with_ttft)} ({rate}: {listed(figures)})"
-    if reading.unsure and not any(ranked.tied for ranked in runners_up):
-        names = listed([f"{best.label} ({most})", *reading.unsure])
-        edge = f"the bounds are within the noise of the nearest level of {listed(reading.unsure)}"
-        return f"no winner can be named: {names} are not distinguishable ({edge})"
-    return verdict(reading.ranking, most)
-
-
-def unbounded(example: str, flag: str = "--at") -> str:
-    """Why a bound on TPOT alone names no winner: requests may queue before prefill for as long as they like."""
-    return f"no winner is named while TTFT is unbounded: bound it too, for example {flag} {example}"
-
-
-def verdict(ranking: Sequence[Ranked], most: str) -> str:
-    """``the best is A with ..., 12 % above B (...)`` or ``no winner can be named: ...``; two or more ranked."""
-    best, second = ranking[0], ranking[1]
-    tied = [ranked.label for ranked in ranking[1:] if ranked.tied]
-    if tied:
-        text = f"no winner can be named: {listed([f'{best.label} ({most})', *tied])} are not distinguishable"
-        close = next(ranked for ranked in ranking[1:] if ranked.tied)
-        return f"{text} ({doubt(close.best_over_it, close.label)})"
-    ahead = second.best_over_it
-    above = f"{percent(ahead.ratio - 1)} % above" if ahead and second.estimate.value else "ahead of"
-    return f"the best is {best.label} with {most}, {above} {second.label} ({doubt(ahead, second.label)})"
-
-
-def doubt(ahead: Comparison | None, label: str) -> str:
-    """The uncertainty of a lead over ``label``, and its basis."""
-    if ahead is None:
-        return EDGE
-    tied = ahead.verdict == "not distinguishable"
-    of = f"{100 * ahead.level:g} % interval of the lead over {label}"
-    if ahead.basis == "search":
-        if is_too_wide(ahead) and tied:
-            return "what the search for the highest rate left open is too wide to compare"
-        return f"{of}: {lead(ahead)}, by the ends of the search for the highest rate"
-    if ahead.high == float("inf"):
-        return EDGE
-    if ahead.basis == "assumed":
-        if is_too_wide(ahead) and tied:
-            return "one repeat, whose requests scatter too much there to compare"
-        least = percent(ahead.high / ahead.ratio - 1, reference=ahead.ratio - 1)
-        return f"one repeat: differences below {least} % are not meaningful"
-    if has_no_scatter(ahead):
-        return "the repeats do not scatter at all"
-    if is_too_wide(ahead) and tied:
-        factor = plain(ahead.high / ahead.low) if ahead.high < 1000 * ahead.low else "more than 1,000"
-        return f"the repeats differ too much there: the {of} spans a factor of {factor}"
-    return f"{of}: {lead(ahead)}"
+    """What the searches behind a capacity found, in words."""
+    return said(WORDS, "bracket", capacity)
 
 
 def has_no_scatter(ahead: Comparison) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, model_validator
 
 from pdlab.core.deployment import Deployment
-from pdlab.core.findings import UNCLASSIFIED, Finding
+from pdlab.core.findings import Finding
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
@@ -26,7 +26,7 @@ class RequestRecord(Frozen):
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
     (open loop: by the schedule; closed loop: when an answer had left its place free); None where that is not known.
     ``asked`` are the input and output tokens that it was to have where lengths vary; None: those of the workload.
-    ``timed_out``: it had no complete answer within the client's limit (False too in what earlier versions stored).
+    ``timed_out``: it had no complete answer within the client's limit.
     TTFT, TPOT and E2EL are defined here once; they begin when the request is sent.
     """
 
@@ -148,16 +148,12 @@ class Validity(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_sentences(cls, data: Any) -> Any:
+    def _without_sentences(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        kept = {name: value for name, value in data.items() if name not in ("reasons", "failed_gates")}
-        if "findings" in data:
-            return kept
-        gates, reasons = data.get("failed_gates", ()), data.get("reasons", ())
-        # Which sentence is of which gate was not stored.
-        nameless = [{"code": UNCLASSIFIED, "gate": gate, "what": ""} for gate in gates]
-        return {**kept, "findings": [*nameless, *({"code": UNCLASSIFIED, "what": reason} for reason in reasons)]}
+        if data.get("reasons") and not data.get("findings"):
+            raise ValueError("reasons without findings: measure again, or convert with benchmarks/convert_results.py")
+        return {name: value for name, value in data.items() if name not in ("reasons", "failed_gates")}
 
 
 class NixlCounters(Frozen):
@@ -331,11 +327,9 @@ class Run(Frozen):
     the manifest's deployment names the model).
     ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
     second result.
-
-    Schema 1 called decode of a one-token prompt ``decode-only``; it is read as ``decode-approx``.
     """
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     origin: Origin
     label: str
     model: str | None = None
@@ -367,20 +361,15 @@ class Run(Frozen):
     raw_sha256: str | None = None
     replaces: Replaced | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_schema_1(cls, data: Any) -> Any:
-        return _renamed_decode(data)
-
 
 class SloPoint(Frozen):
     """One rate of a search: of ``judged`` requests ``met`` were within every bound.
 
-    ``effective``: to so many independent requests they come, which neighbours in a queue are not (None: not known, in
-    earlier searches). ``low`` and ``high`` bound the true share (Clopper-Pearson of those, each one-sided at what is
-    left of the search's error for one look); ``verdict`` follows from them. ``repeats`` are the levels that were
-    pooled, ``looks`` their number, ``latest`` the share in the last one alone. ``steady``: every one was checked
-    for a steady state and was in it; None: some could not be checked. ``in_flight``: mean number, over all of them.
+    ``effective``: to so many independent requests they come, which neighbours in a queue are not. ``low`` and
+    ``high`` bound the true share (Clopper-Pearson of those, each one-sided at what is left of the search's error for
+    one look); ``verdict`` follows from them. ``repeats`` are the levels that were pooled, ``looks`` their number,
+    ``latest`` the share in the last one alone. ``steady``: every one was checked for a steady state and was in it;
+    None: some could not be checked. ``in_flight``: mean number, over all of them.
     ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`). ``served_rps``:
     where requests piled up, what was served at least (`pdlab.results.slo.served_rps`).
     ``piled_up``: they did in every look.
@@ -394,7 +383,7 @@ class SloPoint(Frozen):
     high: float
     verdict: Literal["meets", "misses", "undecided", "invalid"]
     repeats: tuple[int, ...] = ()
-    effective: int | None = None
+    effective: int
     looks: int = 1
     latest: float | None = None
     steady: bool | None = None
@@ -411,7 +400,7 @@ class SloSearch(Frozen):
     ``low_rps`` is the highest rate shown to meet it (None: none was), ``high_rps`` the lowest shown to
     miss it (None: none was). ``best_rps`` is the highest rate at which the measured share was at least
     the quantile. ``finished`` is False while the search can still narrow; ``detail`` is the plain sentence.
-    ``error_shares``: over so many looks the allowed error is split (1 in earlier searches, which did not split it).
+    ``error_shares``: over so many looks the allowed error is split.
     """
 
     schema_version: Literal[2] = 2
@@ -427,7 +416,7 @@ class SloSearch(Frozen):
     points: tuple[SloPoint, ...]
     finished: bool
     detail: str
-    error_shares: int = 1
+    error_shares: int
 
     @property
     def stem(self) -> str:
@@ -449,7 +438,7 @@ class WireProof(Frozen):
 
     ``planned`` and ``observed`` are efa, rdma, tcp, shared memory or gpu peer (None: links of several kinds; nothing
     shows it). ``proven``: they are the same (None: not proven). ``evidence``: what shows ``observed``, UCX's table of
-    its reads or the byte counters of network interfaces (None: nothing does, or a file of before it was kept).
+    its reads or the byte counters of network interfaces (None: nothing does).
     ``accepted``: another wire was asked for. ``counted``: node -> interface -> bytes (received, sent) meanwhile.
     ``ucx``: the transports of UCX's table. ``emulated``: UCX reads over that wire in software, as slowly as over tcp.
     """
@@ -503,7 +492,7 @@ class Manifest(Frozen):
     come from, where one was made. ``rehearsal``: see `Run`.
     """
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[2] = 2
     origin: Origin
     label: str
     deployment: Deployment | None = None
@@ -531,11 +520,6 @@ class Manifest(Frozen):
     def on_local_nodes(self) -> bool:
         """Whether its Ray nodes were made on this machine."""
         return self.local or self.rehearsal is not None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_schema_1(cls, data: Any) -> Any:
-        return _unguarded(_renamed_decode(data))
 
 
 class Visit(Frozen):
@@ -601,23 +585,3 @@ class Experiment(Frozen):
             return manifest.deployment.model if manifest.deployment else None
         models = {run.model for run in self.runs if run.model is not None}
         return models.pop() if len(models) == 1 else None
-
-
-def _unguarded(data: Any) -> Any:
-    """A stored manifest that says nothing of a KV guard is from before there was one."""
-    try:
-        transport = data["deployment"]["topology"]["transport"]
-    except (KeyError, TypeError):
-        return data
-    if not isinstance(transport, dict) or "kv_guard" in transport:
-        return data
-    topology = {**data["deployment"]["topology"], "transport": {**transport, "kv_guard": False}}
-    return {**data, "deployment": {**data["deployment"], "topology": topology}}
-
-
-def _renamed_decode(data: Any) -> Any:
-    if not isinstance(data, dict) or data.get("schema_version") != 1 or not isinstance(data.get("workload"), dict):
-        return data
-    if data["workload"].get("mode") != "decode-only":
-        return data
-    return {**data, "workload": {**data["workload"], "mode": "decode-approx"}}

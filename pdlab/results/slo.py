@@ -152,22 +152,19 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
     It *meets* where the lower bound is at or above the quantile, or it is clearly within the bounds
     (`clearly_within`), and every look was in a steady state; it *misses* where
     the upper bound is below, or requests piled up in every look of several. What its latest look alone contradicts
-    is undecided, as is everything else. A point of an earlier search, which kept neither the effective sample nor the
-    steady state, is judged as it was then.
+    is undecided, as is everything else.
     """
-    size = point.judged if point.effective is None else point.effective
     one_sided = 1 - (1 - confidence) / 2 / error_shares
     # Whole requests, rounded against either conclusion.
-    low = share_bounds(math.floor(point.share * size + 1e-9), size, one_sided).low
-    high = share_bounds(math.ceil(point.share * size - 1e-9), size, one_sided).high
+    low = share_bounds(math.floor(point.share * point.effective + 1e-9), point.effective, one_sided).low
+    high = share_bounds(math.ceil(point.share * point.effective - 1e-9), point.effective, one_sided).high
     latest = point.share if point.latest is None else point.latest
-    earlier = point.effective is None
     verdict: SloVerdict = "undecided"
     if point.verdict == "invalid":
         verdict = "invalid"
     elif (point.piled_up and point.looks > 1) or (high < quantile and latest < quantile):
         verdict = "misses"
-    elif (low >= quantile or point.clear) and latest >= quantile and (point.steady is True or earlier):
+    elif (low >= quantile or point.clear) and latest >= quantile and point.steady is True:
         verdict = "meets"
     return point.model_copy(update={"low": low, "high": high, "verdict": verdict})
 

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from pdlab.core.arguments import MAX_TOKENS, ucx_transports
-from pdlab.core.catalog import ModelShape, known_models, load_model
+from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.settings import Backends, Noun, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
-from pdlab.core.text import choices
 from pdlab.transfer.check import Size, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
 from pdlab.transfer.rank.faults import FAULTS
@@ -180,8 +179,4 @@ def _shape(settings: CheckTransferSettings) -> KvShape:
             return plain_kv_shape(layers, block_bytes, heads, BLOCK_TOKENS)
         except ValueError as error:
             raise UsageError(f"--block-len-bytes {block_bytes}: {error}; give a multiple of {16 * heads}") from error
-    name = settings.model or MODEL
-    model = load_model(name)
-    if model is None:
-        raise UsageError(f"--model {name}: not in configs/models/; {choices(name, known_models())}")
-    return kv_shape(model)
+    return kv_shape(require_shape(settings.model or MODEL))

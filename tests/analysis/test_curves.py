@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from support.curves import most, read, within
+from support.validity import failing
 
 from pdlab.analysis import ranking
 from pdlab.analysis.comparable import incomparable
@@ -23,7 +24,7 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
 from pdlab.report import sections, tables, verdicts
 from pdlab.report.style import styles
-from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
+from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=10)
 
@@ -64,7 +65,7 @@ def run(
         failed=0,
         whole=summary(rps, tpot_ms, **more),
         steady=steady,
-        validity=Validity(reasons=reasons),
+        validity=failing(*reasons),
     )
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import folders
+from support.validity import failing
 
 from pdlab.analysis import goodput_map, loading
-from pdlab.analysis.goodput_map import Cell, RateLevel, Served, cell, measured
+from pdlab.analysis.goodput_map import Cell, RateLevel, RateSweep, cell, measured
 from pdlab.core.workload import Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import RequestRecord, Run, Validity
+from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.store import Store
 
 
@@ -24,8 +25,8 @@ def level(rate_rps: float, ttft_s: float, tpot_s: float, within: float = 1.0, fa
     return RateLevel(rate_rps, ttft_s * factor, tpot_s * factor, failed)
 
 
-def served(*levels: RateLevel, gpus: int = 2, label: str = "a", origin: str = "measured") -> Served:
-    return Served(label, origin, gpus, 250.0, levels)  # type: ignore[arg-type]
+def served(*levels: RateLevel, gpus: int = 2, label: str = "a", origin: str = "measured") -> RateSweep:
+    return RateSweep(label, origin, gpus, 250.0, levels)  # type: ignore[arg-type]
 
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.02, quantile=0.9)
@@ -95,7 +96,7 @@ def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> Non
             origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5, repeat=repeat),
             workload=Workload(input_tokens=512, output_tokens=64), load=load, num_requests=300, completed=300, failed=0,
             whole=metrics.whole(LevelData.of(records)), steady=metrics.steady(LevelData.of(records), load),
-            validity=Validity(reasons=reasons, failed_gates=reasons),
+            validity=failing(*reasons),
         )  # fmt: skip
         store.write(run, records)
     (loaded,) = loading.load([folder], {}, every_request=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.validity import failing
 
 from pdlab.analysis import phase_ratio
 from pdlab.cli import bench
@@ -15,7 +16,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, RunKey, Workload, WorkloadMode
-from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
+from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary
 from pdlab.results.store import Store
 
 
@@ -29,7 +30,7 @@ def run(mode: WorkloadMode, concurrency: int, rps: float, repeat: int = 0, valid
         origin="measured", label="x", key=RunKey(kind="concurrency", value=concurrency, repeat=repeat),
         workload=Workload(input_tokens=100, output_tokens=10, mode=mode), load=Closed(concurrency=concurrency),
         num_requests=20, completed=20, failed=0, whole=figures.model_copy(update={"requests_per_s": rps / 2}),
-        steady=figures, validity=Validity(reasons=() if valid else ("x",)),
+        steady=figures, validity=failing(*() if valid else ("x",)),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.validity import failing
 
 from pdlab.bench import recovery, sweep
 from pdlab.bench.progress import Progress
@@ -212,7 +213,7 @@ def measured(folder: Path, driver: Driver, recover_s: float = 900.0) -> Store:
 
 
 def invalid(gate: str, *records: RequestRecord) -> tuple[Validity, tuple[RequestRecord, ...]]:
-    return Validity(reasons=(f"{gate} failed",), failed_gates=(gate,)), records
+    return failing(f"{gate} failed", gate=gate), records
 
 
 def test_a_level_in_which_a_replica_died_is_set_aside_and_measured_again(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.queues import served
 
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, NextLevel, Search, next_step, points, result
+from pdlab.core.findings import Finding
 from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results import slo as results_slo
@@ -307,7 +308,8 @@ def arriving(count: int, ttft_s: float = 0.1, tpot_s: float = 0.01) -> list[Requ
 def test_levels_become_samples(gates: tuple[str, ...], unchecked: Any, steady: bool | None, usable: bool) -> None:
     records = arriving(40)
     records[20] = records[20].model_copy(update={"first_token_s": records[20].arrival_s + 0.4})
-    run = level_of(records, reasons=gates, failed_gates=gates, unchecked=unchecked)
+    findings = tuple(Finding(code="made_up", gate=gate, what="why") for gate in gates)
+    run = level_of(records, findings=findings, unchecked=unchecked)
     judged = slo_search.sample(run, LevelData.of(records), SLO)
     # Filled after two E2ELs of 0.2 s; the last of 40 arrives at 9.75 s and ends after that.
     assert (judged.judged, judged.met, judged.steady, judged.invalid is None) == (37, 36, steady, usable)

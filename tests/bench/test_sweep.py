@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.validity import failing
 
 from pdlab.bench import levels, measure, target
 from pdlab.bench.measure import settled
@@ -27,7 +28,7 @@ from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary, Validity
+from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
 
@@ -148,7 +149,7 @@ def run(reasons: tuple[str, ...] = ()) -> Run:
     return Run(
         origin="measured", label="x", key=RunKey(kind="concurrency", value=4), workload=Workload(),
         load=Closed(concurrency=4), num_requests=20, completed=20, failed=0, whole=whole,
-        validity=Validity(reasons=reasons),
+        validity=failing(*reasons),
     )  # fmt: skip
 
 
@@ -473,7 +474,7 @@ def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.Mon
     filling = served.model_copy(update={"decode_bench": True})
     resolved = resolve("decode-only", filling)
     assert "filled with random values" in resolved.figure_notes[0]
-    assert "fills the first KV-cache group alone" in resolved.figure_notes[1], "gpt-oss has sliding windows"
+    assert "fills only the first KV-cache group" in resolved.figure_notes[1], "gpt-oss has sliding windows"
     for deployment in (served, None):
         with pytest.raises(UsageError, match=r"--decode-bench, or take --mode decode-approx"):
             resolve("decode-only", deployment)
@@ -482,16 +483,6 @@ def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.Mon
             resolve(mode, filling)
     assert "upper bound of decode speed" in resolve("decode-approx", served).figure_notes[0]
     assert resolve("mixed", served).figure_notes == ()
-
-
-def test_results_of_schema_1_are_read_under_the_name_of_what_they_measured() -> None:
-    old = run().model_dump(mode="json") | {"schema_version": 1}
-    old["workload"] |= {"mode": "decode-only"}
-    assert Run.model_validate(old).workload.mode == "decode-approx"
-    new = old | {"schema_version": 2}
-    assert Run.model_validate(new).workload.mode == "decode-only"
-    plain = run().model_dump(mode="json") | {"schema_version": 1}
-    assert Run.model_validate(plain).workload.mode == "mixed"
 
 
 def test_the_decode_bench_flag() -> None:

@@ -16,7 +16,9 @@ from pdlab.results.schema import Run
 pytestmark = pytest.mark.usefixtures("warm_client")
 
 
-@pytest.mark.parametrize("load", [("-r", "20"), ("-c", "2")], ids=["open", "closed"])
+@pytest.mark.parametrize(
+    "load", [("-r", "20"), pytest.param(("-c", "2"), marks=pytest.mark.long)], ids=["open", "closed"]
+)
 def test_a_server_that_gets_slower_is_seen_to(
     load: tuple[str, str], oracle: Oracle, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -38,7 +40,9 @@ def test_a_server_that_gets_slower_is_seen_to(
     assert f"{kind} over 1 minutes: TTFT " in done.stdout and "TPOT longer in the last third: +" in done.stdout
 
 
-@pytest.mark.parametrize("load", [Closed(concurrency=5), Open(rate_rps=25)], ids=["closed", "open"])
+@pytest.mark.parametrize(
+    "load", [Closed(concurrency=5), pytest.param(Open(rate_rps=25), marks=pytest.mark.long)], ids=["closed", "open"]
+)
 def test_several_load_generators_fill_and_soak_as_one_does(
     load: Load, oracle: Oracle, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

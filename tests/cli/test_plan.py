@@ -169,7 +169,7 @@ def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys:
         tmp_path / "other", folders.deployments(1)[0].model_copy(update={"model": "someone/else-7b"})
     )
     assert plan.main(["--compare", str(stranger)]) == 2
-    assert "someone/else-7b, which is not in configs/models/" in capsys.readouterr().err
+    assert "is of someone/else-7b: " in capsys.readouterr().err
 
 
 def test_what_was_rehearsed_is_not_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--slo-tpot-ms -3", "above 0"),
         ("--slo-tpot-ms soon", "above 0"),
         ("--slo-quantile 1.5", "--slo-quantile"),
-        ("--model gpt-9", "configs/models/"),
+        ("--model gpt-9", "--model gpt-9: "),
         ("--hardware abacus", "known are cpu-vllm-0.29"),
         ("--node laptop", "--node laptop"),
         ("--workload w.yaml --itl 5", "--workload replaces"),

@@ -906,7 +906,7 @@ def own_methods() -> list[tuple[str, str]]:
 
 ADDED = {
     "GuardWorker": {"take_report", "_note_failure", "_forget_peers"},
-    "NixlConnector": {"receives"},
+    "NixlConnector": {"guarded", "receives", "report_in"},
     "GuardStats": {"record"},
     "Guarded": {
         "_read_ended",

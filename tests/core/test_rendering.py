@@ -44,3 +44,11 @@ def test_a_fact_that_is_missing_is_an_error_and_a_page_escapes(tmp_path: Path) -
     with pytest.raises(jinja2.UndefinedError, match="missing"):
         made(tmp_path, "{{ missing }}")
     assert made(tmp_path, "{{ x }}", "p.html", x="<b>") == "&lt;b&gt;" and made(tmp_path, "{{ x }}", x="<b>") == "<b>"
+
+
+def test_a_page_takes_the_words_of_a_text_for_text(tmp_path: Path) -> None:
+    (tmp_path / "w.txt").write_text("{% macro greet(x) %}{{ x }} <= 5{% endmacro %}", encoding="utf-8")
+    say = rendering.Macros(tmp_path / "w.txt")
+    assert made(tmp_path, "{{ say.greet('<b>') }}", "p.html", say=say) == "&lt;b&gt; &lt;= 5"
+    pages = [*Path(rendering.__file__).parents[1].rglob("*.html")]
+    assert pages and not [page for page in pages if "{% import" in page.read_text(encoding="utf-8")]

@@ -53,19 +53,12 @@ ray_vllm_nixl_num_kv_expired_reqs_total{ReplicaId="a1"} 1.0
 
 
 class TestParseCounters:
-    def test_vllms_names(self) -> None:
-        assert parse_counters([VLLM]) == NixlCounters(
-            bytes_transferred=1.2e6,
-            transfers=4,
-            failed_transfers=1,
-            failed_notifications=0,
-            kv_expired_requests=0,
-        )
-
-    def test_rays_names(self) -> None:
-        assert parse_counters([RAY]) == NixlCounters(
-            bytes_transferred=5e5, transfers=2, failed_transfers=3, failed_notifications=0, kv_expired_requests=1
-        )
+    @pytest.mark.parametrize(
+        ("page", "counts"), [(VLLM, (1.2e6, 4, 1, 0, 0)), (RAY, (5e5, 2, 3, 0, 1))], ids=["vLLM's", "Ray's"]
+    )
+    def test_names(self, page: str, counts: tuple[float, ...]) -> None:
+        names = ("bytes_transferred", "transfers", "failed_transfers", "failed_notifications", "kv_expired_requests")
+        assert parse_counters([page]) == NixlCounters(**dict(zip(names, counts, strict=True)))
 
     def test_pages_and_engines_add_up(self) -> None:
         second = VLLM.replace('engine="0"', 'engine="1"')
@@ -94,13 +87,9 @@ class TestParseCounters:
 
     def test_beside_counted_transfers_a_missing_failure_counter_is_zero(self) -> None:
         counters = parse_counters(["vllm:nixl_xfer_time_seconds_count 0.0\n"])
-        assert (
-            counters.transfers,
-            counters.failed_transfers,
-            counters.failed_notifications,
-            counters.kv_expired_requests,
-        ) == (0, 0, 0, 0)
-        assert counters.bytes_transferred is None
+        assert counters == NixlCounters(
+            transfers=0, failed_transfers=0, failed_notifications=0, kv_expired_requests=0, bytes_transferred=None
+        )
 
     def test_without_counted_transfers_nothing_is_zero(self) -> None:
         counters = parse_counters(["vllm:nixl_num_failed_transfers_total 2\n"])
@@ -271,12 +260,9 @@ def test_bytes_are_told_as_the_estimate_that_they_are(counters: NixlCounters, te
     assert describe_counters(counters) == text
 
 
+@pytest.mark.usefixtures("cache")
 class TestAttempts:
     """Numbers from which prompts are drawn: never the same twice for one start of a deployment."""
-
-    @pytest.fixture(autouse=True)
-    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
 
     def launched(self, started_at: str) -> None:
         manifest = Manifest(origin="measured", label="x", started_at=started_at)
@@ -310,11 +296,8 @@ class TestAttempts:
         assert self.attempt(least=3) == 3
 
 
+@pytest.mark.usefixtures("cache")
 class TestLocks:
-    @pytest.fixture(autouse=True)
-    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
-
     def test_one_sweep_under_every_name_of_an_address(self) -> None:
         with (
             measured("http://localhost:8000"),

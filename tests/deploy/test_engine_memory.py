@@ -120,7 +120,7 @@ def test_one_node_of_unknown_memory_makes_the_pool_unknown(tmp_path: Path, capsy
 def test_a_model_without_a_shape_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = cluster_of(tmp_path, "gpu_type: A100")
     text = dry_run(file, capsys, "--collocated", "--tp", "8", "--model", "org/name")
-    assert "configs/models/ has no shape of org/name" in text and "gpu_memory_gb" not in text
+    assert "has no config.json of org/name" in text and "gpu_memory_gb" not in text
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from support.web import web_server
 
 from pdlab.core.errors import ClusterError
 from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot
@@ -72,27 +72,18 @@ def test_labels() -> None:
 def test_a_page_that_fails_for_a_moment(codes: tuple[int, ...], answer: str | None) -> None:
     calls: list[str] = []
 
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(codes[len(calls)])
-            calls.append(self.path)
-            self.end_headers()
-            self.wfile.write(b"ray_vllm_x 1")
+    def page(call: BaseHTTPRequestHandler) -> None:
+        call.send_response(codes[len(calls)])
+        calls.append(call.path)
+        call.end_headers()
+        call.wfile.write(b"ray_vllm_x 1")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/metrics"
-        try:
-            if answer is None:
-                with pytest.raises(ClusterError, match=r"does not answer .*404"):
-                    read_pages([url])
-            else:
-                assert read_pages([url]) == [answer]
-        finally:
-            server.shutdown()
+    with web_server(page) as url:
+        if answer is None:
+            with pytest.raises(ClusterError, match=r"does not answer .*404"):
+                read_pages([f"{url}/metrics"])
+        else:
+            assert read_pages([f"{url}/metrics"]) == [answer]
     assert len(calls) == (1 if answer is None else 2)
 
 

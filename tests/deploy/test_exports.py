@@ -204,8 +204,8 @@ def test_a_folder_that_only_nodes_have(export: Callable[..., Exported], capsys: 
     known = export(*words, "--model-id", "gpt-oss-120b")
     assert known.application["args"]["llm_configs"][0]["engine_kwargs"]["tool_call_parser"] == "openai"
     assert "not on this machine" not in known.said
-    assert launch.main([*words, "--dry-run"]) == 2  # a launch would read it from here
-    assert "no such folder" in capsys.readouterr().err
+    assert launch.main([*words, "--dry-run"]) == 0
+    assert "a launch checks that each node has it" in capsys.readouterr().err
 
 
 def test_what_is_printed_to_launch_for_real_exports_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,13 +17,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from faulty_pair import FAULTS, FaultyPair, Tally, client
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1800)]
 REQUESTS = 4
-
-
-def longer(*names: str) -> list[Any]:
-    """Faults for the long tests only."""
-    return [pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 def tally_of(pair: FaultyPair, name: str, count: int = REQUESTS) -> Tally:
@@ -44,7 +38,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class TestGuarded:
-    @pytest.mark.parametrize("name", [*longer("kill-first", "kill-during", "twice", "stop", "expired"), "kill"])
+    @pytest.mark.parametrize("name", ["kill-first", "kill-during", "twice", "kill", "stop", "expired"])
     def test_every_answer_is_right(self, name: str, pair: FaultyPair) -> None:
         before = pair.actions()
         tally = tally_of(pair, name)
@@ -57,7 +51,7 @@ class TestGuarded:
         why = {"expired": "refused", "twice": "refused"}.get(name)
         assert why is None or acted[why] + acted["stale"] == REQUESTS, acted
 
-    @pytest.mark.parametrize("name", [*longer("nobody"), "cancel"])
+    @pytest.mark.parametrize("name", ["nobody", "cancel"])
     def test_what_nobody_reads_is_free_again(self, name: str, pair: FaultyPair) -> None:
         tally = tally_of(pair, name)
         assert all(math.isfinite(seconds) for seconds in tally.freed_s.values()), tally.freed_s
@@ -82,11 +76,10 @@ class TestGuarded:
         assert dict(pair.actions() - before) == {"receives": 17}
 
 
-@pytest.mark.long
 class TestStock:
     """Without wrong answers here the tests above would prove nothing."""
 
-    @pytest.mark.parametrize("name", ["kill", *longer("expired")])
+    @pytest.mark.parametrize("name", ["kill", "expired"])
     def test_vllm_alone_answers_wrongly(self, name: str, pair: FaultyPair) -> None:
         tally = tally_of(pair, name)
         assert tally.fates["wrong"], tally

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support import folders
+from support.validity import failing
 
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.core.catalog import ModelShape, load_model
@@ -107,7 +108,7 @@ def test_a_sweep_of_which_nothing_can_be_predicted_says_why_of_every_level() -> 
         return run.model_copy(update={"whole": whole, "validity": Validity()})
 
     saturated = with_rate(rates[0], 0.5)
-    bad = with_rate(rates[0], 1).model_copy(update={"validity": Validity(reasons=("x",))})
+    bad = with_rate(rates[0], 1).model_copy(update={"validity": failing("x")})
     with pytest.raises(StoreError, match=r"\(1 saturated: below 80% of the requests/s that were offered\)"):
         measured(experiment.model_copy(update={"runs": (saturated,)}), "fresh")
     with pytest.raises(StoreError, match=r"\(1 saturated: .* and 1 not valid\)"):
@@ -272,7 +273,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert cli_calibrate.main(["--runs", folder, other]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
-    assert "does not exist" in lines[0] and "configs/models" in lines[1]
+    assert "does not exist" in lines[0] and "no-such-model" in lines[1]
     assert "gpt-oss-120b and tiny-gptoss" in lines[2]
 
 

@@ -180,7 +180,7 @@ def test_every_token_of_an_answer_comes_when_its_step_ends(began_s: float) -> No
     assert max(gaps_s) == pytest.approx(min(gaps_s), rel=0.02)
 
 
-@pytest.mark.parametrize("slow_down", [4.0, 8.0])
+@pytest.mark.parametrize("slow_down", [4.0, pytest.param(8.0, marks=pytest.mark.long)])
 def test_in_slow_time_it_is_the_simulator_nearly(slow_down: float) -> None:
     tokens, concurrency, requests = (2000, 100), 8, 24
 

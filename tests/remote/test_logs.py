@@ -75,36 +75,24 @@ UserWarning: something is deprecated
 
 
 class TestFirstError:
-    def test_the_engine_cores_own_error(self) -> None:
-        error = first_error(ENGINE_CORE)
-        assert error is not None
-        assert error.startswith("ValueError: To serve at least one request")
-        assert error.endswith("(0.12 GiB).")
-
-    def test_a_workers_own_error(self) -> None:
-        assert first_error(WORKER) == "OutOfMemoryError: CUDA out of memory."
-
-    def test_a_killed_engine_core_says_nothing_itself(self) -> None:
-        error = first_error(KILLED_CORE)
-        assert error is not None
-        assert "{'EngineCore': -9}" in error and "memory ran out" in error
-
-    def test_a_killed_worker_says_nothing_itself(self) -> None:
-        error = first_error(KILLED_WORKER)
-        assert error is not None
-        assert error.startswith("Worker proc VllmWorker-1 died unexpectedly") and "memory ran out" in error
+    @pytest.mark.parametrize(
+        ("text", "begin", "has"),
+        [
+            (ENGINE_CORE, "ValueError: To serve at least one request", "(0.12 GiB)."),
+            (WORKER, "OutOfMemoryError: CUDA out of memory.", ""),
+            (KILLED_CORE, "", "{'EngineCore': -9}"),
+            (KILLED_CORE, "", "memory ran out"),
+            (KILLED_WORKER, "Worker proc VllmWorker-1 died unexpectedly", "memory ran out"),
+            (CALLBACK, "Exception: Error running callback method", ""),
+        ],
+    )
+    def test_the_first_of_its_own(self, text: str, begin: str, has: str) -> None:
+        error = first_error(text)
+        assert error is not None and error.startswith(begin) and has in error
 
     def test_another_exit_code_is_not_called_a_kill(self) -> None:
         error = first_error(KILLED_WORKER.replace("code: -9", "code: -4"))
-        assert error is not None
-        assert "(exit code: -4)" in error and "memory" not in error
-
-    def test_what_only_repeats_that_another_replica_failed(self) -> None:
-        assert first_error(RAY_ACTOR) is None
-
-    def test_a_plain_exception(self) -> None:
-        error = first_error(CALLBACK)
-        assert error is not None and error.startswith("Exception: Error running callback method")
+        assert error is not None and "(exit code: -4)" in error and "memory" not in error
 
     @pytest.mark.parametrize(
         "line",
@@ -117,7 +105,7 @@ class TestFirstError:
     def test_an_error_without_a_message(self, line: str) -> None:
         assert first_error(f"Traceback:\n    raise NotImplementedError\n{line}\n") == "NotImplementedError"
 
-    @pytest.mark.parametrize("text", ["", CLEAN], ids=["empty", "clean"])
+    @pytest.mark.parametrize("text", ["", CLEAN, RAY_ACTOR], ids=["empty", "clean", "another replica's"])
     def test_no_failure(self, text: str) -> None:
         assert first_error(text) is None
 

@@ -55,7 +55,7 @@ def test_what_is_left_is_named() -> None:
         kv_use={"prefill b2": 0.125, "decode a1": 0.0, "prefill c3": None}, kv_limit_s=35.0,
         processes={"haproxy": 2}, ports={"haproxy": 1},
     )  # fmt: skip
-    text = report.left_text(example()._replace(run=run(leftovers=left)))
+    (text,) = [line for line in report.lines(example()._replace(run=run(leftovers=left))) if "Left: " in line]
     assert text == (
         "Left: KV blocks not all free within 35 s (prefill b2 12.5 %, prefill c3 unknown); more than before: "
         "2 processes (2 haproxy), 1 port (1 haproxy)."

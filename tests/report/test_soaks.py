@@ -11,6 +11,7 @@ from support import folders
 from pdlab.cli import viz
 from pdlab.core.workload import Open
 from pdlab.report import soaks
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.soak import soak
 from pdlab.results.store import Store
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
         )
         for i in range(3600)
     ]  # fmt: skip
-    held = run.model_copy(update={"soak": soak(sent, Open(rate_rps=2), 1800), "pool_age": 0.1})
+    held = run.model_copy(update={"soak": soak(LevelData.of(sent), Open(rate_rps=2), 1800), "pool_age": 0.1})
     Store(path).write(held, Store(path).read_records(run.key), force=True)
     return path
 

@@ -1,37 +1,80 @@
-"""What stored manifests say when they are read again."""
+"""What is stored reads again as it was."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from pdlab.core.deployment import Deployment, Disaggregated, parse_label
-from pdlab.core.findings import UNCLASSIFIED, found
+import pytest
+from pydantic import ValidationError
+
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.findings import CODES, found
+from pdlab.core.workload import Open, RunKey, Workload
+from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Manifest, Run, Validity
-from pdlab.results.store import Store
+from pdlab.results.store import Store, experiment_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_was_kept_before_there_was_a_kv_guard_had_none() -> None:
-    stored = Store(ROOT / "bm_results" / "local-pack-vs-spread-network" / "pack").read_manifest()
-    assert stored.deployment is not None and isinstance(stored.deployment.topology, Disaggregated)
-    assert not stored.deployment.topology.transport.kv_guard
-    today = Manifest(origin="measured", label="x", deployment=Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1")))
-    again = Manifest.model_validate_json(today.model_dump_json())
-    assert again == today and again.deployment is not None
-    assert isinstance(again.deployment.topology, Disaggregated) and again.deployment.topology.transport.kv_guard
+@pytest.fixture(scope="module")
+def convert() -> ModuleType:
+    spec = spec_from_file_location("convert_results", ROOT / "benchmarks" / "convert_results.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_what_was_kept_before_findings_had_codes_reads_as_it_did() -> None:
-    gates = ("kv_transfers", "restarts")
-    stored = {"reasons": ["3 KV transfers failed", "a replica died", "x"], "failed_gates": list(gates), "notes": ["n"]}
-    validity = Validity.model_validate(stored)
-    assert not validity.valid and validity.failed_gates == gates and validity.notes == ("n",)
-    assert validity.reasons == tuple(stored["reasons"])
-    assert {finding.code for finding in validity.findings} == {UNCLASSIFIED}, "whose sentence was whose is not known"
-    assert Validity.model_validate_json(validity.model_dump_json()) == validity
+def test_sentences_without_findings_never_read_as_a_valid_level() -> None:
+    with pytest.raises(ValidationError, match=r"convert with benchmarks/convert_results\.py"):
+        Validity.model_validate({"reasons": ["3 KV transfers failed"], "failed_gates": ["kv_transfers"]})
     assert Validity.model_validate({"reasons": [], "failed_gates": []}) == Validity()
+
+
+def old(reasons: list[str], gates: list[str]) -> dict[str, Any]:
+    """A level as it was kept before findings had codes."""
+    level = Run(
+        origin="measured", label="x", key=RunKey(kind="rate", value=4), workload=Workload(), load=Open(rate_rps=4),
+        num_requests=1, completed=1, failed=0, whole=metrics.whole(LevelData.of(())),
+    )  # fmt: skip
+    validity = {"reasons": reasons, "failed_gates": gates, "unchecked": {}, "notes": []}
+    return json.loads(level.model_dump_json()) | {"validity": validity}
+
+
+def test_a_level_of_sentences_is_converted_to_findings(convert: ModuleType) -> None:
+    reasons = [
+        "load generator saturated: event loop late by 106 ms (p95, limit 50 ms)",
+        "clock: the wall clock moved 1",
+    ]
+    level = convert.converted(old(reasons, ["client_saturation", "clock"]))
+    assert [finding.code for finding in level.validity.findings] == ["client_lag", "clock_set"]
+    assert level.validity.reasons == tuple(reasons) and level.validity.failed_gates == ("client_saturation", "clock")
+    assert convert.converted(json.loads(level.model_dump_json())) == level, "twice is once"
+    with pytest.raises(ValueError, match="no code of clock has a sentence like 'what'"):
+        convert.converted(old(["what"], ["clock"]))
+
+
+def test_a_manifest_without_a_word_of_a_kv_guard_had_none(convert: ModuleType) -> None:
+    for label, guarded in (("pd-pack-p1xtp1-d1xtp1", False), ("collocated-1xtp1", None)):
+        today = Manifest(origin="measured", label="x", deployment=Deployment(topology=parse_label(label)))
+        assert convert.converted(json.loads(today.model_dump_json())) == today
+        stored = json.loads(today.model_dump_json())
+        stored["deployment"]["topology"].get("transport", {}).pop("kv_guard", None)
+        deployment = convert.converted(stored).deployment
+        assert (deployment.transport and deployment.transport.kv_guard) is guarded
+
+
+def test_variables_of_ucx_were_the_transports(convert: ModuleType) -> None:
+    today = Manifest(origin="measured", label="x", deployment=Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1")))
+    stored = json.loads(today.model_dump_json())
+    stored["deployment"]["topology"]["transport"]["ucx_env"] = {"UCX_A": "1"}
+    assert convert.converted(stored).deployment.env == {"UCX_A": "1"}
 
 
 def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:
@@ -46,13 +89,9 @@ def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:
     assert again.findings[0].numbers == finding.numbers and again.failed_gates == ("few_requests",)
 
 
-def test_shipped_levels_are_as_valid_as_their_files_say() -> None:
-    files = [path for path in (ROOT / "bm_results").rglob("*.json") if '"validity"' in path.read_text()]
-    levels = [json.loads(path.read_text()) for path in files]
-    levels = [level for level in levels if "schema_version" in level and "key" in level]
-    assert len(levels) > 50
-    for level in levels:
-        validity = Run.model_validate(level).validity
-        assert list(validity.reasons) == level["validity"]["reasons"]
-        assert list(validity.failed_gates) == level["validity"]["failed_gates"]
-        assert validity.valid == (not validity.reasons)
+def test_shipped_results_need_no_conversion() -> None:
+    folders = experiment_folders(path for path in (ROOT / "bm_results").iterdir() if path.is_dir())
+    levels = [run for folder in folders for run in Store(folder).load().runs]
+    invalid = [run.validity for run in levels if not run.validity.valid]
+    assert len(levels) > 50 and invalid
+    assert {finding.code for validity in invalid for finding in validity.findings} <= set(CODES)

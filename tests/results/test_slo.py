@@ -10,7 +10,7 @@ import pytest
 
 from pdlab.core.workload import Slo
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import RequestRecord, SloSearch
+from pdlab.results.schema import RequestRecord, SloPoint, SloSearch
 from pdlab.results.slo import bounds_text, bracket_at, stresses, within
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1, e2el_s=2.0)
@@ -75,21 +75,26 @@ def test_bounds_in_words_name_every_one() -> None:
     )
 
 
-def test_a_search_of_an_earlier_version_is_read_and_judged_as_it_was() -> None:
-    """It knew no looks, no effective sample and no steady state, and its error was not shared."""
-    old = {
-        "schema_version": 2, "label": "x", "slo": {"ttft_s": 2.0, "quantile": 0.95}, "repeat": 0, "burstiness": 1.0,
-        "confidence": 0.95, "resolution": 0.1, "low_rps": 4.0, "high_rps": 8.0, "best_rps": 4.0, "finished": True,
-        "detail": "between 4 and 8 requests/s (95% confidence)",
-        "points": [
-            {"rate_rps": 4.0, "judged": 144, "met": 144, "share": 1.0, "low": 0.974, "high": 1.0, "verdict": "meets",
-             "repeats": [0]},
-            {"rate_rps": 8.0, "judged": 144, "met": 100, "share": 0.694, "low": 0.6, "high": 0.77, "verdict": "misses",
-             "repeats": [0]},
-        ],
-    }  # fmt: skip
-    search = SloSearch.model_validate(old)
-    assert search.error_shares == 1 and search.points[0].served_rps is None
-    assert bracket_at(search, 0.9) == (4.0, 8.0)
-    now = search.points[0].model_copy(update={"effective": 144})
-    assert bracket_at(search.model_copy(update={"points": (now, search.points[1])}), 0.9) == (None, 8.0)
+def point(rate_rps: float, share: float, **more: Any) -> SloPoint:
+    return SloPoint(
+        rate_rps=rate_rps, judged=144, met=round(144 * share), share=share, low=0, high=1, verdict="undecided",
+        **{"steady": True, "effective": 144, **more},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("points", "ends"),
+    [
+        ((point(4, 1.0), point(8, 0.69)), (4, 8)),
+        ((point(4, 1.0), point(8, 0.69, effective=2)), (4, None)),
+        ((point(4, 1.0, effective=20), point(8, 0.69)), (None, 8)),  # too few independent ones to show 95 %
+        ((point(4, 1.0, steady=None), point(8, 0.69)), (None, 8)),
+        ((point(4, 1.0, latest=0.9), point(8, 0.69, latest=0.96)), (None, None)),
+    ],
+)
+def test_the_ends_of_a_search_at_another_confidence(points: tuple[SloPoint, ...], ends: tuple[Any, Any]) -> None:
+    search = SloSearch(
+        label="x", slo=Slo(ttft_s=2.0), confidence=0.95, resolution=0.1, low_rps=None, high_rps=None, best_rps=None,
+        points=points, finished=True, detail="", error_shares=1,
+    )  # fmt: skip
+    assert bracket_at(search, 0.9) == ends

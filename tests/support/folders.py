@@ -6,11 +6,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+from support.validity import failing
+
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.workload import Closed, RunKey, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run, Validity
+from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run
 from pdlab.results.store import Store
 
 INPUT, OUTPUT = 512, 64
@@ -76,7 +78,7 @@ def write(
                 failed=0,
                 whole=metrics.whole(LevelData.of(sent)),
                 steady=metrics.steady(LevelData.of(sent), Closed(concurrency=concurrency)),
-                validity=Validity(reasons=(reasons or {}).get((concurrency, repeat), ())),
+                validity=failing(*(reasons or {}).get((concurrency, repeat), ())),
             )
             store.write(run, sent)
     return folder

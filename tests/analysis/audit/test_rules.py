@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.validity import failing
 
 from pdlab.analysis import loading
 from pdlab.analysis.audit import content_rules
@@ -23,7 +24,7 @@ from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
 from pdlab.core.workload import Closed, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary, Validity
+from pdlab.results.schema import CanaryResult, Distribution, Manifest, RequestRecord, Run, SloSearch, Summary
 from pdlab.results.store import Store
 
 TTFT_S, TPOT_S, ITL, OTL = 0.2, 0.010, 512, 64
@@ -166,6 +167,7 @@ def test_an_slo_search_is_no_level(tmp_path: Path) -> None:
         points=(),
         finished=True,
         detail="between 1 and 2 requests/s",
+        error_shares=1,
     )
     (folder / f"{search.stem}.json").write_text(search.model_dump_json())
     assert audit([folder]) == []
@@ -297,7 +299,7 @@ PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
         "served where 2 arrived",
     ),
     ("impossible", [run(4, 1, whole=summary(4, 80, slower=0.5), steady=None)], {}, "Little"),
-    ("invalid", [run(4, 1, validity=Validity(reasons=("3 of 80 requests failed",)))], {}, "requests failed"),
+    ("invalid", [run(4, 1, validity=failing("3 of 80 requests failed"))], {}, "requests failed"),
     ("metadata", [run(4, 1)], {"git_commit": None}, "git_commit"),
     ("metadata", [run(4, 1)], {"canary": None}, "canary"),
     ("GPUs", [run(4, 1)], changed_gpus(), "places 3"),

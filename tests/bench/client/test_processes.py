@@ -18,6 +18,7 @@ from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.workload import Ramp
+from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import whole
 
 
@@ -104,7 +105,7 @@ def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle
     url = shared_oracle.url
     changes = {"name": "bare", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "base_url": None}
     answer = client.run(level.model_copy(update=changes))
-    figures = whole(answer.records)
+    figures = whole(LevelData.of(answer.records))
     assert figures.completed == 60 and figures.ttft and figures.tpot and figures.e2el
     entries = shared_oracle.log_of("bare-")
     prefills = [entry["ask"] for entry in entries if not entry["ask"]["stream"]]
@@ -126,7 +127,7 @@ def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle
 
 def test_a_stall_is_in_the_gaps_and_in_no_median(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
     shared_oracle.configure({"stall-": {"stall_every": 6, "stall_s": 0.4}})
-    figures = whole(client.run(level.model_copy(update={"name": "stall"})).records)
+    figures = whole(LevelData.of(client.run(level.model_copy(update={"name": "stall"})).records))
     assert figures.itl and figures.tpot
     # 10 of 60 requests stand still once, in one of their 7 gaps: 2.4 % of all gaps.
     assert 0.4 <= figures.itl.percentiles_s["p99"] < 0.8
@@ -142,7 +143,7 @@ def test_a_prefill_that_fails_is_a_failed_request(
     changes = {"name": "broken", "backend": "pd-bare", "prefill_url": url, "decode_url": url, "num_requests": 4}
     answer = client.run(level.model_copy(update=changes))
     assert all(record.error and record.error.startswith("prefill: ") for record in answer.records)
-    assert whole(answer.records).completed == 0
+    assert whole(LevelData.of(answer.records)).completed == 0
 
 
 def test_a_refused_level_does_not_end_the_client(client: LoadClient, level: ClientLevel, tmp_path: Path) -> None:

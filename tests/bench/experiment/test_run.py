@@ -204,7 +204,9 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     assert changed[0] == 2 and "was measured with another prompts_per_level in its file" in changed[2]
 
 
-@pytest.mark.parametrize("decode_s", [0.002, 1.0], ids=["quick-answers", "long-answers"])
+@pytest.mark.parametrize(
+    "decode_s", [0.002, pytest.param(1.0, marks=pytest.mark.long)], ids=["quick-answers", "long-answers"]
+)
 def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Oracle, decode_s: float) -> None:
     """The real path, on a live clock: rough and short, two levels and their confirmations. Arrivals are all but
     regular, so that nobody waits below the service rate and everybody does above it; the statistics of queues are

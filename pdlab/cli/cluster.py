@@ -1,0 +1,59 @@
+"""Write the cluster file of the running Ray cluster; see --help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pdlab.core.exit_code import exit_code
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView
+from pdlab.core.schema import to_yaml
+from pdlab.core.settings import Settings, parse, setting
+
+EPILOG = """\
+examples:
+  python -m pdlab cluster > my.yaml            on a machine of the cluster
+  python launch_gptoss.py --pd-spread --cluster my.yaml --dry-run
+  python plan.py --cluster my.yaml --gpus 16
+
+The file has what Ray and the driver of each node say: GPUs with name, memory and NVLink, CPUs and the network. Add what
+they do not say: gpu_memory_gb and gpu_link of GPUs without NVML, nvlink_domain of trays that have NVLink between them.
+"""
+
+
+class ClusterSettings(Settings):
+    """What the cluster is called in its file."""
+
+    COMMAND = "cluster"
+    ABOUT = "Print the cluster file of the running Ray cluster, for --cluster of launch and plan."
+    EXAMPLES = EPILOG
+
+    name: str | None = setting(
+        None, "the cluster's name", "output", value="NAME", otherwise="as the nodes were started"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the file; returns the exit code."""
+    return exit_code(lambda: _run(parse(ClusterSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: ClusterSettings) -> int:
+    from pdlab.deploy import launch
+
+    print(cluster_file(launch.live_view(), settings.name), end="")
+    return 0
+
+
+def cluster_file(view: ClusterView, name: str | None = None) -> str:
+    """The nodes with all that they have, whatever is free on them now; `pdlab.core.catalog.load_cluster` reads it."""
+    nodes = tuple(_whole(node) for node in view.nodes)
+    return to_yaml(view.model_copy(update={"name": name or view.name, "nodes": nodes}))
+
+
+def _whole(node: ClusterNode) -> ClusterNode:
+    # A name stays when a node is replaced, Ray's id does not.
+    labels = {
+        key: value for key, value in node.labels.items() if key != NODE_ID_LABEL or NODE_NAME_LABEL not in node.labels
+    }
+    return node.model_copy(update={"free_gpus": None, "free_cpus": None, "labels": labels})

@@ -1,0 +1,353 @@
+"""A model's config.json, in the spellings of Hugging Face, as the fields of a `pdlab.core.catalog.ModelShape`. Pure.
+
+The keys are those that vLLM reads (vllm/config/model.py, vllm/transformers_utils). What a shape cannot say is named:
+``kv_unknown`` where the KV cache is another than K and V of equal layers, ``weights_unknown`` where the number of
+parameters is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+Config = Mapping[str, Any]
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length")
+# Models whose config.json may leave layer_types out: every so many layers one sees the whole context.
+FULL_EVERY = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4}
+# vLLM takes max_position_embeddings as it is beside these kinds of rope scaling.
+ROPE_WITHOUT_FACTOR = ("su", "longrope", "llama3", "mrope", "default", "proportional")
+# quant_method of a format in which every weight has the same dtype.
+PLAIN_METHODS = {"mxfp4": "mxfp4", "fp8": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4"}
+ALGORITHMS = {"NVFP4": "nvfp4", "FP8": "fp8", "MXFP4": "mxfp4", "W4A16_AWQ": "awq", "W4A8_AWQ": "awq", "INT4": "int4"}
+IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
+PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+ATTENTION = ("self_attn.o_proj",)
+FEED_FORWARD = ("mlp.gate_proj", "mlp.shared_experts.gate_proj", "mlp.shared_expert.gate_proj")
+ROUTED = ("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1", "feed_forward.experts.gate_up_proj")
+
+
+def shape_fields(config: Config, modelopt: Config | None = None) -> dict[str, Any]:
+    """The fields of a shape, except its name and source. ``modelopt``: what hf_quant_config.json says.
+
+    Raises ValueError for a config.json without the keys that every shape has.
+    """
+    text = next((config[key] for key in TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
+    architectures = config.get("architectures") or text.get("architectures")
+    fields = {
+        "architecture": architectures[0] if isinstance(architectures, list) and architectures else None,
+        "layers": _first(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "hidden": _first(text, "hidden_size", "n_embd", "d_model"),
+        "heads": _first(text, "num_attention_heads", "n_head", "n_heads"),
+        "vocab": _first(text, "vocab_size") or _first(config, "vocab_size"),
+        "max_context": _context(text),
+    }
+    missing = [name for name, value in fields.items() if value is None]
+    if missing:
+        raise ValueError(f"has no {', '.join(missing)} of the model")
+    for name in ("layers", "hidden", "heads", "vocab", "max_context"):
+        if type(fields[name]) is not int or fields[name] < 1:
+            raise ValueError(f"{name} of the model is {fields[name]!r}, which is no whole number above 0")
+    tied = _first(text, "tie_word_embeddings")
+    tied = config.get("tie_word_embeddings") if tied is None else tied
+    fields["tied_embeddings"] = str(text.get("model_type")).startswith("gemma") if tied is None else bool(tied)
+    fields |= _attention(text, fields)
+    fields |= _feed_forward(text, fields)
+    fields |= _windows(text, fields)
+    fields |= _special(text, fields)
+    return fields | _dtypes(config, text, modelopt, fields)
+
+
+def _first(config: Config, *names: str) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _context(text: Config) -> Any:
+    """The longest context as vLLM derives it: rope scaling multiplies what the model was trained with."""
+    length = _first(text, *CONTEXT)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    factor = scaling.get("factor")
+    if not isinstance(length, int) or not isinstance(factor, int | float) or kind in ROPE_WITHOUT_FACTOR:
+        return length
+    if kind == "yarn":
+        length = scaling.get("original_max_position_embeddings") or length
+    return int(length * factor)
+
+
+def _attention(text: Config, fields: Config) -> dict[str, Any]:
+    heads = fields["heads"]
+    head_dim = _first(text, "head_dim", "attention_head_dim") or fields["hidden"] // heads
+    kv_heads = _first(text, "num_key_value_heads", "num_kv_heads") or (1 if text.get("multi_query") else heads)
+    latent = text.get("kv_lora_rank")
+    if not latent:
+        return {"kv_heads": kv_heads, "head_dim": head_dim, "value_dim": text.get("v_head_dim")}
+    rope = text.get("qk_rope_head_dim") or 0
+    return {
+        "kv_heads": kv_heads,
+        "head_dim": _first(text, "qk_nope_head_dim") or head_dim,
+        "value_dim": text.get("v_head_dim"),
+        "kv_latent": latent + rope,
+        "rope_dim": rope,
+        "q_latent": text.get("q_lora_rank") or 0,
+    }
+
+
+def _feed_forward(text: Config, fields: Config) -> dict[str, Any]:
+    layers = fields["layers"]
+    experts = _first(text, *EXPERTS) or 1
+    width = _first(text, "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner")
+    if experts == 1:
+        return {"experts": 1, "experts_per_token": 1, "dense_layers": layers, "dense_intermediate": width}
+    inner = _first(text, *EXPERT_WIDTH)
+    shared: float = _first(text, *SHARED_EXPERTS) or 0
+    shared = shared or (_first(text, *SHARED_WIDTH) or 0) / (inner or 1)
+    if str(text.get("model_type")).startswith("llama4"):
+        shared = 1  # beside the routed ones, and as wide
+    if text.get("enable_moe_block"):
+        shared = text["intermediate_size"] / inner  # gemma4: a dense block beside the experts of every layer
+    return {
+        "experts": experts,
+        "experts_per_token": _first(text, *EXPERTS_PER_TOKEN) or 1,
+        "expert_intermediate": inner,
+        "shared_experts": shared,
+        "dense_layers": layers - _expert_layers(text, layers),
+        "dense_intermediate": width,
+    }
+
+
+def _expert_layers(text: Config, layers: int) -> int:
+    """How many layers have experts."""
+    numbers = range(layers)
+    frequency = text.get("moe_layer_freq")
+    kinds = text.get("mlp_layer_types")
+    if isinstance(frequency, list):
+        return sum(map(bool, frequency))
+    if isinstance(kinds, list):
+        return sum(kind != "dense" for kind in kinds)
+    if isinstance(text.get("moe_layers"), list):
+        return len(text["moe_layers"])
+    if step := text.get("interleave_moe_layer_step"):
+        return len(range(step - 1, layers, step))
+    start, every = text.get("first_k_dense_replace") or 0, frequency or 1
+    dense, step = text.get("mlp_only_layers") or [], text.get("decoder_sparse_step") or 1
+    return sum(i >= start and i % every == 0 and i not in dense and (i + 1) % step == 0 for i in numbers)
+
+
+def _windows(text: Config, fields: Config) -> dict[str, Any]:
+    """Layers whose attention sees a window: sliding ones, and Llama 4's chunks, of which vLLM keeps as much."""
+    layers = fields["layers"]
+    if chunk := text.get("attention_chunk_size") if str(text.get("model_type")).startswith("llama4") else None:
+        rope: Sequence[int] = text.get("no_rope_layers") or [(i + 1) % 4 for i in range(layers)]
+        return {"sliding_window": chunk, "full_attention_layers": sum(not each for each in rope)}
+    window = text.get("sliding_window")
+    if not window or text.get("use_sliding_window") is False:
+        return {}
+    kinds, pattern = text.get("layer_types"), text.get("hybrid_layer_pattern")
+    every = text.get("sliding_window_pattern") or FULL_EVERY.get(str(text.get("model_type")))
+    if isinstance(kinds, list):
+        full = sum(kind != "sliding_attention" for kind in kinds)
+    elif isinstance(pattern, list):
+        full = sum(not each for each in pattern)
+    else:
+        full = layers // every if isinstance(every, int) else 0
+    return {"sliding_window": window, "full_attention_layers": full} if full < layers else {}
+
+
+def _matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+    """Parameters of one layer's q, k, v and output projections."""
+    return hidden * (heads * head_dim + kv_heads * head_dim + kv_heads * value_dim + heads * value_dim)
+
+
+def _special(text: Config, fields: Config) -> dict[str, Any]:
+    """What is named as not representable, with the parameters that it has beside the layers of one form."""
+    layers, hidden, heads = fields["layers"], fields["hidden"], fields["heads"]
+    kinds: list[Any] = text.get("layer_types") or []
+    if text.get("hybrid_override_pattern"):
+        return _nemotron_h(text, fields)
+    if any(key in text for key in ("mamba_d_state", "ssm_cfg", "state_size", "attn_layer_period", "mamba_n_heads")):
+        return _unknown("Mamba layers", weights=True)
+    if text.get("block_configs"):
+        return _blocks(text, fields)
+    if text.get("compress_ratios"):
+        q_latent, o_latent, groups = (text.get(key) or 0 for key in ("q_lora_rank", "o_lora_rank", "o_groups"))
+        wide = heads * fields["head_dim"]
+        q = hidden * q_latent + q_latent * wide
+        kv_and_out = hidden * fields["head_dim"] + wide * o_latent + groups * o_latent * hidden
+        return {**_unknown("compressed attention"), "attention_layers": 0,
+                "other_parameters": layers * (q + kv_and_out)}  # fmt: skip
+    if text.get("index_topk"):
+        queries = (text.get("q_lora_rank") or hidden) * text["index_n_heads"] * text["index_head_dim"]
+        index = queries + hidden * (text["index_head_dim"] + text["index_n_heads"])
+        return {**_unknown("sparse-attention indexer"), "other_parameters": layers * index}
+    if "linear_attention" in kinds or any(
+        text.get(key) for key in ("full_attention_interval", "linear_attn_config", "attn_type_list")
+    ):
+        return _linear_attention(text, fields, kinds)
+    if _first(text, "global_head_dim", "num_global_key_value_heads"):
+        full = fields.get("full_attention_layers", 0)
+        wide = text.get("global_head_dim") or fields["head_dim"]
+        kv_heads = text.get("num_global_key_value_heads") or fields["kv_heads"]
+        # With attention_k_eq_v one projection gives K and V.
+        values = 0 if text.get("attention_k_eq_v") else kv_heads * wide
+        matrices = hidden * (2 * heads * wide + kv_heads * wide + values)
+        return {**_unknown("per-layer shapes"), "attention_layers": layers - full, "other_parameters": full * matrices}
+    if text.get("swa_num_key_value_heads") not in (None, fields["kv_heads"]):
+        full = fields.get("full_attention_layers", 0)
+        swa_dims = text.get("swa_head_dim") or fields["head_dim"], text.get("swa_v_head_dim") or fields["head_dim"]
+        swa_heads = text.get("swa_num_attention_heads") or heads, text["swa_num_key_value_heads"]
+        return {**_unknown("per-layer shapes"), "attention_layers": full,
+                "other_parameters": (layers - full) * _matrices(hidden, *swa_heads, *swa_dims)}  # fmt: skip
+    if text.get("num_kv_shared_layers") or text.get("hidden_size_per_layer_input"):
+        return _unknown("layers that share KV cache", weights=bool(text.get("hidden_size_per_layer_input")))
+    if text.get("is_encoder_decoder"):
+        return _unknown("an encoder beside the decoder", weights=True)
+    others = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention", "chunked_attention"})
+    return _unknown(f"layers of type {', '.join(others)}", weights=True) if others else {}
+
+
+def _unknown(what: str, *, weights: bool = False) -> dict[str, Any]:
+    return {"kv_unknown": (what,), "weights_unknown": (what,) if weights else ()}
+
+
+def _nemotron_h(text: Config, fields: Config) -> dict[str, Any]:
+    """Layers of one kind each: M is Mamba 2, * attention, - a feed-forward block of two matrices."""
+    pattern, hidden = text["hybrid_override_pattern"], fields["hidden"]
+    named = _unknown("Mamba layers", weights=bool(set(pattern) - {"M", "*", "-"}))
+    state, groups, heads = (text.get(key) or 0 for key in ("ssm_state_size", "n_groups", "mamba_num_heads"))
+    inner = heads * (text.get("mamba_head_dim") or 0)
+    mamba = hidden * (2 * inner + 2 * groups * state + heads) + inner * hidden
+    block = 2 * hidden * (text.get("intermediate_size") or 0)
+    other = pattern.count("M") * mamba + pattern.count("-") * block
+    return {**named, "attention_layers": pattern.count("*"), "dense_intermediate": None, "other_parameters": other}
+
+
+def _blocks(text: Config, fields: Config) -> dict[str, Any]:
+    """block_configs of a model from an architecture search: each layer has its own attention and width, or none."""
+    hidden, heads, head_dim = fields["hidden"], fields["heads"], fields["head_dim"]
+    attentions = [block["attention"] for block in text["block_configs"]]
+    grouped = [each["n_heads_in_group"] for each in attentions if each.get("n_heads_in_group")]
+    blocks = [block["ffn"] for block in text["block_configs"]]
+    widths = [int(2 * each["ffn_mult"] * hidden / 3) for each in blocks if each.get("ffn_mult")]
+    feed_forward = sum(3 * hidden * (-(-width // 256) * 256) for width in widths)
+    attention = sum(_matrices(hidden, heads, heads // group, head_dim, head_dim) for group in grouped)
+    linear = any(each.get("replace_with_linear") for each in (*attentions, *blocks))
+    return {
+        **_unknown("per-layer shapes", weights=linear),
+        "kv_heads": heads // grouped[0] if grouped else heads,
+        "attention_layers": 0,
+        "dense_intermediate": None,
+        "other_parameters": attention + feed_forward,
+    }
+
+
+def _linear_attention(text: Config, fields: Config, kinds: Sequence[Any]) -> dict[str, Any]:
+    layers, hidden = fields["layers"], fields["hidden"]
+    every = text.get("full_attention_interval")
+    linear = kinds.count("linear_attention") if kinds else layers - layers // every if every else layers
+    if not text.get("linear_num_value_heads"):
+        return _unknown("linear-attention state", weights=True)
+    keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
+    values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
+    one = hidden * (2 * keys + 2 * values + 2 * text["linear_num_value_heads"]) + values * hidden
+    gated = text.get("attn_output_gate", True)
+    gate = (layers - linear) * hidden * fields["heads"] * fields["head_dim"] if gated else 0
+    return {
+        **_unknown("linear-attention state"),
+        "attention_layers": layers - linear,
+        "other_parameters": linear * one + gate,
+    }
+
+
+def _dtypes(config: Config, text: Config, modelopt: Config | None, fields: Config) -> dict[str, Any]:
+    """Dtype of the experts (of a dense model, of every matrix), of attention, of other feed-forward blocks, and of
+    the KV cache."""
+    plain = str(_first(text, "torch_dtype", "dtype") or _first(config, "torch_dtype", "dtype") or "bfloat16")
+    # vLLM loads weights of four bytes as two.
+    plain = "float16" if plain.removeprefix("torch.") in ("float16", "half") else "bfloat16"
+    whole = {"weight_dtype": plain, "attention_dtype": plain, "feed_forward_dtype": plain, "kv_dtype": plain}
+    found = [config.get("quantization_config"), text.get("quantization_config"), config.get("compression_config"),
+             (modelopt or {}).get("quantization")]  # fmt: skip
+    quantization = next((each for each in found if isinstance(each, dict) and each), None)
+    if quantization is None:
+        return whole
+    layer = fields["layers"] // 2
+    try:
+        dtypes = {
+            name: _dtype_of(quantization, [f"layers.{layer}.{module}" for module in modules]) or plain
+            for name, modules in (("attention_dtype", ATTENTION), ("feed_forward_dtype", FEED_FORWARD),
+                                  ("weight_dtype", ROUTED if fields["experts"] > 1 else FEED_FORWARD))
+        }  # fmt: skip
+    except ValueError as error:
+        return {**whole, "weights_unknown": (*fields.get("weights_unknown", ()), str(error))}
+    if text.get("expert_dtype") == "fp4":
+        dtypes["weight_dtype"] = "mxfp4"  # DeepSeek-V4: one byte of scale for 32 values
+    scheme = quantization.get("kv_cache_scheme")
+    eight_bits = isinstance(scheme, dict) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+    if eight_bits or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8":
+        dtypes["kv_dtype"] = "fp8"
+    return {**whole, **dtypes}
+
+
+def _dtype_of(quantization: Config, modules: Sequence[str]) -> str | None:
+    """Of the module that is there under one of the names; None: it is not quantised. Raises ValueError."""
+    names = [f"{prefix}{module}" for prefix in PREFIXES for module in modules]
+    ignored: list[Any] = next((quantization[key] for key in IGNORED if quantization.get(key)), [])
+    if any(_matches(str(pattern), name) for pattern in ignored for name in names):
+        return None
+    groups = quantization.get("config_groups")
+    algorithm = quantization.get("quant_algo")
+    method = str(quantization.get("quant_method") or "")
+    if algorithm:
+        name = str(algorithm).upper()
+        dtype = ALGORITHMS.get(name) or next((ALGORITHMS[key] for key in ALGORITHMS if name.startswith(key)), None)
+        if dtype is None:
+            raise ValueError(f"quantisation {algorithm}")
+        return dtype
+    if isinstance(groups, dict):
+        return _group_dtype(groups.values(), names)
+    if method in PLAIN_METHODS:
+        return PLAIN_METHODS[method]
+    bits = _first(quantization, "bits", "w_bit") or (4 if quantization.get("load_in_4bit") else None)
+    if method.startswith(("awq", "gptq")) and bits in (None, 4):
+        return method[: 3 if method.startswith("awq") else 4]
+    if bits in (4, 8) or quantization.get("load_in_8bit"):
+        return "int4" if bits == 4 else "int8"
+    raise ValueError(f"quantisation {method or 'of no known method'}")
+
+
+def _group_dtype(groups: Any, names: Sequence[str]) -> str | None:
+    """Of compressed-tensors: the first group that has the module among its targets."""
+    for group in groups:
+        targets = group.get("targets") or ["Linear"]
+        if not any(target == "Linear" or _matches(str(target), name) for target in targets for name in names):
+            continue
+        weights = group.get("weights") or {}
+        bits, kind = weights.get("num_bits"), weights.get("type")
+        if (kind, bits) == ("float", 4):
+            return "mxfp4" if weights.get("group_size") == 32 else "nvfp4"
+        dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4"}.get((str(kind), int(bits or 0)))
+        if dtype is None:
+            raise ValueError(f"quantisation compressed-tensors with {bits} bits of type {kind}")
+        return dtype
+    return None
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether an entry of a list of modules means the module: a name or its part, with * or as ``re:`` expression."""
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], name) is not None
+        except re.error:
+            return False
+    if "*" in pattern:
+        return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+    return f".{pattern}." in f".{name}."

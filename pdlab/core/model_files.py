@@ -1,0 +1,101 @@
+"""Where a model's config.json is: in a folder, in the Hugging Face cache, on the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdlab.core.errors import UsageError
+
+CONFIG, MODELOPT = "config.json", "hf_quant_config.json"
+TRUE = {"1", "true", "yes", "on"}  # as huggingface_hub reads a variable
+HUB_TIMEOUT_S = 5
+
+
+class ModelFiles(NamedTuple):
+    """A model's config.json, hf_quant_config.json where the model has one, and where they are."""
+
+    config: dict[str, Any]
+    modelopt: dict[str, Any] | None
+    where: str
+
+
+def config_of_folder(folder: Path, what: str) -> ModelFiles:
+    """The files in ``folder``, which a message calls ``what``. Raises UsageError where one cannot be read."""
+    config = _json(folder / CONFIG, what)
+    if config is None:
+        raise UsageError(f"{what}: has no {CONFIG}; give the folder that holds the model's files")
+    return ModelFiles(config, _json(folder / MODELOPT, what), f"{CONFIG} of {folder}")
+
+
+def config_of_file(path: Path) -> ModelFiles:
+    """A config.json by its own path. Raises UsageError where it cannot be read."""
+    modelopt = _json(path.with_name(MODELOPT), f"model {path}") if path.name == CONFIG else None
+    return ModelFiles(_json(path, f"model {path}") or {}, modelopt, str(path))
+
+
+def config_of_id(model: str) -> ModelFiles | str:
+    """The files of a Hugging Face id, from the cache or else from the hub; text: why there are none.
+
+    Raises UsageError for a damaged file.
+    """
+    folder = _snapshot(model)
+    if folder is not None and (folder / CONFIG).is_file():
+        return config_of_folder(folder, f"model {model} in {folder}")
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
+        return f"the Hugging Face cache has no {CONFIG} of {model}, and HF_HUB_OFFLINE is set; {_next(model)}"
+    return _of_hub(model)
+
+
+def _next(model: str) -> str:
+    return f"download it (huggingface-cli download {model} {CONFIG}), or give --model the folder that holds {CONFIG}"
+
+
+@cache
+def _of_hub(model: str) -> ModelFiles | str:
+    """Asked once in a process: a hub that does not answer costs seconds."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+    except ImportError:
+        return f"huggingface_hub is not installed to fetch {CONFIG} of {model}; {_next(model)}"
+    try:
+        config = Path(hf_hub_download(model, CONFIG, etag_timeout=HUB_TIMEOUT_S))
+        with contextlib.suppress(EntryNotFoundError):
+            hf_hub_download(model, MODELOPT, etag_timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError as error:
+        code = getattr(error.response, "status_code", None)
+        hint = "set HF_TOKEN for a gated model" if code in (401, 403) else "check the id"
+        return f"the Hugging Face hub answers HTTP {code} for {CONFIG} of {model}; {hint}, or {_next(model)}"
+    except Exception as error:  # connections fail with classes of httpx, urllib3 and huggingface_hub
+        return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({type(error).__name__}); {_next(model)}"
+    return config_of_folder(config.parent, f"model {model} in {config.parent}")
+
+
+def _snapshot(model: str) -> Path | None:
+    """The snapshot of the main branch in the Hugging Face cache, as huggingface_hub finds it."""
+    env = os.environ
+    home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
+    hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
+    folder = hub / f"models--{model.replace('/', '--')}"
+    try:
+        return folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _json(path: Path, what: str) -> dict[str, Any] | None:
+    """The object in a file; None: there is no such file. Raises UsageError."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what}: {path.name} cannot be read ({error}); download it again") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{what}: {path.name} holds no JSON object; download it again")
+    return data
