@@ -29,14 +29,14 @@ SWEEP = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in 
 STORY = """
 import sys, time
 sys.path.insert(0, {root!r})
-from pdlab.core.files import CONFIGS; from pdlab.core.catalog import load_deployment, load_model
+from tests.support.deployments import STORY; from pdlab.core.catalog import load_deployment, load_model
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.simulator import simulate
 from pdlab.sim.level import to_run
 from pdlab.core.workload import Closed, Level, Workload
 hardware, shape, workload = load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b"), Workload()
 levels = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in (4, 8, 16, 32, 48, 64)]
-names = [p.stem for p in sorted((CONFIGS / "deployments").glob("*.yaml")) if "dp" not in p.stem][:25]
+names = STORY
 best = {{}}
 for name in names:
     deployment = load_deployment(name)

@@ -26,6 +26,7 @@ COMMANDS = {
     "check-transfer": "prove the KV transfer between ranks (debug/test_nixl_connector_ray.py)",
     "cluster": "the cluster file of the running Ray cluster",
     "weights": "whether a model's weights are on every node, and fetch them",
+    "models": "parameters, weights and KV cache of models, from their config.json",
     "first-hour": "the first thing to run on booked nodes: doctor to report, every step with a verdict, one archive",
     "chaos": "kill, stop and cut parts of a running deployment under load, and compare every answer",
     "roles": "which fluid engines prefill and which decode, why, and another split by hand",

@@ -18,8 +18,7 @@ SHARED_NAMES = {
     "Answer": 3,
     "Observed": 2,
     "Rules": 2,
-    "Served": 4,
-    "Window": 2,
+    "Served": 2,
     "_Engine": 2,
 }
 # Words in ``...`` that are no names of their module: examples, and names of vLLM, Ray, UCX and files.

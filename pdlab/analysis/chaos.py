@@ -115,7 +115,7 @@ def faulted(chaos: Chaos) -> int:
     )
 
 
-class Served(NamedTuple):
+class ServedByHealthy(NamedTuple):
     """``right`` of ``requests`` that healthy replicas could serve."""
 
     right: int
@@ -126,7 +126,7 @@ class Served(NamedTuple):
         return self.right / self.requests
 
 
-def served_by_healthy(chaos: Chaos) -> Served | None:
+def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
     """Requests that healthy replicas could serve, and how many of them succeeded; None where there were none.
 
     Such a request was sent at or after the beginning of a fault that spared a replica of every pool, and before the
@@ -152,7 +152,7 @@ def served_by_healthy(chaos: Chaos) -> Served | None:
         else:
             without |= {r.number for r in hit}
     counted = [r for number, r in within.items() if number not in without]
-    return Served(sum(r.fate == "right" for r in counted), len(counted)) if counted else None
+    return ServedByHealthy(sum(r.fate == "right" for r in counted), len(counted)) if counted else None
 
 
 def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:

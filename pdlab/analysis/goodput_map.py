@@ -39,7 +39,7 @@ class RateLevel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
+class RateSweep:
     """One configuration under growing request rates. ``gpus`` are those that are counted; ``output_tokens``: mean of
     an answer."""
 
@@ -71,7 +71,7 @@ class GoodputMap:
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
     quantile: float
-    served: tuple[Served, ...]
+    served: tuple[RateSweep, ...]
     cells: tuple[tuple[tuple[Cell, ...], ...], ...]
 
     def winners(self, row: int, column: int) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ class GoodputMap:
 
 
 def goodput_map(
-    served: Sequence[Served], ttft_s: Sequence[float], tpot_s: Sequence[float], quantile: float
+    served: Sequence[RateSweep], ttft_s: Sequence[float], tpot_s: Sequence[float], quantile: float
 ) -> GoodputMap:
     """Every configuration over every pair of bounds."""
     cells = tuple(
@@ -95,7 +95,7 @@ def goodput_map(
     return GoodputMap(tuple(ttft_s), tuple(tpot_s), quantile, tuple(served), cells)
 
 
-def cell(served: Served, slo: Slo) -> Cell:
+def cell(served: RateSweep, slo: Slo) -> Cell:
     """`crossing` of the levels, per GPU."""
     levels = sorted(served.levels, key=lambda level: level.served_rps)
     most, more = crossing([ShareAtRate(level.served_rps, level.share(slo)) for level in levels], slo.quantile)
@@ -130,7 +130,7 @@ def crossing(levels: Sequence[ShareAtRate], quantile: float) -> Crossing:
     return Crossing(most, bool(levels))
 
 
-def measured(loaded: Loaded) -> Served | None:
+def measured(loaded: Loaded) -> RateSweep | None:
     """The valid open-loop levels of an experiment whose requests were kept; None where there is none."""
     experiment = loaded.experiment
     levels = [
@@ -141,7 +141,7 @@ def measured(loaded: Loaded) -> Served | None:
     if not levels:
         return None
     workload = experiment.manifest.workload
-    return Served(
+    return RateSweep(
         label=experiment.manifest.label,
         origin="simulated" if experiment.manifest.origin == "simulated" else "measured",
         gpus=gpus_of(experiment).total,

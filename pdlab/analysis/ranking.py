@@ -36,6 +36,14 @@ from pdlab.core.workload import LoadKind
 IntervalAt = Callable[[float], Interval | None]
 
 
+LevelKey = tuple[str, LoadKind, float]
+"""Label of the curve, kind of load, load: a level among all curves that are compared."""
+
+
+def level_key(curve: Curve, point: Point) -> LevelKey:
+    return curve.label, point.kind, point.value
+
+
 class Spot(NamedTuple):
     """A drawable point of a curve: ``x`` latency or interactivity, ``y`` throughput, as the view shows them."""
 
@@ -43,6 +51,10 @@ class Spot(NamedTuple):
     point: Point
     x: float
     y: float
+
+    @property
+    def key(self) -> LevelKey:
+        return level_key(self.curve, self.point)
 
 
 class Frontier(NamedTuple):
@@ -139,7 +151,7 @@ def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoi
     ]
 
 
-def _frontier_points(valid: Sequence[Spot], share: Mapping[int, float], view: View) -> list[FrontierPoint]:
+def _frontier_points(valid: Sequence[Spot], share: Mapping[LevelKey, float], view: View) -> list[FrontierPoint]:
     best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
     return [
         FrontierPoint(
@@ -147,31 +159,33 @@ def _frontier_points(valid: Sequence[Spot], share: Mapping[int, float], view: Vi
             estimate.interval(view.confidence) if (estimate := spot.point.latency_estimate(view)) else None,
             spot.curve.throughput_estimate(spot.point, view).interval(view.confidence),
             i in best,
-            share.get(id(spot.point)),
+            share.get(spot.key),
         )
         for i, spot in enumerate(valid)
     ]
 
 
-def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[int, float]:
-    """Point of that kind of load -> share of draws in which no other such point beats it; empty where none has
+def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[LevelKey, float]:
+    """Level of that kind of load -> share of draws in which no other such point beats it; empty where none has
     repeats."""
     lines = [(curve, [p for p in curve.lines().get(kind, []) if p.valid]) for curve in all_curves]
     if not any(point.repeats > 1 for _, points in lines for point in points):
         return {}
-    drawn: list[tuple[list[Point], Line]] = []
+    keys: list[LevelKey] = []
+    drawn: list[Line] = []
     for curve, points in lines:
         usable = [p for p in points if p.latency(view) is not None]
         curve_line = line_of(curve, usable, view)
         if curve_line:
-            drawn.append((usable, curve_line))
+            keys += [level_key(curve, point) for point in usable]
+            drawn.append(curve_line)
     # A curve whose repeats do not scatter has one draw, which stands for all.
-    draws = max(len(curve_line.y) - 1 for _, curve_line in drawn)
+    draws = max(len(curve_line.y) - 1 for curve_line in drawn)
     x, y = (
         np.concatenate([np.broadcast_to(each, (draws, each.shape[1])) for each in figures], axis=1)
         for figures in (
-            [curve_line.x[1:, :, 0] for _, curve_line in drawn],
-            [curve_line.y[1:] for _, curve_line in drawn],
+            [curve_line.x[1:, :, 0] for curve_line in drawn],
+            [curve_line.y[1:] for curve_line in drawn],
         )
     )
     order = np.argsort(x, axis=1, kind="stable")
@@ -179,8 +193,7 @@ def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[int
     highest = np.maximum.accumulate(sorted_y, axis=1)
     shares = np.zeros(x.shape[1])
     np.add.at(shares, order.ravel(), (sorted_y >= highest).ravel())
-    every = [point for points, _ in drawn for point in points]
-    return {id(point): float(share) / len(x) for point, share in zip(every, shares, strict=True)}
+    return {key: float(share) / len(x) for key, share in zip(keys, shares, strict=True)}
 
 
 def order_changes(all_curves: Sequence[Curve], view: View) -> list[tuple[Curve, Curve]]:

@@ -23,7 +23,7 @@ from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requ
 from pdlab.core.errors import StoreError
 from pdlab.core.workload import Load
 from pdlab.results.level_data import LevelData
-from pdlab.results.metrics import Window, steady_window
+from pdlab.results.metrics import LoadWindow, steady_window
 from pdlab.results.schema import PERCENTILES, Run
 from pdlab.results.store import Store
 
@@ -204,7 +204,7 @@ def window(data: LevelData, load: Load, steady: bool) -> Requests:
     of_steady = steady_window(data, load) if steady else None
     if of_steady is None:
         opens_s = float(data.arrival_s[0]) if len(data) else 0.0
-        span = Window(opens_s, float(np.max(data.finish_s[data.ok], initial=opens_s)))
+        span = LoadWindow(opens_s, float(np.max(data.finish_s[data.ok], initial=opens_s)))
         inside, considered = data.ok, np.ones(len(data), dtype=bool)
     else:
         span = of_steady

@@ -69,15 +69,20 @@ def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
     Nothing changes for fewer than five. Those that do not rest on repeats, or are at the edge of what
     was measured, stay as they are.
     """
-    usable = [e for e in estimates if e and e.basis == "repeats" and e.dof and e.relative_error is not None]
-    usable = [e for e in usable if not e.edge and not math.isinf(e.relative_error or 0.0)]
+    usable = [e for e in estimates if e is not None and _rests_on_repeats(e)]
     witnesses = [LevelVariance(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
     prior = estimate_prior(witnesses)
     if prior is None:
         return list(estimates)
     independent = math.fsum(e.dof or 0.0 for e in usable)
-    chosen = {id(e) for e in usable}
-    return [_moved(e, prior, independent) if e is not None and id(e) in chosen else e for e in estimates]
+    return [_moved(e, prior, independent) if e is not None and _rests_on_repeats(e) else e for e in estimates]
+
+
+def _rests_on_repeats(estimate: Estimate) -> bool:
+    """Whether its scatter is known, and from repeats."""
+    error = estimate.relative_error
+    known = error is not None and not math.isinf(error) and bool(estimate.dof)
+    return estimate.basis == "repeats" and known and not estimate.edge
 
 
 def _variance(estimate: Estimate) -> float:

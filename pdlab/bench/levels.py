@@ -124,8 +124,8 @@ def build_sweep(
     hold_s: float = HOLD_S,
 ) -> Sweep:
     """Levels in the order in which they are measured: every load once, then all again per repeat
-    (so that drift hits all loads alike). ``smoke``: the first load alone, once, short;
-    ``only_repeat``: that repeat alone.
+    (so that drift hits all loads alike). ``smoke``: only the first load, once, short;
+    ``only_repeat``: only that repeat.
 
     Raises UsageError when nothing is asked, or another load than a request rate of a mix that moves with time.
     """

@@ -24,7 +24,7 @@ class Progress:
         self.extend(total, levels)
 
     def extend(self, requests: int, levels: int = 1) -> None:
-        """One more level (or ``levels``) of so many requests is to come, that could not be foreseen."""
+        """One more level (or ``levels``), with ``requests`` requests, was added to the plan."""
         self._total += requests
         self._levels += levels
 

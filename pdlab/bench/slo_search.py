@@ -10,7 +10,7 @@ not in a steady state, or could not be checked for one; `pdlab.results.slo.judge
 - A search looks often. Half of the allowed error is for either side, and that is shared by all the looks that a search
   may take (Bonferroni), so that the two ends together hold at the confidence wherever the search stops.
 - Levels of one rate are pooled; where there was no steady state a further look is twice as long. Both ends are
-  confirmed by a look of their own, which alone must not contradict.
+  confirmed by a further look, which by itself must not contradict.
 - Without a steady window (answers take too long) all requests are judged: they began in an empty system and ended in
   one, which only helps them, so that they can show a miss and never that the SLO is met.
 
@@ -19,7 +19,7 @@ not in a steady state, or could not be checked for one; `pdlab.results.slo.judge
 
 The search goes up or down by a factor until one rate meets and one misses, then divides the wider of the
 gaps beside the undecided band (geometric middle) until both are within the resolution, looks again at what is
-undecided, and confirms. A rate that lacks independent requests alone is looked at again before any other is.
+undecided, and confirms. A rate that only lacks independent requests is measured again before any other rate.
 """
 
 from __future__ import annotations

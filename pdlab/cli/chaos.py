@@ -79,9 +79,9 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     from pdlab.cluster.namespaces import INSIDE
     from pdlab.core.files import replace
     from pdlab.core.schema import validate
-    from pdlab.faults import session
+    from pdlab.faults import run as faults_run
+    from pdlab.faults.node_restart import restarting_nodes
     from pdlab.faults.plan import FaultPlan, load_plan
-    from pdlab.faults.warden import warden
     from pdlab.results import chaos
 
     if settings.launch:
@@ -96,11 +96,11 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
         changed["rounds"] = 1
     names = {"seed": "--seed", "concurrency": "--concurrency", "duration_s": "--duration-s"}
     plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
-    order = session.Order(
+    order = faults_run.ChaosOrder(
         plan=plan, name=name, base_url=settings.base_url, not_mine=settings.not_mine,
         command=typed("chaos", *words),
     )  # fmt: skip
-    subject = session.subject_of(order)
+    subject = faults_run.subject_of(order)
     folder = None
     if not settings.dry_run:
         folder = chaos.new_folder(settings.out, subject.manifest.label)
@@ -110,10 +110,10 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
         if local is not None and local.two_hosts is not None and INSIDE not in os.environ:
             host = local.host(1)
             env = local_nodes.environment_on(host, local)
-            with warden(local):
-                run_on_host.call(host.pid, "pdlab.faults.session", order.model_dump_json(), env)
+            with restarting_nodes(local):
+                run_on_host.call(host.pid, "pdlab.faults.run", order.model_dump_json(), env)
         else:
-            session.execute(order)
+            faults_run.execute(order)
     finally:
         if folder is not None and not any(folder.iterdir()):
             folder.rmdir()

@@ -41,7 +41,7 @@ from pdlab.core.settings import (
 from pdlab.core.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from pdlab.analysis.goodput_map import Served
+    from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
     from pdlab.core.nodes import ClusterView
     from pdlab.core.workload import Slo, Workload
@@ -346,19 +346,19 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 
     For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
     """
-    from pdlab.core.catalog import load_cluster
+    from pdlab.core.catalog import load_cluster, node_types
     from pdlab.core.nodes import ClusterView
     from pdlab.core.text import choices
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))
     try:
-        found = load_cluster(settings.node if of_file else f"{settings.node}-x2").engine_nodes
+        found = load_cluster(settings.node if of_file else f"{settings.node}-x1").engine_nodes
     except UsageError as error:
         if of_file:
             raise
         raise UsageError(
-            f"--node {settings.node}: no configs/clusters/{settings.node}-x2.yaml; {choices(settings.node, _nodes())}"
+            f"--node {settings.node}: no node type of configs/clusters/; {choices(settings.node, node_types())}"
         ) from error
     base = found[0]
     for each in found:
@@ -376,12 +376,6 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
         nodes.append(base.model_copy(update=changes))
     kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
-
-
-def _nodes() -> list[str]:
-    from pdlab.core.files import CONFIGS
-
-    return [path.stem.removesuffix("-x2") for path in (CONFIGS / "clusters").glob("*-x2.yaml")]
 
 
 def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
@@ -488,7 +482,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     return 0
 
 
-def _measured(settings: PlanSettings) -> list[Served]:
+def _measured(settings: PlanSettings) -> list[RateSweep]:
     """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
     from dataclasses import replace
 
@@ -516,7 +510,9 @@ def _measured(settings: PlanSettings) -> list[Served]:
     return loads
 
 
-def _draw_map(settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[Served]) -> None:
+def _draw_map(
+    settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[RateSweep]
+) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
     from pdlab.report.goodput_map import draw

@@ -1,4 +1,4 @@
-"""Modules of others, changed right after they are imported. Imports the standard library alone."""
+"""Modules of others, changed right after they are imported. Imports only the standard library."""
 
 from __future__ import annotations
 

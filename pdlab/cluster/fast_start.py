@@ -5,12 +5,12 @@ done once is not done a thousand times.
 - torch, which Ray Serve LLM's helpers import in the router too, is imported when it is first used;
 - Ray's agents are told how often each bucket of a histogram was observed, and record every observation by itself (one
   per token for the times between tokens): here they record a bucket at once;
-- on two hosts direct streaming's router runs on the head's alone and not on every node with a replica: HAProxy, which
-  is there, asks none on another host;
+- on two hosts direct streaming's router runs only on the head's host and not on every node with a replica:
+  HAProxy, which is there, asks none on another host;
 - HAProxy, which wakes for every chunk, does not take the core from what runs there (``SCHED_BATCH``, sched(7));
 - Ray Serve's control loop looks once a second when everything has been running for a while.
 
-Imports the standard library alone.
+Imports only the standard library.
 """
 
 from __future__ import annotations

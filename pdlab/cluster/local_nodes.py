@@ -43,7 +43,7 @@ from pdlab.core.schema import Frozen, load_yaml, to_yaml
 MARKER = "PDLAB_LOCAL"
 # Names a module whose ``at_start`` runs before anything of Ray's is imported (pdlab/cluster/site/sitecustomize.py).
 AT_START = "PDLAB_AT_START"
-# For a head that neither listens nor ends, on a machine of which many others want their share: ended ones are seen.
+# Start-up timeout on a loaded machine, for a head that neither listens nor ends; one that has ended is seen at once.
 START_TIMEOUT_S = 300.0
 # `ray start` gives up when its node is not there after 30 s, as where a dozen of them start on two cores.
 AT_ONCE = 4
@@ -63,7 +63,7 @@ NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")  # of another cluster, and read bef
 LOOPBACK_ONLY = {"UCX_NET_DEVICES": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 # A raylet that is not told these ports waits until its agents have chosen them, and ends when one has not after 15 s:
 # two Python processes that import more than a thousand modules. `ray start` does not see that and gives up after 30 s.
-# Of the listening port `ray start` tells the agent alone: see pdlab/cluster/loopback.py.
+# `ray start` gives the listening port only to the agent: see pdlab/cluster/loopback.py.
 AGENT_PORTS = (
     "metrics-export-port",
     "dashboard-agent-grpc-port",
@@ -308,7 +308,7 @@ def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:
 
 
 def _write_token(path: Path) -> None:
-    """A new token for Ray, which its owner alone can read."""
+    """A new token for Ray, in a file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
 

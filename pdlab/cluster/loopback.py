@@ -1,6 +1,6 @@
 """Loaded into every Python process of the local nodes: what they open is at one address, and the deployment's alone.
 
-A node started with ``--node-ip-address=127.0.0.1`` would listen on loopback alone (Ray's C++ servers
+A node started with ``--node-ip-address=127.0.0.1`` would listen only on loopback (Ray's C++ servers
 look at exactly that), but Ray's Python replaces the address by the machine's outward one, and the
 other listeners take no address at all. Ray has no option for any of it, so these modules are changed right
 after they are imported:
@@ -12,10 +12,10 @@ after they are imported:
   a client that leaves costs no core);
 - ``ray.dashboard.http_server_agent``: the agents' HTTP server, which is the job API, is not started;
 - ``torch.distributed.rendezvous``: the store of a process group listens at the node's address;
-- vLLM's NIXL connector: the side channel, which asks nobody who they are, talks to holders of the nodes' token alone.
+- vLLM's NIXL connector: the side channel, which asks nobody who they are, answers only clients with the nodes' token.
 
 A module that is not as expected raises RuntimeError: its process ends rather than listening to everybody.
-Imports the standard library alone.
+Imports only the standard library.
 """
 
 from __future__ import annotations

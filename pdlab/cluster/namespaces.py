@@ -1,7 +1,7 @@
 """Linux namespaces: start a process that is PID 1 of new ones, start processes in those of another, visit a network.
 
 The wrappers are thin (unshare(2), setns(2), both through libc, for Python has them since 3.12 only) and
-change the calling thread alone, for as long as their block lasts. All of it needs root.
+change only the calling thread, for as long as their block lasts. All of it needs root.
 """
 
 from __future__ import annotations

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.core.deployment import Deployment
+from pdlab.core.deployment import LABEL_EXAMPLE, Deployment, is_label, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.model_config import shape_fields
-from pdlab.core.model_files import ModelFiles, config_of_folder, config_of_id
+from pdlab.core.model_files import CONFIG, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
-from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
 from pdlab.core.text import choices
 
 LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
@@ -67,6 +69,7 @@ class ModelShape(Frozen):
     with positions; ``q_latent`` its rank for queries (0: none; the default is DeepSeek-V3's).
     ``attention_dtype`` and ``feed_forward_dtype`` are those of the matrices outside the experts (None: by the rule of
     ONLY_EXPERTS). ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
+    ``asked_for``: the folder, file or id whose config.json was read; None: a name of configs/models/.
     ``kv_unknown``: what makes the KV cache another than these numbers say; ``weights_unknown``: the same of weights.
     """
 
@@ -108,6 +111,7 @@ class ModelShape(Frozen):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
+    asked_for: str | None = None
 
     @field_validator("weight_dtype", "kv_dtype", "attention_dtype", "feed_forward_dtype")
     @classmethod
@@ -125,6 +129,11 @@ class ModelShape(Frozen):
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
         return self
+
+    @property
+    def word(self) -> str:
+        """What --model takes for it."""
+        return self.asked_for or self.name
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -177,19 +186,26 @@ def known_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
 
 
-def _with_config(data: Any) -> Any:
-    """The keys of a model's file, with the shape that its ``config`` gives below them."""
-    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
-        return data
-    try:
-        return {**shape_fields(data["config"]), **data}
-    except ValueError as error:
-        raise UsageError(f"config {error}; give the key of the model's config.json") from error
-
-
 def load_shape(path: Path) -> ModelShape:
-    """The shape in a file of the form of configs/models/. Raises UsageError."""
-    return load_yaml(path, ModelShape, _with_config)
+    """The shape in a file of the form of configs/models/, below the keys of the file what its ``config`` gives.
+
+    ``config``: the keys of the model's config.json, or its path; the engines load the folder of that path, if there is
+    no ``hf_id``. Raises UsageError.
+    """
+
+    def with_config(data: Any) -> Any:
+        config = data.get("config") if isinstance(data, dict) else None
+        if isinstance(config, str):
+            file = path.parent / Path(config).expanduser()
+            files = config_of_file(file)
+            below, data = {"hf_id": str(file.resolve().parent)}, {**data, "config": {}}
+        elif isinstance(config, dict):
+            files, below = ModelFiles(config, None, f"{path}: config"), {}
+        else:
+            return data
+        return {**_fields(files), **below, **data}
+
+    return load_yaml(path, ModelShape, with_config)
 
 
 @cache
@@ -217,7 +233,8 @@ class ResolvedModel(NamedTuple):
 
 
 def resolve_model(model: str) -> ResolvedModel:
-    """Shape and source of a model: a name of configs/models/, a shape file, a folder or a Hugging Face id.
+    """Shape and source of a model: a name of configs/models/, a shape file, a folder, a config.json or a Hugging Face
+    id.
 
     The shape of a folder is that of its config.json. An id that configs/models/ does not have is looked up in the
     Hugging Face cache, then on the hub. Raises UsageError for a path that does not exist and for a misspelt name.
@@ -241,12 +258,16 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
     if shape is not None:
         return shape, None if shape.local else shape.hf_id or shape.name
     try:
-        folder = path.is_dir()
+        folder, file = path.is_dir(), path.suffix == ".json" and path.is_file()
     except (OSError, ValueError):
-        folder = False  # not a path
+        folder = file = False  # not a path
+    if file:
+        # A config.json says enough to plan; its folder is what an engine would load.
+        name = path.resolve().parent.name if path.name == CONFIG else path.stem.removesuffix("_config")
+        return _shape_of(config_of_file(path), name.replace("--", "/"), str(path)), str(path.resolve().parent)
     if folder:
         files = config_of_folder(path, f"model folder {model}")
-        return _shape_of(files, path.resolve().name), str(path.resolve())
+        return _shape_of(files, path.resolve().name, str(path.resolve())), str(path.resolve())
     if model.startswith((".", "~", "/")):
         raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model, re.ASCII):
@@ -255,7 +276,7 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
             "(or give a folder, or a Hugging Face id such as org/name)"
         )
     of_id = config_of_id(model)
-    return of_id if isinstance(of_id, str) else _shape_of(of_id, model), model
+    return of_id if isinstance(of_id, str) else _shape_of(of_id, model, model), model
 
 
 def whole_shape(model: str) -> ModelShape | str:
@@ -278,13 +299,13 @@ def require_shape(model: str, flag: str = "--model") -> ModelShape:
     return shape
 
 
-def _shape_of(files: ModelFiles, name: str) -> ModelShape | str:
+def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     """The shape of a config.json, with the engine arguments of the catalogue's model that has the same numbers."""
     try:
-        fields = shape_fields(files.config, files.modelopt)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"{files.where} {_reason(error)}"
-    shape = validate(ModelShape, {**fields, "name": name, "source": files.where}, where=files.where)
+        fields = _fields(files)
+    except UsageError as error:
+        return str(error)
+    shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, where=files.where)
     for known in catalogue():
         if all(getattr(known, field) == getattr(shape, field) for field in SAME_MODEL):
             facts: dict[str, Any] = {"engine_kwargs": known.engine_kwargs}
@@ -294,8 +315,14 @@ def _shape_of(files: ModelFiles, name: str) -> ModelShape | str:
     return shape
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if type(error) is ValueError else f"has a value that is not understood ({error})"
+def _fields(files: ModelFiles) -> dict[str, Any]:
+    """`shape_fields`. Raises UsageError."""
+    try:
+        return shape_fields(files.config, files.modelopt)
+    except ValueError as error:
+        raise UsageError(f"{files.where} {error}") from error
+    except (TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+        raise UsageError(f"{files.where} has a value that is not understood ({error})") from error
 
 
 def _names() -> str:
@@ -321,20 +348,49 @@ def two_hosts_cluster(link: LinkShape) -> ClusterView:
     )
 
 
+def node_types() -> dict[str, Path]:
+    """The types of node of configs/clusters/ with their files: clusters of one node that is counted."""
+    return {path.stem: path for path in sorted((CONFIGS / "clusters").glob("*.yaml")) if _counts_one(path)}
+
+
+def _counts_one(path: Path) -> bool:
+    nodes = parse_yaml(path.read_text(encoding="utf-8"))["nodes"]
+    return len(nodes) == 1 and nodes[0].get("count") == 1
+
+
 def load_cluster(name_or_path: str) -> ClusterView:
-    """A cluster named as in configs/clusters/, or a YAML file. Raises UsageError."""
-    return load_yaml(find_config("clusters", name_or_path, "cluster"), ClusterView)
+    """A cluster named as in configs/clusters/, TYPE-xN for N nodes of a type there, or a YAML file.
+
+    Raises UsageError.
+    """
+    match = re.fullmatch(r"(.+)-x([1-9]\d{0,5})", name_or_path)
+    file = node_types().get(match[1]) if match else None
+    if match is None or file is None:
+        examples = {"TYPE-xN of a type there": [f"{name}-x2" for name in node_types()]}
+        return load_yaml(find_config("clusters", name_or_path, "cluster", examples), ClusterView)
+
+    def counted(data: Any) -> Any:
+        return data | {"name": name_or_path, "nodes": [data["nodes"][0] | {"count": int(match[2])}]}
+
+    return load_yaml(file, ClusterView, counted)
 
 
 def load_deployment(name_or_path: str) -> Deployment:
-    """A deployment named as in configs/deployments/, or a YAML file. Raises UsageError."""
-    return load_yaml(find_config("deployments", name_or_path, "deployment"), Deployment)
+    """A deployment named as in configs/deployments/, by its label, or of a YAML file. Raises UsageError."""
+    file = CONFIGS / "deployments" / f"{name_or_path}.yaml"
+    if is_label(name_or_path) and not file.is_file():
+        return Deployment(topology=parse_label(name_or_path))
+    examples = {f"a label such as {LABEL_EXAMPLE}": [LABEL_EXAMPLE]}
+    return load_yaml(find_config("deployments", name_or_path, "deployment", examples), Deployment)
 
 
-def find_config(folder: str, name_or_path: str, kind: str) -> Path:
+def find_config(
+    folder: str, name_or_path: str, kind: str, computed: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Path:
     """The file of configs/``folder``/ of that name, else the path itself.
 
-    Raises UsageError, with the nearest names, if it is neither a name there nor a path.
+    Raises UsageError, with the nearest names, if it is neither a name there nor a path. ``computed``: forms of
+    names that need no file, each with examples.
     """
     names = {path.stem: path for path in (CONFIGS / folder).glob("*.yaml")}
     path = Path(name_or_path)
@@ -347,7 +403,7 @@ def find_config(folder: str, name_or_path: str, kind: str) -> Path:
     except (OSError, ValueError):
         exists = False
     if not exists:
-        raise UsageError(
-            f"{kind} {name_or_path!r}: neither a name of configs/{folder}/ nor a file; {choices(name_or_path, names)}"
-        )
+        forms = " nor ".join([f"neither a name of configs/{folder}/", *computed, "a file"])
+        known = [*names, *(name for examples in computed.values() for name in examples)]
+        raise UsageError(f"{kind} {name_or_path!r}: {forms}; {choices(name_or_path, known)}")
     return path

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from pdlab.core.arguments import positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
-from pdlab.core.named_values import RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
+from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
 from pdlab.core.schema import Frozen, validate
 from pdlab.core.settings import (
     Backends,
@@ -94,6 +94,14 @@ def _prefill_steps(text: str) -> tuple[str, ...]:
     return steps
 
 
+def _refused_with_reason(data: Any) -> Any:
+    """Raises ValueError for a setting of Ray Serve LLM that pdlab does not pass on."""
+    for name, why in NOT_PASSED_ON.items():
+        if isinstance(data, dict) and name in data:
+            raise ValueError(f"{name}: {why}")
+    return data
+
+
 class Pool(Frozen):
     """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
 
@@ -122,6 +130,11 @@ class Pool(Frozen):
     env: Environment = setting(
         {}, "a variable of this pool's engines", ENVIRONMENT, several="times", value="NAME[=VALUE]", advanced=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_passed_on(cls, data: Any) -> Any:
+        return _refused_with_reason(data)
 
     @property
     def gpus_per_replica(self) -> int:
@@ -625,6 +638,8 @@ class Deployment(Frozen):
     def _no_reserved_engine_kwargs(self) -> Deployment:
         for role, pool in self.pools.items():
             for key in {**self.engine_kwargs, **pool.engine_kwargs}:
+                if key in NOT_PASSED_ON:
+                    raise ValueError(f"engine argument {key!r} ({role}): {NOT_PASSED_ON[key]}")
                 if key in RESERVED_ENGINE_KWARGS:
                     raise ValueError(
                         f"engine argument {key!r} ({role}) is set by pdlab: use {RESERVED_ENGINE_KWARGS[key]} instead"
@@ -694,6 +709,11 @@ class Deployment(Frozen):
         every = [name for role in self.pools for name, value in self.env_of(role).items() if value is None]
         return list(dict.fromkeys(every))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_passed_on(cls, data: Any) -> Any:
+        return _refused_with_reason(data)
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
@@ -726,6 +746,14 @@ def parse_split(text: str) -> tuple[int, int]:
     if not match:
         raise UsageError(f"roles {text!r}: expected PREFILL:DECODE with at least one of each, for example 3:5, or auto")
     return int(match["prefill"]), int(match["decode"])
+
+
+LABEL_EXAMPLE = "pd-pack-p1xtp4-d1xtp4"
+
+
+def is_label(text: str) -> bool:
+    """Whether `parse_label` reads the text; its numbers may still be refused."""
+    return _LABEL.fullmatch(text) is not None
 
 
 def parse_label(label: str) -> Topology:

@@ -32,6 +32,15 @@ def config_of_folder(folder: Path, what: str) -> ModelFiles:
     return ModelFiles(config, _json(folder / MODELOPT, what), f"{CONFIG} of {folder}")
 
 
+def config_of_file(path: Path) -> ModelFiles:
+    """A config.json by its own path. Raises UsageError where it cannot be read."""
+    config = _json(path, f"model {path}")
+    if config is None:
+        raise UsageError(f"model {path}: there is no such file; give the path of the model's {CONFIG}")
+    modelopt = _json(path.with_name(MODELOPT), f"model {path}") if path.name == CONFIG else None
+    return ModelFiles(config, modelopt, str(path))
+
+
 def config_of_id(model: str) -> ModelFiles | str:
     """The files of a Hugging Face id, from the cache or else from the hub; text: why there are none.
 

@@ -43,6 +43,19 @@ RESERVED_ENGINE_KWARGS = {
     "port": "--port",
     "api_key": "--api-key-file",
 }
+# Settings of Ray Serve LLM, and arguments of vLLM's server, that pdlab does not pass on -> why, and what to do.
+NOT_PASSED_ON = {
+    "autoscaling_config": (
+        "Ray's autoscaling would start replicas that no node has room planned for: give the number of replicas, or let "
+        "it follow the load with pd-fluid, --min and --max"
+    ),
+    **dict.fromkeys(
+        ("lora_config", "lora_modules"),
+        "adapters are not served: Ray Serve LLM finds an adapter by the name that a request gives, its prefill and "
+        "decode do not pass that name on, and the canary checks only the model itself; merge the adapter into the "
+        "weights, and give the merged folder as --model",
+    ),
+}
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 
 
@@ -54,6 +67,8 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         key = key.strip().lstrip("-").replace("-", "_")
         if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
             raise UsageError(f"{flag} {pair!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
+        if key in NOT_PASSED_ON:
+            raise UsageError(f"{flag} {key}: {NOT_PASSED_ON[key]}")
         if key in RESERVED_ENGINE_KWARGS:
             raise UsageError(f"{flag} {key}: pdlab sets it; use {RESERVED_ENGINE_KWARGS[key]} instead")
         try:

@@ -22,7 +22,7 @@ MEMORY_NEED_BYTES = 4e9
 DISK_NEED_BYTES = 1e9
 ESTIMATED_CORES = 2.0  # of the machine on which the times of the steps were measured
 ON_THE_PLOT = (
-    "Two small CPU engines per deployment, all on one machine: pack and spread differ by noise alone here, and nothing "
+    "Two small CPU engines per deployment, all on one machine: pack and spread differ only by noise here, and nothing "
     "of this predicts GPUs."
 )
 
@@ -86,7 +86,7 @@ def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
 
 
 def conditions(host: Machine) -> list[str]:
-    """What whoever sees the plot alone must know."""
+    """What a reader of the plot must know."""
     notes = [ON_THE_PLOT]
     if host.busy and host.idle_cores is not None:
         notes.append(

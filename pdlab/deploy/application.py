@@ -23,6 +23,7 @@ from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
 from pdlab.core.schema import Frozen
 from pdlab.deploy.serve_config import ServeApp
+from pdlab.deploy.serving.ray_names import MODELS
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
 
@@ -67,7 +68,8 @@ class Application:
     def start_serve(self, host: str, port: int) -> None:
         """Start Ray Serve's controller and its proxy on the head node, or find them as asked.
 
-        Raises ClusterError when Serve is up otherwise and serves applications of others, or its proxy cannot start.
+        Raises ClusterError when Serve is up otherwise and serves applications of others, when one of them has the route
+        that this one needs, or when its proxy cannot start.
         """
         serve, errors = importlib.import_module("ray.serve"), importlib.import_module("ray.exceptions")
         details = self._details()
@@ -75,9 +77,16 @@ class Application:
             http = details.get("http_options") or {}
             up = (http.get("host"), http.get("port"))
             same_env = self._controller_env() == self.cluster.env
+            applications = details.get("applications", {})
+            for name, app in applications.items():
+                if name != APP and app.get("route_prefix") == "/":
+                    raise ClusterError(
+                        f"Ray Serve's application {name} has the route /, which this one needs: deploy {name} with "
+                        f"another route_prefix, such as /{name}, or stop it (serve shutdown stops all)"
+                    )
             if up == (host, port) and same_env:
                 return
-            others = ", ".join(sorted(set(details.get("applications", {})) - {APP}))
+            others = ", ".join(sorted(set(applications) - {APP}))
             if others and up != (host, port):
                 raise ClusterError(
                     f"Ray Serve already runs on {up[0]}:{up[1]} with {others}; use --host {up[0]} --port {up[1]}"
@@ -272,7 +281,7 @@ class Application:
         ``wanted``: decode -> those that prefill; None: every ordered pair. Raises DeployError where one of them fails.
         """
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        models = importlib.import_module(MODELS)
         name = f"Fluid:{_serve_name(model_id)}"
         running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
         wanted = dict.fromkeys(running, running) if wanted is None else wanted
@@ -302,7 +311,7 @@ class Application:
     def ask_alone(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Completions by one fluid engine alone, without KV transfer. Raises DeployError."""
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        models = importlib.import_module(MODELS)
         handle = serve.get_deployment_handle(f"Fluid:{_serve_name(model_id)}", APP)
         answers = []
         for request in requests:
@@ -321,7 +330,7 @@ class Application:
         Raises DeployError.
         """
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        models = importlib.import_module(MODELS)
         handle = serve.get_deployment_handle(f"Prefill:{_serve_name(model_id)}", APP).options(stream=True)
         answers = []
         for request in requests:

@@ -71,7 +71,7 @@ def prompts() -> list[str]:
 def requests(model_id: str) -> list[dict[str, Any]]:
     """The canary's OpenAI completion requests."""
     common = {"model": model_id, "max_tokens": MAX_TOKENS, "temperature": 0.0, "seed": 0, "ignore_eos": True}
-    # Ids, not texts: many tokens of a byte-level vocabulary have one and the same text alone.
+    # Ids, not texts: by themselves many tokens of a byte-level vocabulary have the same text.
     common |= {"logprobs": TOP, "return_token_ids": True, "return_tokens_as_token_ids": True}
     return [{**common, "prompt": prompt} for prompt in prompts()]
 

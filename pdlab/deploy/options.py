@@ -22,6 +22,7 @@ from pdlab.core.deployment import (
     ENGINE,
     ENVIRONMENT,
     HOW,
+    LABEL_EXAMPLE,
     MODEL,
     REQUESTS,
     ROLES,
@@ -211,7 +212,10 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         ),
     )
     config: str | None = setting(
-        None, "a deployment in YAML, or a name of configs/deployments/; flags win", MODEL, value="FILE"
+        None,
+        f"a deployment: a YAML file, a name of configs/deployments/, or a label such as {LABEL_EXAMPLE}; flags win",
+        MODEL,
+        value="FILE",
     )
     deployment: Annotated[
         dict[str, Any],
@@ -242,7 +246,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
         None,
-        "auto: the running Ray; or a cluster in YAML, or a name of configs/clusters/",
+        "auto: the running Ray; or a YAML file, a name of configs/clusters/, or TYPE-xN for N nodes of a type there, "
+        "such as p5.48xlarge-x13",
         WHERE,
         value="auto|FILE",
         otherwise="auto",

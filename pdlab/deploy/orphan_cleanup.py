@@ -1,7 +1,7 @@
 """What outlives a local launcher that is killed, and then takes down what that launch made.
 
 SIGKILL gives a launcher no moment of its own, and Ray's nodes and engines live on without it. The keeper is a process
-of a few megabytes (the standard library alone) that reads the launcher's lines from a pipe, which the kernel closes
+of a few megabytes (only the standard library) that reads the launcher's lines from a pipe, which the kernel closes
 when the launcher is gone, however it went. ``end`` is the last line of every launch that ended by itself.
 
     nodes ID FOLDER     Ray nodes are about to be made, under that id, in that folder
@@ -84,7 +84,9 @@ def main() -> None:
     if made:
         env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
         os.execve(
-            sys.executable, [sys.executable, "-m", "pdlab.deploy.takedown", sys.argv[1], *map(str.strip, made)], env
+            sys.executable,
+            [sys.executable, "-m", "pdlab.deploy.killed_launch", sys.argv[1], *map(str.strip, made)],
+            env,
         )
 
 

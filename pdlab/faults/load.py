@@ -23,7 +23,7 @@ from pdlab.core.errors import BenchError
 from pdlab.deploy import canary
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.deploy.http_client import NoAnswer, async_client, streamed_async
-from pdlab.faults.fates import Received, judge
+from pdlab.faults.answer_verdict import Received, judge
 from pdlab.results.chaos import ChaosRequest
 
 BACK_OFF_S = 0.2  # after an error: what is down is not asked a thousand times a second
@@ -33,7 +33,7 @@ JOIN_S = 30.0
 
 
 class Prompt(NamedTuple):
-    """Token ids, and the answer of an engine alone."""
+    """Token ids, and the answer of one engine without KV transfer."""
 
     ids: tuple[int, ...]
     reference: CanaryAnswer

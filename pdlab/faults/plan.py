@@ -65,7 +65,7 @@ class FaultPlan(Frozen):
             if name not in KINDS and name != ALL:
                 raise ValueError(f"{name!r} is not a kind of fault; {choices(name, [*KINDS, ALL])}")
         if ALL in faults and len(faults) > 1:
-            raise ValueError("all stands alone: it is every kind that the deployment can have")
+            raise ValueError("all cannot be combined with other kinds: it is every kind that the deployment can have")
         return faults
 
     @field_validator("prompt_tokens")

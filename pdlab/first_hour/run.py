@@ -83,7 +83,7 @@ def run(
     print_line: Callable[[str], None],
     front: Sequence[str] = ("-m", "pdlab"),
 ) -> State:
-    """Run what is left; a step that fails stops those alone that need it.
+    """Run what is left; a step that fails stops only the steps that need it.
 
     ``front``: what the interpreter gets before the words of a step's command. Raises KeyboardInterrupt when it is
     interrupted, after the running step was ended and what is always done was done.

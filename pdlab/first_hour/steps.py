@@ -57,7 +57,7 @@ class Step:
 
     @property
     def limit_s(self) -> float:
-        """After so many seconds it is ended."""
+        """The step is ended after this many seconds."""
         if self.limit is not None:
             return self.limit
         return min(max(LIMIT * self.estimate_s, LEAST_LIMIT_S), MOST_LIMIT_S)
@@ -183,7 +183,7 @@ def _transfer(out: Path, strategy: str, where: Where, backends: str, model: str)
                  "--compare-blocks" if strategy == "pack" else "--random-blocks",
                  "--backends", backends, *size, "--json", str(out / file)),
         estimate_s=60.0 if local else 120.0,
-        advice="the verdict names cause and remedy (docs/debugging.md); CORRUPT on one backend alone is its fault",
+        advice="the verdict names cause and remedy (docs/debugging.md); CORRUPT on one backend only is its fault",
         codes={0: "ok", 3: "finding", 4: "finding", 5: "finding"},
         summary=file,
     )  # fmt: skip

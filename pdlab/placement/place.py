@@ -250,11 +250,11 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
                 f"{role}: replicas span nodes whose free GPUs are not a multiple of TP {pool.tp} "
                 f"({', '.join(ragged)}); Ray may split a TP group there: free those nodes first"
             )
-    return warnings + _unlike(placement, view) + _unnamed(placement, view)
+    return warnings + _unlike(deployment, placement, view) + _unnamed(placement, view)
 
 
-def _unlike(placement: Placement, view: ClusterView) -> list[str]:
-    """Warnings about prefill and decode on nodes with different GPUs or networks."""
+def _unlike(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
+    """Warnings about prefill and decode on nodes with different GPUs, unless these were asked for, or networks."""
     roles: tuple[tuple[Role, ...], ...] = (("prefill", "fluid"), ("decode", "fluid"))
     pools = [[view.node(node_id) for role in part for node_id in placement.nodes_of(role)] for part in roles]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
@@ -262,6 +262,8 @@ def _unlike(placement: Placement, view: ClusterView) -> list[str]:
         ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
     ]
     flags = dict.fromkeys(f"--{FLAG_PREFIX[replica.role]}gpu TYPE" for replica in placement.replicas)
+    if all(pool.gpu_type for pool in deployment.pools.values()):
+        facts = facts[1:]
     warnings = []
     for kind_of_fact, fact_of, effect in facts:
         prefill, decode = ({fact_of(node) or "unknown" for node in pool} for pool in pools)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Deployment, launch_flags
-from pdlab.core.files import CONFIGS, replace
+from pdlab.core.files import replace
 from pdlab.core.rendering import rendered
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Workload
@@ -98,16 +98,14 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster of configs/clusters/ of that kind of node that takes one copy, or the cluster file that
-    ``node`` names; None if none does."""
+    """The smallest cluster of at least two of that type of node that takes one copy, or the cluster file that ``node``
+    names; None if none does."""
     if node.endswith((".yaml", ".yml")):
         return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
-    fitting_clusters = []
-    for path in (CONFIGS / "clusters").glob(f"{node}-x*.yaml"):
-        view = load_cluster(path.stem)
-        if fits(deployment, view):
-            fitting_clusters.append((len(view.nodes), path.stem))
-    return min(fitting_clusters)[1] if fitting_clusters else None
+    slots = load_cluster(f"{node}-x1").nodes[0].total_slots
+    least = max(2, -(-deployment.gpus // slots))
+    names = (f"{node}-x{count}" for count in range(least, max(least, deployment.gpus) + 1))
+    return next((name for name in names if fits(deployment, load_cluster(name))), None)
 
 
 def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:

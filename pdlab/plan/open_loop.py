@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdlab.analysis.goodput_map import RateLevel, Served, ShareAtRate, crossing
+from pdlab.analysis.goodput_map import RateLevel, RateSweep, ShareAtRate, crossing
 from pdlab.core.deployment import Deployment
 from pdlab.plan.scene import LoadResult, Scene, crossing_share
 
@@ -67,11 +67,11 @@ def _between(low: LoadResult, high: LoadResult) -> float:
     return float(low.load.value * (high.load.value / low.load.value) ** min(max(part, 0.25), 0.75))
 
 
-def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: float) -> Served:
+def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: float) -> RateSweep:
     """One copy, counted as so many GPUs, over a ladder of request rates, for the goodput map. ``most_rps``: the most of
     any closed loop."""
     outcomes = [scene.outcome(deployment, scene.at_rate(share * most_rps)) for share in RATES]
-    return Served(
+    return RateSweep(
         label=deployment.label,
         origin="simulated",
         gpus=gpus,

@@ -3,7 +3,7 @@
 vLLM and torch take half a gigabyte and ten seconds of every process; with these, a replica takes an eighth of that.
 pandas and pyarrow, which it imports and does not use, take 70 MB and a fifth of what is left of the time.
 `pdlab/cluster/site/sitecustomize.py` calls `at_start` where PDLAB_AT_START names this module, before anything of Ray's
-is imported. Imports the standard library alone; what stands in is made when it is first imported.
+is imported. Imports only the standard library; each stand-in is made when its original is first imported.
 """
 
 from __future__ import annotations

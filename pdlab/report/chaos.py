@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pdlab.analysis.chaos import (
     Bucket,
     MemoryChange,
-    Served,
+    ServedByHealthy,
     by_kind,
     faulted,
     memory_change,
@@ -74,7 +74,7 @@ class ChaosFacts(NamedTuple):
     counts: list[str]
     faulted: int
     rounded: int
-    served: Served | None
+    served: ServedByHealthy | None
     goal: float
     wrong: list[ChaosRequest]
     counters: dict[str, float]

@@ -11,7 +11,7 @@ from pathlib import Path
 from pdlab.analysis.comparable import incomparable, length_notes
 from pdlab.analysis.curves import Curve, Point, Rate, own
 from pdlab.analysis.intervals import Estimate, requests_for
-from pdlab.analysis.ranking import FrontierPoint, frontier_points, order_changes
+from pdlab.analysis.ranking import FrontierPoint, LevelKey, frontier_points, level_key, order_changes
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.gpu_count import Count, other_count
@@ -69,16 +69,16 @@ class TableFacts:
         return len({point.kind for curve in self.with_role for point in curve.points}) > 1
 
     @cached_property
-    def _frontier(self) -> dict[int, FrontierPoint]:
-        return {id(each.spot.point): each for each in frontier_points(self.with_role, self.view)}
+    def _frontier(self) -> dict[LevelKey, FrontierPoint]:
+        return {each.spot.key: each for each in frontier_points(self.with_role, self.view)}
 
     @property
     def has_shares(self) -> bool:
         return any(each.share is not None for each in self._frontier.values())
 
-    def on_frontier(self, point: Point) -> str:
+    def on_frontier(self, curve: Curve, point: Point) -> str:
         """``*`` on the frontier; with repeats also in which share of the draws: ``* 93%``, or ``12%`` off it."""
-        found = self._frontier.get(id(point))
+        found = self._frontier.get(level_key(curve, point))
         if found is None or found.share is None:
             return "*" if found and found.on_it else ""
         share = "" if found.share < 0.05 else f"{100 * found.share:.0f}%"

@@ -42,7 +42,7 @@ MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
 MOST_T = 1e6  # stands for a fit without any residue
 
 
-class Window(NamedTuple):
+class LoadWindow(NamedTuple):
     """The steady part of a level, in seconds since the level began. NaN in a column: that moment never came."""
 
     opens_s: float
@@ -105,7 +105,7 @@ def whole(requests: LevelData) -> Summary:
     return _summary(ended_s - began_s, answered, float(answered.output_tokens.sum()), answered)
 
 
-def steady(requests: LevelData, load: Load, window: Window | None = None) -> Summary | None:
+def steady(requests: LevelData, load: Load, window: LoadWindow | None = None) -> Summary | None:
     """Figures without ramp-up and drain, by the rule above; None where that is not defined. ``window``: the level's
     own if not given."""
     window = window or steady_window(requests, load)
@@ -124,7 +124,7 @@ def is_short(load: Load, finished: int, judged: int) -> bool:
     return finished < CLOSED_LEAST * load.concurrency if isinstance(load, Closed) else judged < OPEN_LEAST
 
 
-def steady_window(requests: LevelData, load: Load) -> Window | None:
+def steady_window(requests: LevelData, load: Load) -> LoadWindow | None:
     """The window by the rule above; None when it would be empty."""
     import numpy as np
 
@@ -134,12 +134,12 @@ def steady_window(requests: LevelData, load: Load) -> Window | None:
         burst_s = requests.first_token_s[: load.concurrency]
         if np.isnan(burst_s).all():
             return None
-        window = Window(float(np.nanmax(burst_s)), float(requests.arrival_s[-1]))
+        window = LoadWindow(float(np.nanmax(burst_s)), float(requests.arrival_s[-1]))
         return window if window.length_s > 0 else None
     return _open_window(requests)
 
 
-def _open_window(requests: LevelData) -> Window | None:
+def _open_window(requests: LevelData) -> LoadWindow | None:
     """A request that was not answered ends nothing and opens nothing: it is judged, as one that failed."""
     import numpy as np
 
@@ -151,7 +151,7 @@ def _open_window(requests: LevelData) -> Window | None:
     known = known[known < ended]
     if cut := filled(requests.e2el_s[known]):
         filled_s = max(filled_s, float(requests.arrival_s[known[cut]]))
-    window = Window(filled_s, float(requests.arrival_s[ended - 1]))
+    window = LoadWindow(filled_s, float(requests.arrival_s[ended - 1]))
     return window if window.length_s > 0 else None
 
 
@@ -221,7 +221,7 @@ def delays_s(requests: LevelData) -> DelaysS | None:
     return DelaysS(*ends)
 
 
-def trend(requests: LevelData, load: Load, window: Window | None = None) -> Trend | None:
+def trend(requests: LevelData, load: Load, window: LoadWindow | None = None) -> Trend | None:
     """Lines fitted by least squares to output tokens/s and to the mean number in flight, over equal slices
     of the steady window: 10, or fewer so that 3 requests finish in each; None below 5 slices. ``window``: the
     level's own if not given."""

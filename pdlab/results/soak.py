@@ -60,7 +60,7 @@ def soak(requests: LevelData, load: Load, asked_s: float) -> Soak:
     return Soak(asked_s=asked_s, windows=windows(requests), changes=changes)
 
 
-def load_window(requests: LevelData, load: Load) -> metrics.Window | None:
+def load_window(requests: LevelData, load: Load) -> metrics.LoadWindow | None:
     """While the load is kept up: of a closed loop the steady window; of an open one from 2 times the 95th percentile of
     E2EL on, to the last arrival before the first request that was still in flight when the last one arrived.
 
@@ -72,7 +72,7 @@ def load_window(requests: LevelData, load: Load) -> metrics.Window | None:
     ended = metrics.kept_up(requests)
     if not requests.ok.any() or not ended:
         return None
-    window = metrics.Window(metrics.filled_by_s(requests), float(requests.arrival_s[ended - 1]))
+    window = metrics.LoadWindow(metrics.filled_by_s(requests), float(requests.arrival_s[ended - 1]))
     return window if window.length_s > 0 else None
 
 

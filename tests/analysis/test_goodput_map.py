@@ -10,7 +10,7 @@ from support import folders
 from support.validity import failing
 
 from pdlab.analysis import goodput_map, loading
-from pdlab.analysis.goodput_map import Cell, RateLevel, Served, cell, measured
+from pdlab.analysis.goodput_map import Cell, RateLevel, RateSweep, cell, measured
 from pdlab.core.workload import Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
@@ -25,8 +25,8 @@ def level(rate_rps: float, ttft_s: float, tpot_s: float, within: float = 1.0, fa
     return RateLevel(rate_rps, ttft_s * factor, tpot_s * factor, failed)
 
 
-def served(*levels: RateLevel, gpus: int = 2, label: str = "a", origin: str = "measured") -> Served:
-    return Served(label, origin, gpus, 250.0, levels)  # type: ignore[arg-type]
+def served(*levels: RateLevel, gpus: int = 2, label: str = "a", origin: str = "measured") -> RateSweep:
+    return RateSweep(label, origin, gpus, 250.0, levels)  # type: ignore[arg-type]
 
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.02, quantile=0.9)

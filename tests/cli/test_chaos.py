@@ -11,7 +11,8 @@ from pdlab.cli import chaos
 from pdlab.cluster import two_hosts
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.deploy.endpoint import Running, save_running
-from pdlab.faults import scenes, session
+from pdlab.faults import run as faults_run
+from pdlab.faults import scenes
 from pdlab.faults.plan import load_plan
 from pdlab.results import chaos as results
 from pdlab.results.chaos import Chaos
@@ -22,20 +23,20 @@ URL = "http://127.0.0.1:8000"
 
 
 @pytest.fixture
-def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[session.Order]:
+def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[faults_run.ChaosOrder]:
     """Orders that were executed, on a deployment of this machine; what each leaves is `support.chaos.example`."""
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PDLAB_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     save_running(Running(base_url=URL, model_id="m", tokenizer="t", manifest=Manifest(origin="measured", label="x")))
-    given: list[session.Order] = []
+    given: list[faults_run.ChaosOrder] = []
 
-    def execute(order: session.Order) -> None:
+    def execute(order: faults_run.ChaosOrder) -> None:
         given.append(order)
         if order.folder is not None:
             keep(Path(order.folder), example())
 
-    monkeypatch.setattr(session, "execute", execute)
+    monkeypatch.setattr(faults_run, "execute", execute)
     return given
 
 
@@ -44,7 +45,7 @@ def keep(folder: Path, made: Chaos) -> None:
     results.finish(folder, made.run, made.manifest)
 
 
-def test_flags_change_the_plan(orders: list[session.Order]) -> None:
+def test_flags_change_the_plan(orders: list[faults_run.ChaosOrder]) -> None:
     assert chaos.main(["soak", "--seed", "7", "--concurrency", "3", "--duration-s", "100", "--dry-run"]) == 0
     (order,) = orders
     assert order.plan == load_plan("soak").model_copy(update={"seed": 7, "concurrency": 3, "duration_s": 100.0})
@@ -54,7 +55,7 @@ def test_flags_change_the_plan(orders: list[session.Order]) -> None:
 
 
 def test_a_wrong_answer_is_told_by_the_exit_code_and_kept(
-    orders: list[session.Order], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    orders: list[faults_run.ChaosOrder], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert chaos.main(["short", "--out", "kept"]) == chaos.HAS_FINDINGS
     out = capsys.readouterr().out
@@ -63,25 +64,25 @@ def test_a_wrong_answer_is_told_by_the_exit_code_and_kept(
     assert (folder / "table.txt").read_text().strip() in out and results.load(folder).requests
 
 
-def test_all_well_is_0(orders: list[session.Order], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_well_is_0(orders: list[faults_run.ChaosOrder], monkeypatch: pytest.MonkeyPatch) -> None:
     good = example()._replace(requests=tuple(r for r in example().requests if r.fate == "right"))
 
-    def execute(order: session.Order) -> None:
+    def execute(order: faults_run.ChaosOrder) -> None:
         assert order.folder is not None
         keep(Path(order.folder), good)
 
-    monkeypatch.setattr(session, "execute", execute)
+    monkeypatch.setattr(faults_run, "execute", execute)
     assert chaos.main(["short"]) == 0
 
 
 @pytest.mark.parametrize(("error", "code"), [(UsageError("no"), 2), (ClusterError("no"), 1)])
 def test_what_fails_before_it_begins_leaves_no_folder(
-    error: Exception, code: int, orders: list[session.Order], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: Exception, code: int, orders: list[faults_run.ChaosOrder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def execute(_: session.Order) -> None:
+    def execute(_: faults_run.ChaosOrder) -> None:
         raise error
 
-    monkeypatch.setattr(session, "execute", execute)
+    monkeypatch.setattr(faults_run, "execute", execute)
     assert chaos.main(["short", "--out", "kept"]) == code
     assert not list((tmp_path / "kept").iterdir())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 import warnings
@@ -19,16 +18,15 @@ from contract.conftest import quietly
 from pdlab.cli import launch
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
-from pdlab.core.files import CONFIGS
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
 from pdlab.deploy.serving.builders import _KV_GUARD
 from pdlab.deploy.serving.guard_sources import digest, sources
 from pdlab.placement.place import place
+from tests.support.deployments import SHAPES
 
 ALWAYS = ("ExplainsErrors", "EndsWithEngine", "CountsPoolTokens")
 MIXED_IN = ("Front", "OneByOne", "BringsGuard", "WatchesSteps", *ALWAYS)
-FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
 # Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
 LABELS = [
     ("collocated-2xtp2dp2", "p5.48xlarge-x2"),
@@ -56,10 +54,8 @@ def rendered(deployment: Deployment, cluster: str) -> Rendered:
 
 def all_cases() -> list[Rendered]:
     cases = []
-    for path in FILES:
-        cluster = re.match(r"# cluster: (\S+)", path.read_text(encoding="utf-8"))
-        assert cluster
-        cases.append(rendered(load_deployment(path.stem), cluster[1]))
+    for name, cluster in SHAPES.items():
+        cases.append(rendered(load_deployment(name), cluster))
     for label, cluster_name in LABELS:
         model = "tiny-gptoss" if cluster_name.startswith("local") else "gpt-oss-120b"
         cases.append(rendered(Deployment(topology=parse_label(label), model=model), cluster_name))
@@ -187,7 +183,7 @@ def test_ray_reads_our_label_selectors(case: Rendered) -> None:
 
 
 def test_there_are_cases() -> None:
-    assert len(CASES) > 25
+    assert len(CASES) >= len(SHAPES) + len(LABELS)
 
 
 @pytest.mark.usefixtures("no_cluster", "ray_llm")

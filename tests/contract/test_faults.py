@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from contract.conftest import quietly
 
-from pdlab.faults import on_node, session, targets
+from pdlab.faults import on_node, run, targets
 from pdlab.faults.plan import FaultPlan
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
@@ -70,7 +70,7 @@ class TestTitles:
     def test_serves_names_of_roles(self) -> None:
         source = inspect.getsource(quietly("ray.llm._internal.serve.serving_patterns.prefill_decode.builder"))
         assert "Prefill:" in source and "Decode:" in source
-        assert session.ROLE_OF["Prefill"] == "prefill" and session.ROLE_OF["Decode"] == "decode"
+        assert run.ROLE_OF["Prefill"] == "prefill" and run.ROLE_OF["Decode"] == "decode"
 
 
 class TestEngines:
@@ -80,7 +80,7 @@ class TestEngines:
         assert f'"kv_lease_duration", {FaultPlan(faults=("all",)).lease_s:g}' in source
 
     def test_the_gauge_of_kv_blocks(self) -> None:
-        assert f'name="vllm:{session.POOL_GAUGE}"' in inspect.getsource(quietly("vllm.v1.metrics.loggers"))
+        assert f'name="vllm:{run.POOL_GAUGE}"' in inspect.getsource(quietly("vllm.v1.metrics.loggers"))
 
     def test_a_request_has_a_salt_of_its_own_and_gives_token_ids(self) -> None:
         fields = quietly("vllm.entrypoints.openai.completion.protocol").CompletionRequest.model_fields

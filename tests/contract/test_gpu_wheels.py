@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
-from pdlab.core.files import CONFIGS
 from pdlab.deploy import serve_config
 from pdlab.deploy.serve_config import render
 from pdlab.placement.place import place
 from pdlab.transfer.doctor import software_rules
+from tests.support.deployments import SHAPES
 
 
 class Wheel:
@@ -123,11 +123,10 @@ def engine_configs(value: Any) -> Iterator[dict[str, Any]]:
             yield from engine_configs(inner)
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "deployments").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_deployments_arguments_are_vllms(path: Path, vllm: Wheel) -> None:
+@pytest.mark.parametrize(("name", "cluster"), SHAPES.items(), ids=list(SHAPES))
+def test_every_deployments_arguments_are_vllms(name: str, cluster: str, vllm: Wheel) -> None:
     known = fields(vllm)
-    deployment = load_deployment(path.stem)
-    view = load_cluster(path.read_text(encoding="utf-8").split("\n")[0].removeprefix("# cluster: "))
+    deployment, view = load_deployment(name), load_cluster(cluster)
     shape, source = resolve_model(deployment.model)
     app = render(deployment, place(deployment, view), view, shape, source or "MODEL-FOLDER")
     configs = list(engine_configs(yaml.safe_load(yaml.safe_dump(app.args))))

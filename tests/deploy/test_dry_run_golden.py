@@ -1,4 +1,4 @@
-"""Every file of configs/deployments loads, places on its cluster, and renders to the stored text.
+"""A deployment of every shape places on its cluster and renders to the stored text.
 
 PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it.
 """
@@ -6,40 +6,32 @@ PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keep
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
+from pdlab.core.catalog import load_cluster, load_deployment, local_cluster, resolve_model
 from pdlab.core.files import CONFIGS
 from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.options import LOCAL_WORKLOAD, LaunchSettings, command_line, request_from
 from pdlab.deploy.prepared import prepare_deployment
+from pdlab.placement.place import fits
+from tests.support.deployments import SHAPES, STORY
 
 pytestmark = pytest.mark.golden
 
 
-FILES = sorted((CONFIGS / "deployments").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def cluster_name(path: Path) -> str:
-    """The cluster that the file's first line names."""
-    match = re.match(r"# cluster: (\S+)\n", path.read_text(encoding="utf-8"))
-    assert match, f"{path} must begin with '# cluster: NAME'"
-    return match[1]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_rendering(path: Path) -> None:
-    words = ["--config", path.stem, "--cluster", cluster_name(path)]
+@pytest.mark.parametrize(("name", "cluster"), SHAPES.items(), ids=list(SHAPES))
+def test_rendering(name: str, cluster: str) -> None:
+    words = ["--config", name, "--cluster", cluster]
     request = request_from(parse(LaunchSettings, words), words)
     deployment, view = request.deployment, request.known_view()
-    assert deployment.label == path.stem and view is not None
+    assert deployment.label == name and view is not None
     shape, source = resolve_model(deployment.model)
     workload = LOCAL_WORKLOAD if view.device == "cpu" else Workload()
     prepared = prepare_deployment(deployment, view, shape, source or "MODEL-FOLDER", workload)
@@ -50,7 +42,7 @@ def test_rendering(path: Path) -> None:
         launch_command=command_line(words),
     )
     assert "&id" not in text, "YAML aliases: the arguments share an object"
-    stored = GOLDEN / f"{path.stem}.txt"
+    stored = GOLDEN / f"{name}.txt"
     if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
         GOLDEN.mkdir(exist_ok=True)
         stored.write_text(text, encoding="utf-8")
@@ -85,40 +77,14 @@ def dry_run(line: str) -> str:
 
 
 def test_no_stale_renderings() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.txt")} == {path.stem for path in FILES}
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(SHAPES)
 
 
-def test_the_whole_story_is_there() -> None:
-    collocated = [f"collocated-{pool}" for pool in ("8xtp1", "4xtp2", "2xtp4", "1xtp8")]
-    decode_tp4 = ["1xtp4", "1xtp2", "2xtp2", "1xtp1", "2xtp1", "3xtp1", "4xtp1"]
-    pairs = [(prefill, "1xtp4") for prefill in decode_tp4]
-    pairs += [(f"{p}xtp2", f"{d}xtp2") for p, d in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3))]
-    pairs += [(f"{p}xtp1", f"{d}xtp2") for p, d in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3))]
-    pairs += [("1xtp4", "1xtp2")]
-    story = {*collocated, *(f"pd-pack-p{p}-d{d}" for p, d in pairs), "pd-spread-p1xtp4-d1xtp4"}
-    assert story <= {path.stem for path in FILES}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "p5.48xlarge-x2",
-        "p5.48xlarge-x4",
-        "p5.48xlarge-x12",
-        "p5.48xlarge-x13",
-        "p5.48xlarge-x14",
-        "p5.48xlarge-x16",
-        "local-2",
-    ],
-)
-def test_clusters_load(name: str) -> None:
-    assert load_cluster(name).name == name
-
-
-def test_every_cluster_file_loads() -> None:
-    for path in (CONFIGS / "clusters").glob("*.yaml"):
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert load_cluster(path.stem).name == data["name"] == path.stem
+@pytest.mark.parametrize("name", STORY)
+def test_the_published_deployments_are_known_by_their_labels(name: str) -> None:
+    deployment = load_deployment(name)
+    assert deployment.label == name and deployment.model == "gpt-oss-120b"
+    assert fits(deployment, load_cluster("p5.48xlarge-x2"))
 
 
 def test_local_cluster_file_is_what_local_starts() -> None:

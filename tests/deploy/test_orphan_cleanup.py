@@ -19,7 +19,7 @@ from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.core.files import holder, launch_lock
 from pdlab.core.schema import to_yaml
-from pdlab.deploy import orphan_cleanup, takedown
+from pdlab.deploy import killed_launch, orphan_cleanup
 from pdlab.deploy.endpoint import load_running, save_running
 
 URL = "http://127.0.0.1:8321"
@@ -101,7 +101,7 @@ def keepers() -> list[int]:
     for proc in Path("/proc").iterdir():
         try:
             words = (proc / "cmdline").read_bytes().split(b"\0") if proc.name.isdigit() else []
-            ours = any(word.endswith(b"/orphan_cleanup.py") or word == b"pdlab.deploy.takedown" for word in words)
+            ours = any(word.endswith(b"/orphan_cleanup.py") or word == b"pdlab.deploy.killed_launch" for word in words)
             if ours and mine in (proc / "environ").read_bytes().split(b"\0"):
                 found.append(int(proc.name))
         except OSError:
@@ -206,9 +206,9 @@ def test_other_nodes_and_what_they_serve_stay(
         state.write_text(to_yaml(kept))
         manifest = Manifest(origin="measured", label="x", local=True)
         save_running(Running(base_url=URL, model_id="m", tokenizer="t", manifest=manifest))
-        monkeypatch.setattr(takedown, "LOCK_TIMEOUT_S", 0.2)
-        with takedown.locked(launch_lock(local=True), "the right to launch"):
-            takedown.take_nodes(URL, "aaaaaaaaaaaa", str(mine))
+        monkeypatch.setattr(killed_launch, "LOCK_TIMEOUT_S", 0.2)
+        with killed_launch.locked(launch_lock(local=True), "the right to launch"):
+            killed_launch.stop_nodes(URL, "aaaaaaaaaaaa", str(mine))
         assert stray.wait(60) < 0 and not mine.exists()
         assert other.poll() is None and local_nodes.recorded() == kept
         assert load_running(URL) is not None, "the other launch's"
@@ -227,11 +227,11 @@ def test_nodes_that_another_launch_has_found_are_its_own(
     process.wait()
     nodes = local_nodes.recorded()
     assert nodes is not None
-    monkeypatch.setattr(takedown, "LOCK_TIMEOUT_S", 0.2)
-    with takedown.locked(launch_lock(local=True), "the right to launch"):
-        takedown.take_nodes(URL, nodes.id, nodes.temp_dir)
+    monkeypatch.setattr(killed_launch, "LOCK_TIMEOUT_S", 0.2)
+    with killed_launch.locked(launch_lock(local=True), "the right to launch"):
+        killed_launch.stop_nodes(URL, nodes.id, nodes.temp_dir)
     assert len(local_nodes.processes(nodes)) == 2 and local_nodes.recorded() == nodes
-    takedown.take_nodes(URL, nodes.id, nodes.temp_dir)
+    killed_launch.stop_nodes(URL, nodes.id, nodes.temp_dir)
     assert made(Path(nodes.temp_dir)) == []
 
 

@@ -198,7 +198,7 @@ def test_more_requests_at_once(fake: tuple[Fake, str]) -> None:
     with loaded(url) as load:
         load.send_more(20)
         wait_for(load, 21)
-    assert {request.fate for request in load.finished} == {"right"}
+    assert {(request.fate, request.detail) for request in load.finished} == {("right", None)}
 
 
 def test_prompts_come_from_the_seed() -> None:

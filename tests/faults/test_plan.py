@@ -106,7 +106,7 @@ def test_the_dry_run(name: str) -> None:
     [
         ({"faults": ()}, "at least 1"),
         ({"faults": ("kill_prefil_engine",)}, "did you mean kill_prefill_engine"),
-        ({"faults": ("all", "link_down")}, "all stands alone"),
+        ({"faults": ("all", "link_down")}, "all cannot be combined"),
         ({"rounds": 2, "duration_s": 100}, "exclude each other"),
         ({"duration_s": 20, "warm_s": 30}, "must be above warm_s"),
         ({"hold_s": 60, "limit_s": 60}, "must be above hold_s"),

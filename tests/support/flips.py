@@ -26,7 +26,7 @@ from pdlab.deploy.endpoint import load_running
 from pdlab.deploy.roles import ask
 from pdlab.faults.kinds import FaultTarget, Part, Role
 from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
-from pdlab.faults.session import ROLE_OF
+from pdlab.faults.run import ROLE_OF
 from pdlab.faults.targets import Hands, choose, classify
 
 LENGTHS = (40, 90, 200, 400, 700)

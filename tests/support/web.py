@@ -26,7 +26,10 @@ def web_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # with the library's 5, the kernel resets some of many connections at once
+
+    with Server(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

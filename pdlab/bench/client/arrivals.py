@@ -6,8 +6,8 @@ from pdlab.bench.client.protocol import ClientLevel
 
 
 def scheduled(level: ClientLevel) -> bool:
-    """Whether requests are sent by a schedule, which every open loop is: how late one is sent can be told only by the
-    schedule, vLLM's ramps know whole numbers of requests/s alone, and several processes need one in common."""
+    """Whether requests are sent by a schedule, as in every open loop. Lateness is measured against the schedule, vLLM's
+    ramps have only whole numbers of requests/s, and several processes need one schedule in common."""
     return level.concurrency is None
 
 

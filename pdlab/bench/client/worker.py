@@ -60,7 +60,7 @@ RequestFunc = Callable[..., Awaitable[Any]]
 
 
 def import_benchmark() -> None:
-    """Import ``vllm.benchmarks.serve`` without what engines alone need. Raises ImportError."""
+    """Import ``vllm.benchmarks.serve`` without what only engines need. Raises ImportError."""
     for name, taken in ENGINES_OWN.items():
         stub = types.ModuleType(name)
         for attribute in taken:

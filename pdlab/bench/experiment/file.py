@@ -41,7 +41,8 @@ from pdlab.deploy.options import (
 NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 Knob = Literal["max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"]
 # Around vLLM 0.29's own (8192 and 1024 on an H100): smaller steps for gaps, larger ones for prompts; fewer sequences
-# for TPOT. It takes enable_chunked_prefill=false with a warning that answers may be wrong, so that is asked for alone.
+# for TPOT. It takes enable_chunked_prefill=false with a warning that answers may be wrong, so
+# it is tried only if a file asks for it.
 GRID: dict[Knob, tuple[bool | int, ...]] = {
     "max_num_batched_tokens": (2048, 4096, 16384),
     "max_num_seqs": (64, 1024),
@@ -241,7 +242,7 @@ class TuneBaseline(Frozen):
 
 
 class Expected(Frozen):
-    """For the time estimate alone: seconds of a start, to the first token, and per output token."""
+    """Only for the time estimate: seconds of a start, to the first token, and per output token."""
 
     launch_s: float | None = Field(default=None, gt=0)
     ttft_s: float = Field(default=0.5, gt=0)
@@ -362,7 +363,7 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
             raise UsageError(f"{path}: {name} cannot run workload {wrong[0]}: that takes {needs}")
         if not mine:
             raise UsageError(
-                f"{path}: no workload fits {name}: decode-only runs on deployments with decode_bench: true alone, "
+                f"{path}: no workload fits {name}: decode-only runs only on deployments with decode_bench: true, "
                 "and nothing else does there"
             )
         limit = deployment.max_model_len or _context(deployment)

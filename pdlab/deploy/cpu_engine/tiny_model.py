@@ -1,4 +1,4 @@
-"""The embedded model: a tiny GptOssForCausalLM with real, seeded weights and its own tokenizer.
+"""The embedded models: tiny ones with real, seeded weights and their own tokenizer, built from a config.json.
 
 Runs on vLLM's CPU backend. vLLM's dummy weights would repeat one token whatever the prompt, so
 that no canary could fail on them; here weights are drawn at a scale at which the greedy
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pdlab.core.catalog import ModelShape
 
-RECIPE = 1  # raise it when the code below changes: a cached model of another recipe is not used
+RECIPE = 2  # raise it when the code below changes: a cached model of another recipe is not used
 SEED = 0
 # Of the scales tried, 0.02 (transformers' default) repeats one token; at 0.2 every prompt token matters.
 INITIALIZER_RANGE = 0.2
@@ -25,7 +25,7 @@ INITIALIZER_RANGE = 0.2
 
 def tiny_model_folder(shape: ModelShape, cache: Path) -> Path:
     """Where the model of this shape, built by this recipe, is or will be."""
-    digest = hashlib.sha256(f"{RECIPE} {shape.model_dump_json()}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{RECIPE} {json.dumps(shape.config, sort_keys=True)}".encode()).hexdigest()[:8]
     return cache / "models" / f"{shape.name}-{digest}"
 
 
@@ -83,26 +83,17 @@ def build_tokenizer(folder: Path, vocab: int) -> None:
 
 def _build_weights(folder: Path, shape: ModelShape) -> None:
     import torch
-    from transformers import GptOssConfig, GptOssForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = GptOssConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        num_local_experts=shape.experts,
-        num_experts_per_tok=shape.experts_per_token,
-        sliding_window=shape.sliding_window,
-        max_position_embeddings=shape.max_context,
+    given = {name: value for name, value in shape.config.items() if name not in ("architectures", "model_type")}
+    config = AutoConfig.for_model(
+        shape.config["model_type"],
+        **given,
         initializer_range=INITIALIZER_RANGE,
         eos_token_id=0,
         pad_token_id=0,
         bos_token_id=None,
-        tie_word_embeddings=False,
     )
     torch.manual_seed(SEED)
-    model = GptOssForCausalLM(config).to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder, safe_serialization=True)

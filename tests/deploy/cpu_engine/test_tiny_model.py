@@ -85,7 +85,7 @@ class TestEnsure:
         """A YAML file that was edited must not be served from the cache of what it said before."""
         monkeypatch.setattr(tiny_model, "_build_weights", lambda *_: None)
         shape = tiny_shape()
-        edited = shape.model_copy(update={"layers": shape.layers + 2})
+        edited = shape.model_copy(update={"config": {**shape.config, "num_hidden_layers": shape.layers + 2}})
         assert ensure_tiny_model(edited, tmp_path) != ensure_tiny_model(shape, tmp_path)
 
     def test_two_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ import pytest
 from pdlab.cli import code_zip as command
 from pdlab.core import api_key
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
-from pdlab.core.files import CONFIGS, PACKAGE
+from pdlab.core.files import PACKAGE
 from pdlab.deploy.kubernetes.code_zip import NOTE, PATTERNS, archive, code, digest, file_name
 from pdlab.deploy.serve_config import render
 from pdlab.placement.place import place
+from tests.support.deployments import SHAPES
 
 # `kubectl apply` keeps a copy of an object in an annotation, which may have so many bytes.
 MOST_BYTES = 262_144
@@ -53,10 +54,8 @@ def module_path(name: str) -> Path | None:
 def named_by_exports() -> set[str]:
     """Every name of pdlab's that an application has in its arguments, on GPUs and on CPUs, with every protection."""
     names = set(strings(api_key.serve_env("a key that nobody guesses")))
-    for path in sorted((CONFIGS / "deployments").glob("*.yaml")):
-        cluster = re.match(r"# cluster: (\S+)", path.read_text(encoding="utf-8"))
-        assert cluster
-        deployment, view = load_deployment(path.stem), load_cluster(cluster[1])
+    for label, cluster in SHAPES.items():
+        deployment, view = load_deployment(label), load_cluster(cluster)
         shape, source = resolve_model(deployment.model)
         app = render(deployment, place(deployment, view), view, shape, source or "/models/tiny")
         names |= {app.import_path, *strings(app.args)}

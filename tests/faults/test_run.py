@@ -1,0 +1,277 @@
+"""A whole session on a made-up deployment: refusals, references, faults, what is kept, what is left."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.test_inject import FakeHands
+from faults.test_load import TOKENS, Fake, choice
+from faults.test_targets import SURVEYS, found
+from support.web import web_server
+
+from pdlab.cluster.connection import Cluster
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
+from pdlab.core.rehearsal import Rehearsal
+from pdlab.deploy.application import AppState
+from pdlab.deploy.endpoint import Running, save_running
+from pdlab.faults import inject, run
+from pdlab.faults.plan import FaultPlan
+from pdlab.faults.run import ChaosOrder, Subject, beyond, guarded, subject_of
+from pdlab.results import chaos
+from pdlab.results.schema import Manifest
+
+PLAN = FaultPlan(
+    faults=("kill_decode_engine", "link_down"), concurrency=2, warm_s=0.2, every_s=1, recover_s=20, hold_s=0.1,
+    lease_s=0.5, limit_s=5, answers=2, max_tokens=4, prompt_tokens=(3,), prompts=2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("PDLAB_API_KEY", raising=False)
+    return tmp_path
+
+
+def order(url: str, folder: Path | None = None, **more: Any) -> ChaosOrder:
+    return ChaosOrder(plan=PLAN, name="mine", base_url=url, folder=None if folder is None else str(folder), **more)
+
+
+def test_what_was_not_launched_here_is_refused(cache: Path) -> None:
+    with pytest.raises(UsageError, match=r"no launcher of this machine.*say --not-mine"):
+        subject_of(order("http://127.0.0.1:8000"))
+    assert subject_of(order("http://127.0.0.1:8000", not_mine=True)).manifest.label == "unknown"
+
+
+@pytest.mark.parametrize("of", [{"local": True}, {"rehearsal": Rehearsal(slow_down=4)}], ids=["local", "rehearsed"])
+def test_what_was_launched_here_is_known(of: dict[str, Any], cache: Path) -> None:
+    manifest = Manifest(origin="measured", label="pd-spread-p1xtp1-d1xtp1", **of)
+    url = "http://127.0.0.1:8000"
+    save_running(Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest))
+    subject = subject_of(order(url))
+    assert (subject.model_id, subject.manifest, subject.key) == ("m", manifest, None)
+    with pytest.raises(UsageError, match=r"the local Ray nodes that .* was on are gone"):
+        run.execute(order(url))
+
+
+def test_more_than_before() -> None:
+    assert beyond(Counter(a=3, b=1, IDLE=9, c=1), Counter(a=1, b=2)) == {"a": 2, "c": 1}
+
+
+def test_whether_there_is_a_guard() -> None:
+    deployment = Deployment(topology=parse_label("pd-spread-p1xtp1-d1xtp1"))
+    assert guarded(None) is None
+
+    class Other:
+        def __init__(self, value: object) -> None:
+            self.value = value
+
+        def model_dump(self) -> dict[str, Any]:
+            return {**deployment.model_dump(), "serving": {"kv_guard": self.value}}
+
+    assert guarded(Other(True)) is True and guarded(Other(False)) is False  # type: ignore[arg-type]
+
+
+class Whole(Fake):
+    """Also answers without a stream, as references and the requests at the end are."""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        length = int(handler.headers["content-length"])
+        body = json.loads(handler.rfile.peek(length)[:length])  # type: ignore[attr-defined]
+        if body.get("stream"):
+            super().answer(handler)
+            return
+        tokens = (11, 12, 99, 14) if self.mode == "wrong" and "cache_salt" in body else TOKENS
+        top = [choice(token)["logprobs"]["top_logprobs"][0] for token in tokens]
+        choices = [{"index": 0, "token_ids": list(tokens), "logprobs": {"top_logprobs": top}}]
+        text = json.dumps({"choices": choices}).encode()
+        handler.rfile.read(length)
+        handler.send_response(200)
+        handler.send_header("content-length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Whole, str]]:
+    whole = Whole()
+    with web_server(whole.answer) as url:
+        yield whole, url
+        whole.release.set()
+
+
+class FakeApp:
+    status = "RUNNING"
+
+    def state(self) -> AppState:
+        return AppState(status=self.status)
+
+    def ask_prefill(self, model_id: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert model_id == "m" and not any("cache_salt" in request for request in requests)
+        top = [choice(token)["logprobs"]["top_logprobs"][0] for token in TOKENS]
+        answer = {"choices": [{"token_ids": list(TOKENS), "logprobs": {"top_logprobs": top}}]}
+        return [answer for _ in requests]
+
+
+class Made(run._FaultRun):
+    """On made-up processes; ``use`` is what the engines say of their KV blocks, ``extra`` what is left at the end."""
+
+    use: dict[str, float]
+    inventories: list[dict[str, int]]
+
+    def look(self, *, ports: bool = False) -> Any:
+        return SURVEYS, found()
+
+    def _replicas(self) -> Any:
+        return {"prefill": 1, "decode": 1}
+
+    def _engines(self) -> Any:
+        return {"p1": "prefill", "d1": "decode"}
+
+    def prefilled(self) -> float | None:
+        return 1.0
+
+    def kv_use(self) -> dict[str, float]:
+        return self.use
+
+    def _pool_tokens(self) -> float | None:
+        return None
+
+    def count(self) -> None:
+        self._counts["guard_recomputed", "a"] = self._counts.get(("guard_recomputed", "a"), 6.0) + 1
+        if len(self._counts) == 1 and self._counts["guard_recomputed", "a"] > 8:
+            self._counts["guard_recomputed", "of an engine that came later"] = 5.0
+
+    def _inventory(self, surveys: Any, found: Any) -> Any:
+        counts = self.inventories.pop(0) if len(self.inventories) > 1 else self.inventories[0]
+        return Counter(counts), Counter(), Counter()
+
+
+def made(url: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, FakeHands]:
+    for name, value in (("LEFT_POLL_S", 0.05), ("SETTLE_S", 0.5), ("LAST_RECOVERY_S", 2.0), ("SAMPLE_S", 0.2),
+                        ("LEFT_GRACE_S", 0.5)):  # fmt: skip
+        monkeypatch.setattr(run, name, value)
+    monkeypatch.setattr(inject, "PREPARATION_S", 0.01)
+    cluster = Cluster()
+    monkeypatch.setattr(cluster, "names", lambda: {"n1": "local-1", "n2": "local-2"})
+    label = "pd-spread-p1xtp1-d1xtp1"
+    manifest = Manifest(origin="measured", label=label, deployment=Deployment(topology=parse_label(label)))
+    subject = Subject(url, "m", manifest, None)
+    one = Made(order(url, folder, command="python -m pdlab chaos mine"), subject, cluster, None)
+    hands = FakeHands()
+    one.hands, one.app = hands, FakeApp()  # type: ignore[assignment]
+    one.use, one.inventories = {"p1": 0.0, "d1": 0.0}, [{"raylet": 2}]
+    return one, hands
+
+
+def test_a_dry_run_does_nothing(
+    server: tuple[Whole, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, url = server
+    one, hands = made(url, None, monkeypatch)
+    one.run()
+    out = capsys.readouterr().out
+    assert f"pd-spread-p1xtp1-d1xtp1 at {url}: 1 prefill, 1 decode" in out
+    assert "kill_decode_engine: kill -9 decode engine core" in out and "link_down: there is no link" in out
+    assert not whole.bodies and not hands.sent
+
+
+def test_a_whole_session(server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, url = server
+    folder = chaos.new_folder(tmp_path, "x")
+    one, hands = made(url, folder, monkeypatch)
+    one.run()
+    kept = chaos.load(folder)
+    assert hands.signals() == [(22, 9)]
+    assert [(fault.kind, fault.outcome) for fault in kept.faults] == [("kill_decode_engine", "injected")]
+    assert kept.faults[0].began_s >= 0.2 and set(kept.run.impossible) == {"link_down"}
+    assert len(kept.requests) > 4 and {request.fate for request in kept.requests} == {"right"}
+    assert max(request.end_s for request in kept.requests) <= kept.run.loaded_s + 5
+    left = kept.run.leftovers
+    assert left is not None and left.nothing and left.kv_use == {"decode d1": 0.0, "prefill p1": 0.0}
+    assert kept.run.plan == "mine" and not kept.run.interrupted and kept.run.command == "python -m pdlab chaos mine"
+    assert set(kept.run.counters) == {"guard_recomputed"} and kept.run.counters["guard_recomputed"] >= 1
+    assert kept.samples and kept.samples[0].rss_mib["prefill engine core"] == 1500
+
+
+@pytest.mark.parametrize(
+    ("use", "inventories", "free", "processes"),
+    [
+        ({"p1": 0.0, "d1": 0.25}, [{"raylet": 2}], False, {}),
+        ({"p1": 0.0}, [{"raylet": 2}], False, {}),
+        ({"p1": 0.0, "d1": 0.0}, [{"raylet": 2}, {"raylet": 2, "haproxy": 1}], True, {"haproxy": 1}),
+        ({"p1": 0.0, "d1": 0.0}, [{"raylet": 2}, {"raylet": 3}, {"raylet": 2}], True, {}),
+    ],
+    ids=["blocks in use", "an engine that says nothing", "a process more", "a process that was ending"],
+)
+def test_what_is_left(
+    use: dict[str, float], inventories: list[dict[str, int]], free: bool, processes: dict[str, int],
+    server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(run, "SETTLE_S", 3.0)
+    folder = chaos.new_folder(tmp_path, "x")
+    one, _ = made(server[1], folder, monkeypatch)
+    if len(inventories) == 3:
+        monkeypatch.setattr(run, "SETTLE_S", 30.0)
+    one.use, one.inventories = use, list(inventories)
+    one.run()
+    left = chaos.load(folder).run.leftovers
+    assert left is not None
+    assert (left.kv_free_after_s is not None) is free
+    assert left.processes == processes and left.kv_limit_s == pytest.approx(1.0)
+
+
+def test_an_interrupt_keeps_what_there_is_and_leaves_nothing_stopped(
+    server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = chaos.new_folder(tmp_path, "x")
+    one, _ = made(server[1], folder, monkeypatch)
+    undone: list[bool] = []
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inject.Injector, "inject", interrupted)
+    monkeypatch.setattr(inject.Injector, "undo", lambda _: undone.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        one.run()
+    kept = chaos.load(folder)
+    assert kept.run.interrupted and kept.run.leftovers is None and kept.requests and undone
+
+
+def test_wrong_before_any_fault_is_no_ground_for_one(
+    server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, url = server
+    whole.mode = "wrong"
+    one, hands = made(url, tmp_path, monkeypatch)
+    with pytest.raises(CanaryError, match="wrongly before any fault"):
+        one.run()
+    assert not hands.sent
+
+
+def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
+    with pytest.raises(DeployError, match="before any fault, a request got no answer"):
+        one.run()
+
+
+def test_one_that_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
+    monkeypatch.setattr(FakeApp, "status", "DEPLOYING")
+    with pytest.raises(ClusterError, match="is DEPLOYING, not RUNNING"):
+        one.run()
+
+
+def test_nothing_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
+    one.plan = FaultPlan(faults=("link_down",))
+    with pytest.raises(UsageError, match="can have none of the plan's faults"):
+        one.run()
