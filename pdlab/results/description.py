@@ -34,8 +34,11 @@ class DescribedResults(Frozen):
     @field_validator("deployment")
     @classmethod
     def _can_be_parsed(cls, text: str | None) -> str | None:
-        if text is not None:
-            _ = topology_of(text)
+        try:
+            if text is not None:
+                topology_of(text)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
         return text
 
     def fits(self, folder: Path, inside: Path) -> bool:
@@ -46,7 +49,7 @@ class DescribedResults(Frozen):
         return ends or any(fnmatchcase(text, self.match) for text in texts)
 
 
-class Description(Frozen):
+class ResultsDescription(Frozen):
     """The file beside results."""
 
     results: tuple[DescribedResults, ...] = ()
@@ -73,16 +76,14 @@ def topology_of(label: str) -> Collocated | Disaggregated:
     """The pools of a deployment's label. Raises UsageError for one that is none, and for roles that move."""
     topology = parse_label(label)
     if not isinstance(topology, Collocated | Disaggregated):
-        raise UsageError(
-            f"deployment {label}: expected a collocated or a PD deployment, such as pd-spread-p1xtp4-d2xtp2"
-        )
+        raise UsageError(f"deployment {label}: its roles move; give one such as pd-spread-p1xtp4-d2xtp2")
     return topology
 
 
 def of_folder(folder: Path) -> tuple[DescribedResults, ...]:
     """The entries of the description in a folder; none if it has none. Raises UsageError for a faulty one."""
     file = folder / DESCRIPTION
-    return load_yaml(file, Description).results if file.is_file() else ()
+    return load_yaml(file, ResultsDescription).results if file.is_file() else ()
 
 
 def of_flags(gpus: Mapping[str, int], labels: Mapping[str, str]) -> tuple[DescribedResults, ...]:

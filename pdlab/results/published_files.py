@@ -113,7 +113,7 @@ def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderNam
     faults += lengths.faults
     notes = lengths.notes
     if data.get("counts_unknown"):
-        notes += ("the file has neither the number of requests nor the duration: both are not checked",)
+        notes = (*notes, found("file_counts_unknown"))
     run = Run(
         origin="imported",
         label=label,

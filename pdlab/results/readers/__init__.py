@@ -40,7 +40,7 @@ class RawLevel(NamedTuple):
     data: dict[str, Any]
 
 
-class Reading(NamedTuple):
+class FileReading(NamedTuple):
     """What a file holds: ``tool`` wrote it, and it has these levels. A file without levels is of a tool, too: its
     ``skipped`` says what it is."""
 
@@ -49,14 +49,14 @@ class Reading(NamedTuple):
     skipped: str = ""
 
 
-Reader = Callable[[Path, Any], "Reading | None"]
+Reader = Callable[[Path, Any], "FileReading | None"]
 
 
-def read_file(file: Path) -> Reading:
+def read_file(file: Path) -> FileReading:
     """Read one file. Raises StoreError if it cannot be parsed, or is of no client that is known."""
     content = _content(file)
     for name in READERS:
-        reading: Reading | None = import_module(f"{__name__}.{name}").read(file, content)
+        reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
         if reading is not None:
             return reading
     keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else type(content).__name__

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import keyed
 
 TOOL = "AIPerf"
@@ -23,7 +23,7 @@ _TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
 _FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)")
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a file of AIPerf's."""
     if isinstance(content, list):
         first = content[0] if content else None
@@ -32,18 +32,18 @@ def read(file: Path, content: Any) -> Reading | None:
             and {"metadata", "metrics"} <= first.keys()
             and "request_latency" in first["metrics"]
         ):
-            return Reading(TOOL, skipped="the requests of the summary beside it")
+            return FileReading(TOOL, skipped="the requests of the summary beside it")
         if isinstance(first, dict) and file.name.startswith("profile_export"):
-            return Reading(TOOL, skipped="the table of the summary beside it")
+            return FileReading(TOOL, skipped="the table of the summary beside it")
         return None
     if not isinstance(content, dict):
         return None
     if file.name == "inputs.json" and "data" in content:
-        return Reading(TOOL, skipped="the prompts that were sent")
+        return FileReading(TOOL, skipped="the prompts that were sent")
     latency = content.get("request_latency")
     if not ("request_throughput" in content and isinstance(latency, dict) and "unit" in latency):
         return None
-    return Reading(TOOL, (RawLevel("", _level(content)),))
+    return FileReading(TOOL, (RawLevel("", _level(content)),))
 
 
 def _level(content: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 
 TOOL = "evalscope perf"
 _BESIDE = ("benchmark_percentile.json", "benchmark_args.json", "workload_throughput.json", "workload_timeline.json")
@@ -16,13 +16,13 @@ _MEANS = {"Avg TTFT (ms)": ("ttft", 1.0), "Avg TPOT (ms)": ("tpot", 1.0), "Avg I
           "Avg Latency (s)": ("e2el", 1000.0)}  # fmt: skip
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a file of evalscope's."""
     if file.name in _BESIDE:
-        return Reading(TOOL, skipped="part of the level whose summary lies beside it")
+        return FileReading(TOOL, skipped="part of the level whose summary lies beside it")
     if not isinstance(content, dict) or not {"Success Requests", "Req Throughput (req/s)"} <= content.keys():
         return None
-    return Reading(TOOL, (RawLevel("", _level(file, content)),))
+    return FileReading(TOOL, (RawLevel("", _level(file, content)),))
 
 
 def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import add_statistics, keyed
 
 TOOL = "genai-bench"
@@ -14,15 +14,15 @@ METADATA = "experiment_metadata.json"
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "e2e_latency": "e2el"}
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a file of genai-bench's."""
     if not isinstance(content, dict):
         return None
     if file.name == METADATA and "benchmark_version" in content:
-        return Reading(TOOL, skipped="what the levels beside it have in common")
+        return FileReading(TOOL, skipped="what the levels beside it have in common")
     if not {"aggregated_metrics", "individual_request_metrics"} <= content.keys():
         return None
-    return Reading(TOOL, (RawLevel("", _level(file, content)),))
+    return FileReading(TOOL, (RawLevel("", _level(file, content)),))
 
 
 def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import keyed
 
 _METRICS = {
@@ -20,7 +20,7 @@ _METRICS = {
 _PERCENTILES = {"p50": "p50", "p75": "p75", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9"}
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a report of guidellm's."""
     if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), list):
         return None
@@ -31,7 +31,7 @@ def read(file: Path, content: Any) -> Reading | None:
         RawLevel(f"benchmark {number}" if len(benchmarks) > 1 else "", _level(benchmark, content))
         for number, benchmark in enumerate(benchmarks, 1)
     ]
-    return Reading("guidellm", tuple(levels))
+    return FileReading("guidellm", tuple(levels))
 
 
 def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import keyed
 
 TOOL = "inference-perf"
@@ -18,15 +18,15 @@ _METRICS = {
 }
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a report of inference-perf's."""
     if isinstance(content, list) and file.name.startswith("per_request_lifecycle"):
-        return Reading(TOOL, skipped="the requests of the stages beside it")
+        return FileReading(TOOL, skipped="the requests of the stages beside it")
     if not isinstance(content, dict) or not {"load_summary", "successes", "failures"} <= content.keys():
         return None
     if file.name.startswith("summary_") and any(file.parent.glob("stage_*_lifecycle_metrics.json")):
-        return Reading(TOOL, skipped="the mean over the stages beside it")
-    return Reading(TOOL, (RawLevel("", _level(content)),))
+        return FileReading(TOOL, skipped="the mean over the stages beside it")
+    return FileReading(TOOL, (RawLevel("", _level(content)),))
 
 
 def _level(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """InferenceX (InferenceMAX): the aggregated JSON of a run, a list of such, and the site's CSV, a level a row.
 
 Latencies are in seconds there unless the name ends in ``_ms``; throughput is per GPU. A row has no duration and no
-number of requests: it is read as one second of the throughput that it has, and its level says so.
+number of requests: it is read as a thousand of them at the throughput that it has, and its level says so.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 
 TOOL = "InferenceX"
+REQUESTS = 1000
 _LATENCIES = ("ttft", "tpot", "itl", "e2el")
 # Our name -> theirs, first found counts.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -36,7 +37,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 _GPUS = ("gpus_total", "num_gpus", "total_gpus")
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless every row has a load, lengths and throughput per GPU as InferenceX writes them."""
     rows = content if isinstance(content, list) else [content]
     if not rows or not all(isinstance(row, dict) for row in rows):
@@ -49,7 +50,7 @@ def read(file: Path, content: Any) -> Reading | None:
         for number, row in enumerate(rows, 1)
         if (level := _level(row)) is not None
     ]
-    return Reading(TOOL, tuple(levels))
+    return FileReading(TOOL, tuple(levels))
 
 
 def _first(row: dict[str, Any], name: str) -> Any:
@@ -91,15 +92,15 @@ def _throughput(row: dict[str, Any]) -> float | None:
 def _level(row: dict[str, Any]) -> dict[str, Any] | None:
     gpus, per_gpu = _gpus(row), _throughput(row)
     isl, osl = _number(_first(row, "isl")), _number(_first(row, "osl"))
-    if not gpus or per_gpu is None or not isl or not osl:
+    if not gpus or not per_gpu or not isl or not osl:
         return None
     rate = per_gpu * gpus / osl
     level: dict[str, Any] = {
         "request_throughput": rate,
-        "duration": 1.0,
-        "completed": rate,
-        "total_input_tokens": rate * isl,
-        "total_output_tokens": rate * osl,
+        "duration": REQUESTS / rate,
+        "completed": REQUESTS,
+        "total_input_tokens": REQUESTS * isl,
+        "total_output_tokens": REQUESTS * osl,
         "counts_unknown": True,
         "num_gpus": int(gpus),
     }

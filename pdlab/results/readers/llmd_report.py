@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import keyed
 
 _METRICS = {
@@ -16,14 +16,14 @@ _METRICS = {
 }
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a benchmark report of llm-d's."""
     if not isinstance(content, dict) or "version" not in content:
         return None
     performance = _performance(content)
     if performance is None:
         return None
-    return Reading("llm-d benchmark report", (RawLevel("", _level(content, performance)),))
+    return FileReading("llm-d benchmark report", (RawLevel("", _level(content, performance)),))
 
 
 def _performance(content: dict[str, Any]) -> dict[str, Any] | None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import Reading
+from pdlab.results.readers import FileReading
 
 _TABLE = {"scenario", "division", "units", "result"}
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a table of MLPerf results."""
     rows = content if isinstance(content, list) else []
     if not rows or not isinstance(rows[0], dict):
@@ -19,4 +19,4 @@ def read(file: Path, content: Any) -> Reading | None:
     names = {str(name).lower() for name in rows[0]}
     if not names >= _TABLE:
         return None
-    return Reading("MLPerf", skipped="a table of throughput without latencies: nothing to plot against")
+    return FileReading("MLPerf", skipped="a table of throughput without latencies: nothing to plot against")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import StoreError
-from pdlab.results.readers import Reading
+from pdlab.results.readers import FileReading
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """Raises StoreError for a level of ours: it cannot be read without its manifest."""
     from pdlab.results.store import MANIFEST
 

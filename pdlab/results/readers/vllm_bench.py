@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import RawLevel, Reading
+from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import add_statistics
 
 _MARKS = {"request_throughput", "completed"}
@@ -17,7 +17,7 @@ _MARKS = {"request_throughput", "completed"}
 _OF_SGLANG = {"e2e_latency": "e2el"}
 
 
-def read(file: Path, content: Any) -> Reading | None:
+def read(file: Path, content: Any) -> FileReading | None:
     """None unless every level has the keys of these clients."""
     rows = content if isinstance(content, list) else [content]
     if not rows or not all(isinstance(row, dict) and row.keys() >= _MARKS for row in rows):
@@ -27,7 +27,7 @@ def read(file: Path, content: Any) -> Reading | None:
         RawLevel(f"line {number}" if isinstance(content, list) else "", _level(row, of_sglang))
         for number, row in enumerate(rows, 1)
     ]
-    return Reading("SGLang bench_serving" if of_sglang else "vllm bench serve", tuple(levels))
+    return FileReading("SGLang bench_serving" if of_sglang else "vllm bench serve", tuple(levels))
 
 
 def _level(row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
