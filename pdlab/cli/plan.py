@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 
-from pdlab.core.arguments import LENGTHS_HELP, MAX_LOAD, MIN_RATE_RPS, above_zero, checked_whole_number, numbers
+from pdlab.core.arguments import (
+    LENGTHS_HELP,
+    MAX_LOAD,
+    MIN_RATE_RPS,
+    MODEL_HELP,
+    above_zero,
+    checked_whole_number,
+    numbers,
+)
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
@@ -121,9 +129,9 @@ class PlanSettings(Settings):
 
     model: str | None = setting(
         None,
-        "a model of configs/models/",
+        MODEL_HELP,
         WHAT,
-        value="NAME",
+        value="NAME|PATH",
         otherwise=f"{DEFAULT_MODEL}; with --compare the one that was measured",
     )
     hardware: str = setting(
