@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,15 @@ def test_planned_as_it_is_launched(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["--model", model, "--gpus", "2", "--concurrency", "4", "--itl", "500", "--otl", "50", "--top", "1"]
     assert plan.main(words) == 0
     assert "llama" in capsys.readouterr().out
+
+
+def test_a_csv_is_predicted_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = folder(tmp_path / "llama", LLAMA)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("mode,num,tp,concurrency,itl,otl\ncollocated,1,2,8,500,50\n")
+    assert plan.main(["--model", model, "--predict", str(rows)]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["predicted_mean_tpot_ms"]) > 0
 
 
 def test_latent_attention_has_no_heads_to_check_one_by_one() -> None:
