@@ -501,7 +501,7 @@ def report(result: SweepResult) -> None:
     print(table(result.runs))
     for search in result.searches:
         print(f"SLO {search.slo.label}: {search.detail}")
-    for note in dict.fromkeys(note for run in result.runs for note in run.validity.notes):
+    for note in dict.fromkeys(note.text for run in result.runs for note in run.validity.notes):
         print(f"note: {note}")
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")

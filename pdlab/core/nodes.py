@@ -24,8 +24,6 @@ NODE_NAME_LABEL = "pdlab/node"
 HOST_NAMES = ("pdlab-a", "pdlab-b")
 
 
-MOST_ALIKE = 10_000  # nodes that one entry of a cluster's file stands for
-
 # How the GPUs of one node reach each other. xgmi: AMD's Infinity Fabric.
 GpuLink = Literal["nvlink", "pcie", "xgmi"]
 
@@ -114,7 +112,7 @@ class ClusterNode(Frozen):
         return self.host or self.id
 
 
-MAX_NODES = 10_000
+MAX_NODES = 10_000  # that one entry of a cluster's file stands for
 
 
 class ClusterView(Frozen):
@@ -172,11 +170,11 @@ def _counted(node: Any) -> list[Any]:
     if not isinstance(node, dict) or "count" not in node:
         return [node]
     count, plain = node["count"], {key: value for key, value in node.items() if key != "count"}
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_ALIKE:
-        raise ValueError(
-            f"count of node {node.get('id')}: must be a whole number from 1 to {MOST_ALIKE}, got {count!r}"
-        )
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NODES:
+        raise ValueError(f"count of node {node.get('id')}: must be a whole number from 1 to {MAX_NODES}, got {count!r}")
     shared = sorted({"free_gpus", "free_cpus", "host"} & plain.keys())
+    if plain.get("host") == "localhost":  # several nodes of one machine
+        shared.remove("host")
     if shared and count > 1:
         raise ValueError(f"{shared[0]} of node {node.get('id')} is of one node, not of count {count}: write them out")
     labels = plain.get("labels") or {}

@@ -223,7 +223,7 @@ class _Lengths(NamedTuple):
     workload: Workload
     asked: tuple[float, float] | None
     faults: tuple[Finding, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Finding, ...]
 
 
 def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: float, output_tokens: float) -> _Lengths:
@@ -246,7 +246,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
         mode = _mode(sent["input"], sent["output"])
     nominal, asked = dict(sent), None
     faults: list[Finding] = []
-    notes: list[str] = []
+    notes: list[Finding] = []
     for side, tokens in named.items():
         expected = 1 if side == alone else tokens
         if expected is None:
@@ -255,7 +255,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
             nominal[side] = max(1, tokens or expected)
         elif side == "output" and sent[side] < expected:
             asked = (float(nominal["input"]), float(expected))
-            notes.append(f"answers ended before --otl {expected}: they have {output_tokens / completed:.4g} tokens")
+            notes.append(found("answers_ended_early", asked=expected, actual=output_tokens / completed))
         else:
             whose = "file" if getattr(file, f"{side}_tokens") is not None else "folder"
             faults.append(found("file_tokens_differ", whose=whose, side=side, named=expected, actual=sent[side]))

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pdlab.deploy.serving.ray_names import COMMON
+
 # How long the first transfer over a pair may take, and how long after it failed it is tried again.
 WARM_S, WARM_AGAIN_S = 60.0, 10.0
 # How often Ray Serve's controller is looked at while a number changes, and while none does.
@@ -142,7 +144,7 @@ class RayServe:
 
     async def ask(self, replicas: int) -> None:
         # In a thread: it takes seconds, in which engines and routers would wait for the board.
-        common: Any = await asyncio.to_thread(importlib.import_module, "ray.serve._private.common")
+        common: Any = await asyncio.to_thread(importlib.import_module, COMMON)
         await self._call("update_deployment_replicas", common.DeploymentID(self.deployment, self.app), replicas)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
