@@ -179,7 +179,7 @@ PRIVATE_HOMES = {
     "deploy/cpu_engine": {"replica.py"},
     "deploy": {"metrics_page.py"},
     "cluster": {"connection.py", "fast_start.py", "loopback.py"},
-    "faults": {"session.py"},
+    "faults": {"run.py"},
     "rehearsal": {"engine.py", "http.py"},
 }
 

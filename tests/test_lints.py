@@ -19,7 +19,6 @@ SHARED_NAMES = {
     "Observed": 2,
     "Rules": 2,
     "Served": 2,
-    "_Engine": 2,
 }
 # Words in ``...`` that are no names of their module: examples, and names of vLLM, Ray, UCX and files.
 WORDS: dict[str, set[str]] = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from pdlab.analysis.view import SHOWN, View
+from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -30,7 +31,7 @@ from pdlab.core.settings import (
     parse,
     setting,
 )
-from pdlab.core.workload import SLO_QUANTILE, Slo, parse_slo
+from pdlab.core.workload import Slo, parse_slo
 
 if TYPE_CHECKING:
     from pdlab.core.bounds import Bounds

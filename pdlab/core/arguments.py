@@ -14,6 +14,7 @@ from pdlab.core.transports import no_backend, no_transport
 if TYPE_CHECKING:
     from pdlab.core.length_distribution import LengthDistribution
 
+SLO_QUANTILE = 0.95  # share of requests within an SLO, if nobody gives another
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 100_000_000  # of a request: more than any model takes
 MAX_REPEATS = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.schema import Frozen
 
@@ -112,7 +112,24 @@ class ClusterNode(Frozen):
         return self.host or self.id
 
 
-MAX_NODES = 10_000  # that one entry of a cluster's file stands for
+MAX_NODES = 10_000
+
+
+def _copies(node: Any) -> Iterator[Any]:
+    """The nodes that a node with ``count`` is; a node without it is itself. Raises ValueError."""
+    if not isinstance(node, dict) or "count" not in node:
+        yield node
+        return
+    count, base = node["count"], {key: value for key, value in node.items() if key != "count"}
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_NODES:
+        raise ValueError(f"count of a node must be a whole number from 1 to {MAX_NODES}, got {count!r}")
+    labels = base.get("labels", {})
+    for number in range(1, count + 1):
+        name = f"{base.get('id')}-{number}"
+        changes: dict[str, Any] = {"id": name, "head": base.get("head", False) and number == 1}
+        if isinstance(labels, dict):
+            changes["labels"] = {key: name if value == base.get("id") else value for key, value in labels.items()}
+        yield base | changes
 
 
 class ClusterView(Frozen):
@@ -126,13 +143,12 @@ class ClusterView(Frozen):
     name: str = "cluster"
     nodes: tuple[ClusterNode, ...] = Field(min_length=1)
 
-    @model_validator(mode="before")
+    @field_validator("nodes", mode="before")
     @classmethod
-    def _counted_nodes(cls, data: Any) -> Any:
-        """``count: 13`` of a node stands for 13 that are alike, each with the number behind its id and its name."""
-        if not isinstance(data, dict) or not isinstance(data.get("nodes"), list | tuple):
-            return data
-        return {**data, "nodes": [each for node in data["nodes"] for each in _counted(node)]}
+    def _counted(cls, nodes: Any) -> Any:
+        if not isinstance(nodes, list):
+            return nodes
+        return [each for node in nodes for each in _copies(node)]
 
     @model_validator(mode="after")
     def _distinct_ids(self) -> ClusterView:
@@ -164,26 +180,6 @@ class ClusterView(Frozen):
             if node.id == node_id:
                 return node
         raise KeyError(node_id)
-
-
-def _counted(node: Any) -> list[Any]:
-    if not isinstance(node, dict) or "count" not in node:
-        return [node]
-    count, plain = node["count"], {key: value for key, value in node.items() if key != "count"}
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NODES:
-        raise ValueError(f"count of node {node.get('id')}: must be a whole number from 1 to {MAX_NODES}, got {count!r}")
-    shared = sorted({"free_gpus", "free_cpus", "host"} & plain.keys())
-    if plain.get("host") == "localhost":  # several nodes of one machine
-        shared.remove("host")
-    if shared and count > 1:
-        raise ValueError(f"{shared[0]} of node {node.get('id')} is of one node, not of count {count}: write them out")
-    labels = plain.get("labels") or {}
-    alike = []
-    for number in range(1, count + 1):
-        name = f"{plain.get('id')}-{number}"
-        named = {**labels, NODE_NAME_LABEL: f"{labels.get(NODE_NAME_LABEL, plain.get('id'))}-{number}"}
-        alike.append({**plain, "id": name, "labels": named, "head": bool(plain.get("head")) and number == 1})
-    return alike
 
 
 class TpGroup(Frozen):

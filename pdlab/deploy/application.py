@@ -68,7 +68,8 @@ class Application:
     def start_serve(self, host: str, port: int) -> None:
         """Start Ray Serve's controller and its proxy on the head node, or find them as asked.
 
-        Raises ClusterError when Serve is up otherwise and serves applications of others, or its proxy cannot start.
+        Raises ClusterError when Serve is up otherwise and serves applications of others, when one of them has the route
+        that this one needs, or when its proxy cannot start.
         """
         serve, errors = importlib.import_module("ray.serve"), importlib.import_module("ray.exceptions")
         details = self._details()
@@ -76,9 +77,16 @@ class Application:
             http = details.get("http_options") or {}
             up = (http.get("host"), http.get("port"))
             same_env = self._controller_env() == self.cluster.env
+            applications = details.get("applications", {})
+            for name, app in applications.items():
+                if name != APP and app.get("route_prefix") == "/":
+                    raise ClusterError(
+                        f"Ray Serve's application {name} has the route /, which this one needs: deploy {name} with "
+                        f"another route_prefix, such as /{name}, or stop it (serve shutdown stops all)"
+                    )
             if up == (host, port) and same_env:
                 return
-            others = ", ".join(sorted(set(details.get("applications", {})) - {APP}))
+            others = ", ".join(sorted(set(applications) - {APP}))
             if others and up != (host, port):
                 raise ClusterError(
                     f"Ray Serve already runs on {up[0]}:{up[1]} with {others}; use --host {up[0]} --port {up[1]}"

@@ -5,14 +5,14 @@ that it finds the devices."""
 from __future__ import annotations
 
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
-from pdlab.core.deployment import Collocated, Deployment
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement, Role
 from pdlab.deploy.serve_config import engine_env
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
@@ -49,6 +49,8 @@ def examine(
     """
     topology = deployment.topology
     concerns = concerns_of(deployment, placement, view, accept)
+    if deployment.kv_offload_gb is not None and view.device == "gpu":
+        require_room(deployment, view, placement, _ask(cluster, deployment, view, placement, node.quick, ()))
     if isinstance(topology, Collocated):
         facts = _ask(cluster, deployment, view, placement, node.quick, (), model)
         judge(lambda: diagnosis.diagnose(facts, rules=engine_rules.RULES, concerns=concerns), print_line)
@@ -129,6 +131,27 @@ def _ask(
         facts |= {name: fact for name, fact in answers.items() if number == 0 or name in own}
     ids = {engine.labels.get(NODE_ID_LABEL) for engine in view.engine_nodes}
     return {node_id: fact for node_id, fact in facts.items() if node_id in ids} or facts
+
+
+def require_room(deployment: Deployment, view: ClusterView, placement: Placement, facts: Facts) -> None:
+    """Raises DeployError for a node whose /dev/shm does not hold the KV cache that its engines keep in host memory:
+    vLLM maps it there (v1/kv_offload/cpu/shared_offload_region.py of 0.29), and dies where it is full."""
+    role: Role = "prefill" if isinstance(deployment.topology, Disaggregated) else "collocated"
+    stages = deployment.pools[role].pp
+    engines: Counter[str] = Counter()
+    for replica in placement.of(role):
+        ranks = {(name, number // stages) for number, group in enumerate(replica.groups) for name in group.slots}
+        engines.update(name for name, _ in ranks)
+    assert deployment.kv_offload_gb is not None
+    for name, count in engines.items():
+        shm = (facts.get(view.node(name).labels.get(NODE_ID_LABEL, name)) or {}).get("shm")
+        needed_gb = count * deployment.kv_offload_gb
+        if shm and shm["free_bytes"] < 1e9 * needed_gb:
+            raise DeployError(
+                f"--kv-offload-gb {deployment.kv_offload_gb:g} on {name}: its {count} engines need {needed_gb:g} GB of "
+                f"/dev/shm, {shm['free_bytes'] / 1e9:.1f} GB are free; give fewer, or a larger /dev/shm (containers: "
+                "--shm-size, Kubernetes: an emptyDir of medium Memory)"
+            )
 
 
 def may_choose(deployment: Deployment) -> bool:

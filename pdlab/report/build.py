@@ -21,10 +21,11 @@ from pdlab.analysis.goodput import Pick
 from pdlab.analysis.headline import Compared, compared
 from pdlab.analysis.ranking import Frontier, Reading, frontiers, readings
 from pdlab.analysis.view import View
+from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import SLO_QUANTILE, Slo, parse_slo
+from pdlab.core.workload import Slo, parse_slo
 from pdlab.report import soaks, timelines, whole_nodes
 from pdlab.report.load import ReportNote, Results
 from pdlab.report.soaks import Held

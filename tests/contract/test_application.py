@@ -408,6 +408,16 @@ class TestServe:
         Application(Cluster()).start_serve("127.0.0.1", 8000)
         assert serve.calls == ["start"]
 
+    def test_one_application_has_the_route(self, serve: SimpleNamespace) -> None:
+        """Others with a route of their own may be there."""
+        Application(Cluster()).start_serve("127.0.0.1", 8000)
+        serve.details["applications"] = {APP: {"route_prefix": "/"}, "theirs": {"route_prefix": "/theirs"}}
+        Application(Cluster()).start_serve("127.0.0.1", 8000)
+        serve.details["applications"]["theirs"]["route_prefix"] = "/"
+        with pytest.raises(ClusterError, match="application theirs has the route /"):
+            Application(Cluster()).start_serve("127.0.0.1", 8000)
+        assert serve.calls == ["start"], "nothing of theirs is touched"
+
     def test_applications_of_others_stay(self, serve: SimpleNamespace) -> None:
         Application(Cluster(env={"A": "1"})).start_serve("127.0.0.1", 8000)
         serve.details["applications"] = {APP: {}, "theirs": {}}

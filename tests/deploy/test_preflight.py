@@ -256,3 +256,26 @@ class TestAgainstThePlan:
             examine = (nodes, deployment, ND_H100, place(deployment, ND_H100), lambda _: None)
             with pytest.raises(DeployError, match="host name") if stops else contextlib.nullcontext():
                 preflight.examine(*examine)
+
+
+@pytest.mark.parametrize(
+    ("label", "free_gb", "fits"),
+    [
+        ("pd-spread-p2xtp4-d2xtp4", 200, True),
+        ("pd-spread-p2xtp4-d2xtp4", 199, False),  # two engines that prefill on one node
+        ("pd-spread-p1xtp2dp4-d1xtp4", 399, False),  # a data parallel rank is an engine
+        ("pd-spread-p1xtp4pp2-d1xtp4", 100, True),  # stages are one engine
+        ("pd-pack-p1xtp4-d1xtp4", 100, True),
+        ("collocated-1xtp8", 99, False),
+    ],
+)
+def test_host_memory_for_kv_cache_is_looked_for_before_the_start(label: str, free_gb: float, fits: bool) -> None:
+    deployment = Deployment(topology=parse_label(label), kv_offload_gb=100)
+    placement = place(deployment, X2)
+    facts = {n.id: {"shm": {"bytes": 10**13, "free_bytes": int(free_gb * 1e9)}} for n in X2.nodes}
+    if fits:
+        preflight.require_room(deployment, X2, placement, facts)
+        preflight.require_room(deployment, X2, placement, {})  # a node that does not say is not refused
+        return
+    with pytest.raises(DeployError, match="of /dev/shm"):
+        preflight.require_room(deployment, X2, placement, facts)
