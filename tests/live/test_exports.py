@@ -54,6 +54,8 @@ answers = [canary.read_answer(answer).model_dump(mode="json") for answer in answ
 print(json.dumps([counted.transfers, counted.failed_transfers, answers]))
 """
 
+DRIVER = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"}  # a driver has no event loop to share
+
 
 class ForeignRay(NamedTuple):
     """Two Ray nodes with a dashboard, whose processes have no path to pdlab. ``port``: a free one to serve on."""
@@ -91,7 +93,7 @@ class ForeignRay(NamedTuple):
         """KV transfers that were done, those that failed, and the answers of prefill alone."""
         words = [sys.executable, "-c", REFERENCE, self.nodes.model_dump_json(), MODEL]
         done = subprocess.run(
-            words, cwd=ROOT, env={**self.env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            words, cwd=ROOT, env={**self.env, "PYTHONPATH": str(ROOT), **DRIVER}, capture_output=True, text=True,
             timeout=TIMEOUT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
