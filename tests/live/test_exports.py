@@ -54,6 +54,8 @@ answers = [canary.read_answer(answer).model_dump(mode="json") for answer in answ
 print(json.dumps([counted.transfers, counted.failed_transfers, answers]))
 """
 
+DRIVER = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1"}  # a driver has no event loop to share
+
 
 class ForeignRay(NamedTuple):
     """Two Ray nodes with a dashboard, whose processes have no path to pdlab. ``port``: a free one to serve on."""
@@ -64,21 +66,23 @@ class ForeignRay(NamedTuple):
     dashboard: str
     port: int
 
-    def run(self, *words: str) -> str:
-        """What a program of the environment prints, run away from the checkout."""
+    def run(self, *words: str, path: str = "") -> str:
+        """What a program of the environment prints, run away from the checkout. ``path``: its PYTHONPATH."""
         program = str(Path(sys.executable).parent / words[0])
         done = subprocess.run(
-            [program, *words[1:]], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+            [program, *words[1:]], cwd=self.folder, env={**self.env, "PYTHONPATH": path}, capture_output=True,
+            text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
-    def deploy(self, file: Path) -> None:
-        """`serve deploy`, and wait until the application runs."""
+    def deploy(self, file: Path, path: str = "") -> None:
+        """`serve deploy`, and wait until the application runs. ``path``: PYTHONPATH of `serve status`, which imports a
+        router by its name; the other processes have none."""
         self.run("serve", "deploy", "--address", self.dashboard, str(file))
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            status = yaml.safe_load(self.run("serve", "status", "--address", self.dashboard))
+            status = yaml.safe_load(self.run("serve", "status", "--address", self.dashboard, path=path))
             state = status["applications"]["pdlab"]
             if state["status"] == "RUNNING":
                 return
@@ -89,7 +93,7 @@ class ForeignRay(NamedTuple):
         """KV transfers that were done, those that failed, and the answers of prefill alone."""
         words = [sys.executable, "-c", REFERENCE, self.nodes.model_dump_json(), MODEL]
         done = subprocess.run(
-            words, cwd=ROOT, env={**self.env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            words, cwd=ROOT, env={**self.env, "PYTHONPATH": str(ROOT), **DRIVER}, capture_output=True, text=True,
             timeout=TIMEOUT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
@@ -195,7 +199,7 @@ def test_an_export_that_carries_pdlab_answers_right(foreign: ForeignRay) -> None
         foreign.run("python", "-c", "import pdlab")
     zipped = foreign.folder / file_name(code())
     zipped.write_bytes(archive(code()))
-    foreign.deploy(export(foreign, "--code-url", f"file://{zipped}", "--export"))
+    foreign.deploy(export(foreign, "--code-url", f"file://{zipped}", "--export"), str(zipped))
     answers_right(foreign)
     url = f"http://127.0.0.1:{foreign.port}"
     # The guard of requests is in front, and HAProxy, which Ray Serve starts if its controller is told to.
