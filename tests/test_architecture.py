@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,3 +170,38 @@ def test_tests_mirror_pdlab() -> None:
         assert (PDLAB / folder / "__init__.py").exists(), f"{path.relative_to(ROOT)}: pdlab has no package {folder}"
         home = homes.get(path.stem.removeprefix("test_"))
         assert home is None or folder in home, f"{path.relative_to(ROOT)}: that module is in {sorted(home or ())}"
+
+
+# Package -> the modules of it that may name what is private to Ray. Another module takes the name from one of these.
+PRIVATE = re.compile(r"ray\._private|ray\.llm\._internal|ray\.serve\._private|ray\._raylet|_bound_deployment")
+PRIVATE_HOMES = {
+    "deploy/serving": {"ray_names.py", "prefill_router.py", "fluid_router.py"},
+    "deploy/cpu_engine": {"replica.py"},
+    "deploy": {"metrics_page.py"},
+    "cluster": {"connection.py", "fast_start.py", "loopback.py"},
+    "faults": {"run.py"},
+    "rehearsal": {"engine.py", "http.py"},
+}
+
+
+def code_strings_and_imports(path: Path) -> Iterator[str]:
+    """Modules that are imported, attributes and string constants that are no docstring."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def test_what_is_private_to_ray_is_named_in_few_modules() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted(PDLAB.rglob("*.py")):
+        if any(PRIVATE.search(text) for text in code_strings_and_imports(path)):
+            found.setdefault(path.parent.relative_to(PDLAB).as_posix(), set()).add(path.name)
+    assert found == PRIVATE_HOMES

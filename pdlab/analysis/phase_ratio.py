@@ -202,7 +202,7 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     others = [each.name for each in measured_experiments if not _of_one_model(each, prefill)]
     if others:
         lines.append(f"note: left out, not of the model of {prefill.name}: {listed(others)}")
-    for note in dict.fromkeys(note for run in decode.runs for note in run.validity.notes):
+    for note in dict.fromkeys(note.text for run in decode.runs for note in run.validity.notes):
         lines.append(f"note: {note}")
     lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")
     return "\n".join(lines)

@@ -512,11 +512,8 @@ def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
 Judge = Callable[[Evidence], Iterator[Finding]]
 
 
-def _nothing_missing(evidence: Evidence) -> str | None:
+def _nothing_missing(evidence: Evidence) -> Finding | None:
     return None
-
-
-LATE = "the engines' counters were late: they still moved when the wait for them ended"
 
 
 @dataclass(frozen=True)
@@ -526,43 +523,43 @@ class Gate:
 
     name: str
     judge: Judge
-    missing: Callable[[Evidence], str | None] = _nothing_missing
+    missing: Callable[[Evidence], Finding | None] = _nothing_missing
     applies: Callable[[Evidence], bool] = lambda evidence: True
     counted: bool = False
 
 
-def _needs(*fields: str) -> Callable[[Evidence], str | None]:
-    def missing(evidence: Evidence) -> str | None:
+def _needs(*fields: str) -> Callable[[Evidence], Finding | None]:
+    def missing(evidence: Evidence) -> Finding | None:
         if evidence.counters_error:
-            return f"the engines' metrics could not be read ({evidence.counters_error})"
+            return found("metrics_unreadable", error=evidence.counters_error)
         if any(evidence.delta(field) is None for field in fields):
-            return "the engines' metrics are not known or do not have it"
+            return found("counter_not_exported")
         return None
 
     return missing
 
 
-def _context_missing(evidence: Evidence) -> str | None:
-    return _needs("external_cache_hits")(evidence) or (LATE if evidence.settling == "late" else None)
+def _context_missing(evidence: Evidence) -> Finding | None:
+    return _needs("external_cache_hits")(evidence) or (found("counters_late") if evidence.settling == "late" else None)
 
 
-def _pace_missing(evidence: Evidence) -> str | None:
+def _pace_missing(evidence: Evidence) -> Finding | None:
     missing = _needs("modelled_requests", "modelled_ttft_s")(evidence)
     known = evidence.delta("modelled_requests") or 0.0
     if missing is None and known < PACE_KNOWN * len(evidence.answered):
-        return f"the simulated engines know when {known:g} of {len(evidence.answered)} requests were sent"
+        return found("sending_times_unknown", known=known, answers=len(evidence.answered))
     return missing
 
 
-def _kv_missing(evidence: Evidence) -> str | None:
+def _kv_missing(evidence: Evidence) -> Finding | None:
     if evidence.counters_error:
-        return f"KV-transfer counters could not be read ({evidence.counters_error})"
-    return None if evidence.kv_expected else "the KV-transfer counters are not known"
+        return found("kv_counters_unreadable", error=evidence.counters_error)
+    return None if evidence.kv_expected else found("kv_counters_unknown")
 
 
-def _guard_missing(evidence: Evidence) -> str | None:
+def _guard_missing(evidence: Evidence) -> Finding | None:
     if evidence.went_back or evidence.strangers:
-        return "an engine was restarted or replaced, and what its guard had counted is not known"
+        return found("guard_counts_lost")
     return None
 
 
@@ -570,70 +567,64 @@ def _has_guard(evidence: Evidence) -> bool:
     return evidence.run.nixl_after is not None and evidence.run.nixl_after.guard_receives is not None
 
 
-def _restarts_missing(evidence: Evidence) -> str | None:
+def _restarts_missing(evidence: Evidence) -> Finding | None:
     if evidence.counters_error:
-        return f"the engines' metrics could not be read ({evidence.counters_error})"
+        return found("metrics_unreadable", error=evidence.counters_error)
     has_metrics = bool(evidence.run.engines_after) or (
         evidence.run.nixl_after is not None and evidence.run.nixl_after.transfers is not None
     )
-    return None if has_metrics else "the engines' metrics are not known"
+    return None if has_metrics else found("metrics_unknown")
 
 
-def _others_missing(evidence: Evidence) -> str | None:
+def _others_missing(evidence: Evidence) -> Finding | None:
     if evidence.counters_error:
-        return f"the engines' metrics could not be read ({evidence.counters_error})"
+        return found("metrics_unreadable", error=evidence.counters_error)
     if evidence.went_back or evidence.strangers:
-        return "an engine was restarted or replaced, and what it had counted is not known"
+        return found("engine_counts_lost")
     if evidence.settling == "late":
-        return LATE
+        return found("counters_late")
     if not _finished(evidence):
-        return "the engines' metrics are not known or do not count requests"
+        return found("requests_not_counted")
     if not evidence.run.engines_before:
-        return "the engines' metrics could not be read before the level"
+        return found("metrics_unread_before")
     if evidence.kv_expected and "collocated" in evidence.run.engines_after:
-        return "which engines prefill and which decode is not known"
+        return found("pools_unknown")
     return None
 
 
-def _roles_missing(evidence: Evidence) -> str | None:
-    return "the board of the roles was not heard of" if evidence.roles_changed is None else None
+def _roles_missing(evidence: Evidence) -> Finding | None:
+    return found("role_board_unreachable") if evidence.roles_changed is None else None
 
 
-def _client_missing(evidence: Evidence) -> str | None:
+def _client_missing(evidence: Evidence) -> Finding | None:
     client = evidence.run.client
     if client is None or (client.cpu_share is None and client.loop_lag_s is None):
-        return "the load generator was not measured"
+        return found("client_unmeasured")
     return None
 
 
-def _front_missing(evidence: Evidence) -> str | None:
-    return (
-        None
-        if evidence.run.front_cores
-        else "the CPU of what stands before the engines was not seen while the level ran"
-    )
+def _front_missing(evidence: Evidence) -> Finding | None:
+    return None if evidence.run.front_cores else found("front_unrecorded")
 
 
-def _lateness_missing(evidence: Evidence) -> str | None:
-    return None if _known_lateness_s(evidence) else "when requests were due was not recorded"
+def _lateness_missing(evidence: Evidence) -> Finding | None:
+    return None if _known_lateness_s(evidence) else found("due_times_unrecorded")
 
 
-def _clock_missing(evidence: Evidence) -> str | None:
-    return (
-        None if evidence.run.client and evidence.run.client.clock_step_s is not None else "the clocks were not compared"
-    )
+def _clock_missing(evidence: Evidence) -> Finding | None:
+    return None if evidence.run.client and evidence.run.client.clock_step_s is not None else found("clocks_uncompared")
 
 
-def _short(evidence: Evidence) -> str | None:
+def _short(evidence: Evidence) -> Finding | None:
     if evidence.smoke:
-        return "a smoke test is too short to tell"
-    return "a ramp has no steady state by intention" if isinstance(evidence.run.load, Ramp) else None
+        return found("smoke_test")
+    return found("ramp_load") if isinstance(evidence.run.load, Ramp) else None
 
 
-def _trend_missing(evidence: Evidence) -> str | None:
+def _trend_missing(evidence: Evidence) -> Finding | None:
     if evidence.run.trend or any(_falls_behind(evidence)):
         return _short(evidence)
-    return _short(evidence) or "too few requests finish in the window to fit a trend"
+    return _short(evidence) or found("too_few_for_trend")
 
 
 GATES: tuple[Gate, ...] = (
@@ -696,7 +687,9 @@ def after_canary(validity: Validity, result: CanaryResult) -> Validity:
     """A level's validity with the canary's result after the sweep. It is unknown when answers became wrong, so a
     failed canary fails every level."""
     if result.equal is None:
-        return validity.model_copy(update={"unchecked": {**validity.unchecked, CANARY: result.detail}})
+        return validity.model_copy(
+            update={"unchecked": {**validity.unchecked, CANARY: found("canary_not_compared", detail=result.detail)}}
+        )
     if result.equal:
         return validity
     return validity.failing(found("answers_wrong", detail=result.detail))
@@ -707,7 +700,7 @@ OF_TIMES = {"few_requests", "steady_state"}
 
 
 def validate_level(
-    evidence: Evidence, notes: tuple[str, ...] = (), *, moves_kv: bool = True, only: Collection[str] | None = None
+    evidence: Evidence, notes: tuple[Finding, ...] = (), *, moves_kv: bool = True, only: Collection[str] | None = None
 ) -> Validity:
     """Ask every gate, or ``only`` some. ``moves_kv`` False: the deployment has no KV transfers to ask for.
 
@@ -715,7 +708,7 @@ def validate_level(
     proves no transfer.
     """
     findings: list[Finding] = []
-    unchecked: dict[str, str] = {}
+    unchecked: dict[str, Finding] = {}
     for gate in GATES:
         if not gate.applies(evidence) or (gate.name == "kv_transfers" and not moves_kv):
             continue
@@ -723,19 +716,19 @@ def validate_level(
             continue
         missing = gate.missing(evidence)
         if missing and gate.name == "kv_transfers" and evidence.kv_expected:
-            findings.append(found("kv_transfers_unseen", why=missing))
+            findings.append(found("kv_transfers_unseen", why=missing.text))
         elif missing:
             unchecked[gate.name] = missing
         else:
             judged = list(gate.judge(evidence))
             if not judged and gate.counted and evidence.settling == "late":
-                unchecked[gate.name] = LATE
+                unchecked[gate.name] = found("counters_late")
             findings += judged
     notes = (*notes, *_behind_schedule(evidence))
     return Validity(findings=tuple(findings), unchecked=unchecked, notes=notes)
 
 
-def _behind_schedule(evidence: Evidence) -> Iterator[str]:
+def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:
     """What the load generator could not do, where that fails no gate."""
     load = evidence.run.load
     late_s = _known_lateness_s(evidence)
@@ -744,7 +737,4 @@ def _behind_schedule(evidence: Evidence) -> Iterator[str]:
     p99_s = metrics.percentile(late_s, 99)
     if p99_s > NOTED_LATE_S:
         rate_rps = load.rate_rps if isinstance(load, Open) else max(load.start_rps, load.end_rps)
-        yield (
-            f"the load generator does not keep to {rate_rps:g} requests/s: requests were sent {1000 * p99_s:.0f} ms "
-            f"after they were due (p99, noted above {1000 * NOTED_LATE_S:.0f} ms); let it grow with --client-processes"
-        )
+        yield found("behind_schedule", rate=rate_rps, late_ms=1000 * p99_s, limit_ms=1000 * NOTED_LATE_S)

@@ -16,7 +16,7 @@ from pdlab.bench.target import Target, complaint, require_answering
 from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
-from pdlab.core.findings import Finding
+from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
@@ -206,7 +206,7 @@ class Driver:
     def measure(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
         """Measure one level. Where the load generator was the bottleneck it is measured again with
         more processes, and new prompts, but ``once``. Raises BenchError when the server or the load generator dies."""
-        notes: list[str] = list(self._target.figure_notes)
+        notes = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
             run = self._judge(level, answer, before, tuple(notes))
@@ -216,16 +216,15 @@ class Driver:
                 update={"seed": levels.derive_seed(self._workload, "again", level.seed, self._client.processes)}
             )
 
-    def _grow(self, level: Level, run: Run, notes: list[str]) -> bool:
+    def _grow(self, level: Level, run: Run, notes: list[Finding]) -> bool:
         most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests
         processes = min(2 * self._client.processes, self._max_processes, most)
         if processes <= self._client.processes:
             return False
         reason = next(finding.text for finding in run.validity.findings if finding.gate in OVERLOAD)
-        notes.append(
-            f"measured again with {processes} load-generator processes: with {self._client.processes}, {reason}"
-        )
-        self._progress.note(f"{level.key.stem}: {notes[-1]}")
+        before = self._client.processes
+        notes.append(found("measured_with_more_processes", processes=processes, before=before, reason=reason))
+        self._progress.note(f"{level.key.stem}: {notes[-1].text}")
         self._client.grow(processes)
         self._client.wait_ready()
         return True
@@ -277,7 +276,7 @@ class Driver:
             self._sent = answer.records
         return answer
 
-    def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[str, ...]) -> Run:
+    def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[Finding, ...]) -> Run:
         after = self._snapshot
         new = self._strangers(before, after, sum(record.ok for record in answer.records))
         completed = sum(record.ok for record in answer.records)

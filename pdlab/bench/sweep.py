@@ -222,7 +222,7 @@ def _run_held(
     repeat = options.only_repeat or 0
     searching = any(unfinished(store, search, repeat) for search in options.searches)
     again = options.retry_invalid and bool(_to_retry(store, [level for level in built if level not in todo]))
-    for note in (*target.notes, *target.figure_notes):
+    for note in (*target.notes, *(each.text for each in target.figure_notes)):
         progress.note(note)
     done = 0
     if todo or searching or again:
@@ -480,7 +480,7 @@ class _Sweeper:
         seed = levels.derive_seed(self._options.workload, "recovered", level.seed)
         self._progress.extend(level.num_requests)
         run, records = self._driver.measure(level.model_copy(update={"seed": seed}), once=once)
-        note = f"measured again {time.monotonic() - began:.0f} s after a replica had died in it"
+        note = found("measured_after_recovery", after_s=time.monotonic() - began)
         validity = run.validity.model_copy(update={"notes": (*run.validity.notes, note)})
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pdlab.core import api_key
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError
+from pdlab.core.findings import Finding, found
 from pdlab.core.served_model import served_model
 from pdlab.core.workload import Workload
 from pdlab.deploy import http_client
@@ -36,7 +37,7 @@ class Target(Running):
 
     name: str
     notes: tuple[str, ...] = ()
-    figure_notes: tuple[str, ...] = ()
+    figure_notes: tuple[Finding, ...] = ()
 
 
 def resolve_target(
@@ -189,27 +190,15 @@ def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> 
         )
 
 
-def _limits(deployment: Deployment | None, workload: Workload) -> tuple[str, ...]:
+def _limits(deployment: Deployment | None, workload: Workload) -> tuple[Finding, ...]:
     """What decode-only does not measure (read in vLLM 0.29's decode_bench_connector.py)."""
     if workload.mode == "decode-approx":
-        return (
-            "decode-approx: one input token per request; without the cost of attention over a real context it is an "
-            "upper bound of decode speed, and its one-token prompts repeat",
-        )
+        return (found("decode_approximated"),)
     if workload.mode != "decode-only":
         return ()
     shape = served_model(deployment).shape if deployment else None
-    notes = [
-        "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
-        "that admits it, and TTFT is only that step"
-    ]
-    if shape is None or shape.sliding_window:
-        notes.append(
-            "decode-only: the connector fills only the first KV-cache group. Layers of the other groups (here those "
-            "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
-            "there before: time of attention is right, the choice of experts may differ"
-        )
-    return tuple(notes)
+    filled = found("decode_only_filled")
+    return (filled, found("decode_only_first_group")) if shape is None or shape.sliding_window else (filled,)
 
 
 def normal_url(text: str) -> str:

@@ -34,7 +34,7 @@ from pdlab.bench.sweep import (
     with_loads,
 )
 from pdlab.bench.target import check_name, normal_url
-from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS
+from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS, SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -213,7 +213,9 @@ class BenchSettings(SweepOptions):
         SLO_SEARCH,
         value="ttft_ms=N,tpot_ms=N[,...]",
     )
-    slo_quantile: Share = setting(0.95, "share of requests that must meet them", SLO_SEARCH, value="Q", needs="slo")
+    slo_quantile: Share = setting(
+        SLO_QUANTILE, "share of requests that must meet them", SLO_SEARCH, value="Q", needs="slo"
+    )
     slo_resolution: AboveZero | None = setting(
         None,
         "end when the rates beside the answer are closer than 1 + R",
@@ -501,7 +503,7 @@ def report(result: SweepResult) -> None:
     print(table(result.runs))
     for search in result.searches:
         print(f"SLO {search.slo.label}: {search.detail}")
-    for note in dict.fromkeys(note for run in result.runs for note in run.validity.notes):
+    for note in dict.fromkeys(note.text for run in result.runs for note in run.validity.notes):
         print(f"note: {note}")
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")

@@ -193,7 +193,7 @@ def summary(plan: Schedule, result: RunResult) -> str:
     for visit in result.failed:
         lines.append(f"FAILED {visit.deployment}, repeat {visit.repeat}: {visit.error}")
     kept = [level for runs in result.runs.values() for level in runs]
-    for note in dict.fromkeys(note for level in kept for note in level.validity.notes):
+    for note in dict.fromkeys(note.text for level in kept for note in level.validity.notes):
         lines.append(f"note: {note}")
     lines += ratios(result)
     lines.append(f"results: {result.folder}")

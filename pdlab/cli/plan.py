@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 
-from pdlab.core.arguments import LENGTHS_HELP, MAX_LOAD, MIN_RATE_RPS, above_zero, checked_whole_number, numbers
+from pdlab.core.arguments import (
+    LENGTHS_HELP,
+    MAX_LOAD,
+    MIN_RATE_RPS,
+    MODEL_HELP,
+    SLO_QUANTILE,
+    above_zero,
+    checked_whole_number,
+    numbers,
+)
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
@@ -121,9 +130,9 @@ class PlanSettings(Settings):
 
     model: str | None = setting(
         None,
-        "a model of configs/models/",
+        MODEL_HELP,
         WHAT,
-        value="NAME",
+        value="NAME|PATH",
         otherwise=f"{DEFAULT_MODEL}; with --compare the one that was measured",
     )
     hardware: str = setting(
@@ -180,7 +189,7 @@ class PlanSettings(Settings):
     slo_ttft_s: Bound | None = setting(None, "time to first token", SLO, "--slo-ttft-ms", value="MS")
     slo_tpot_s: Bound | None = setting(None, "time per output token", SLO, "--slo-tpot-ms", value="MS")
     slo_e2el_s: Bound | None = setting(None, "end-to-end latency", SLO, "--slo-e2el-ms", value="MS")
-    slo_quantile: Share = setting(0.95, "share of requests that must meet it", SLO, value="Q")
+    slo_quantile: Share = setting(SLO_QUANTILE, "share of requests that must meet it", SLO, value="Q")
     placement: Literal["pack", "spread", "any"] = setting("any", "any: pack if one node takes it", HOW)
     assume_merged: bool = setting(
         False, "assume scattered KV blocks transfer as fast as contiguous ones", HOW, advanced=True

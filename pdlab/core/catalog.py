@@ -69,6 +69,7 @@ class ModelShape(Frozen):
     with positions; ``q_latent`` its rank for queries (0: none; the default is DeepSeek-V3's).
     ``attention_dtype`` and ``feed_forward_dtype`` are those of the matrices outside the experts (None: by the rule of
     ONLY_EXPERTS). ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
+    ``asked_for``: the folder, file or id whose config.json was read; None: a name of configs/models/.
     ``kv_unknown``: what makes the KV cache another than these numbers say; ``weights_unknown``: the same of weights.
     """
 
@@ -110,6 +111,7 @@ class ModelShape(Frozen):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
+    asked_for: str | None = None
 
     @field_validator("weight_dtype", "kv_dtype", "attention_dtype", "feed_forward_dtype")
     @classmethod
@@ -127,6 +129,11 @@ class ModelShape(Frozen):
         if self.experts_per_token > self.experts:
             raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
         return self
+
+    @property
+    def word(self) -> str:
+        """What --model takes for it."""
+        return self.asked_for or self.name
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -179,19 +186,26 @@ def known_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
 
 
-def _with_config(data: Any) -> Any:
-    """The keys of a model's file, with the shape that its ``config`` gives below them."""
-    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
-        return data
-    try:
-        return {**shape_fields(data["config"]), **data}
-    except ValueError as error:
-        raise UsageError(f"config {error}; give the key of the model's config.json") from error
-
-
 def load_shape(path: Path) -> ModelShape:
-    """The shape in a file of the form of configs/models/. Raises UsageError."""
-    return load_yaml(path, ModelShape, _with_config)
+    """The shape in a file of the form of configs/models/, below the keys of the file what its ``config`` gives.
+
+    ``config``: the keys of the model's config.json, or its path; the engines load the folder of that path, if there is
+    no ``hf_id``. Raises UsageError.
+    """
+
+    def with_config(data: Any) -> Any:
+        config = data.get("config") if isinstance(data, dict) else None
+        if isinstance(config, str):
+            file = path.parent / Path(config).expanduser()
+            files = config_of_file(file)
+            below, data = {"hf_id": str(file.resolve().parent)}, {**data, "config": {}}
+        elif isinstance(config, dict):
+            files, below = ModelFiles(config, None, f"{path}: config"), {}
+        else:
+            return data
+        return {**_fields(files), **below, **data}
+
+    return load_yaml(path, ModelShape, with_config)
 
 
 @cache
@@ -250,10 +264,10 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
     if file:
         # A config.json says enough to plan; its folder is what an engine would load.
         name = path.resolve().parent.name if path.name == CONFIG else path.stem.removesuffix("_config")
-        return _shape_of(config_of_file(path), name.replace("--", "/")), str(path.resolve().parent)
+        return _shape_of(config_of_file(path), name.replace("--", "/"), str(path)), str(path.resolve().parent)
     if folder:
         files = config_of_folder(path, f"model folder {model}")
-        return _shape_of(files, path.resolve().name), str(path.resolve())
+        return _shape_of(files, path.resolve().name, str(path.resolve())), str(path.resolve())
     if model.startswith((".", "~", "/")):
         raise UsageError(f"model {model}: no such folder; give a folder, a Hugging Face id or {_names()}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", model, re.ASCII):
@@ -262,7 +276,7 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
             "(or give a folder, or a Hugging Face id such as org/name)"
         )
     of_id = config_of_id(model)
-    return of_id if isinstance(of_id, str) else _shape_of(of_id, model), model
+    return of_id if isinstance(of_id, str) else _shape_of(of_id, model, model), model
 
 
 def whole_shape(model: str) -> ModelShape | str:
@@ -285,13 +299,13 @@ def require_shape(model: str, flag: str = "--model") -> ModelShape:
     return shape
 
 
-def _shape_of(files: ModelFiles, name: str) -> ModelShape | str:
+def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     """The shape of a config.json, with the engine arguments of the catalogue's model that has the same numbers."""
     try:
-        fields = shape_fields(files.config, files.modelopt)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"{files.where} {_reason(error)}"
-    shape = validate(ModelShape, {**fields, "name": name, "source": files.where}, where=files.where)
+        fields = _fields(files)
+        shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, files.where)
+    except UsageError as error:
+        return str(error)
     for known in catalogue():
         if all(getattr(known, field) == getattr(shape, field) for field in SAME_MODEL):
             facts: dict[str, Any] = {"engine_kwargs": known.engine_kwargs}
@@ -301,8 +315,14 @@ def _shape_of(files: ModelFiles, name: str) -> ModelShape | str:
     return shape
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if type(error) is ValueError else f"has a value that is not understood ({error})"
+def _fields(files: ModelFiles) -> dict[str, Any]:
+    """`shape_fields`. Raises UsageError."""
+    try:
+        return shape_fields(files.config, files.modelopt)
+    except ValueError as error:
+        raise UsageError(f"{files.where} {error}") from error
+    except (TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+        raise UsageError(f"{files.where} has a value that is not understood ({error})") from error
 
 
 def _names() -> str:

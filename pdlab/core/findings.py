@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "files", "audit", "doctor", "transfer"]
+Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,14 @@ class Evidenced:
 
 def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ") -> FindingCode:
     return FindingCode(source="gates", gate=gate, rule=rule, template=template, fix=fix, joint=joint)
+
+
+def _unchecked(rule: str, template: str) -> FindingCode:
+    return FindingCode(source="unchecked", rule=rule, template=template, severity="note")
+
+
+def _note(rule: str, template: str, fix: str = "") -> FindingCode:
+    return FindingCode(source="notes", rule=rule, template=template, fix=fix, severity="note")
 
 
 def _file(rule: str, template: str) -> FindingCode:
@@ -306,7 +314,100 @@ CODES: dict[str, FindingCode] = {
         "the deployment answers the canary's prompts behind a sweep as it did at its launch",
         "the deployment answered wrongly behind the sweep: {detail}",
     ),
+    "metrics_unreadable": _unchecked(
+        "the engines' metrics can be read", "the engines' metrics could not be read ({error})"
+    ),
+    "metrics_unread_before": _unchecked(
+        "the engines' metrics can be read before a level",
+        "the engines' metrics could not be read before the level",
+    ),
+    "metrics_unknown": _unchecked("the engines' metrics are known", "the engines' metrics are not known"),
+    "counter_not_exported": _unchecked(
+        "the engines export the counter", "the engines' metrics are not known or do not have it"
+    ),
+    "requests_not_counted": _unchecked(
+        "the engines count requests", "the engines' metrics are not known or do not count requests"
+    ),
+    "counters_late": _unchecked(
+        "counters come to rest behind a level",
+        "the engines' counters were late: they still moved when the wait for them ended",
+    ),
+    "kv_counters_unreadable": _unchecked(
+        "the counters of KV transfers can be read", "KV-transfer counters could not be read ({error})"
+    ),
+    "kv_counters_unknown": _unchecked(
+        "the counters of KV transfers are known", "the KV-transfer counters are not known"
+    ),
+    "guard_counts_lost": _unchecked(
+        "the KV guard's counts are of one engine",
+        "an engine was restarted or replaced, and what its guard had counted is not known",
+    ),
+    "engine_counts_lost": _unchecked(
+        "the engines' counts are of one engine each",
+        "an engine was restarted or replaced, and what it had counted is not known",
+    ),
+    "pools_unknown": _unchecked(
+        "the pool of an engine is known", "which engines prefill and which decode is not known"
+    ),
+    "role_board_unreachable": _unchecked("the role controller answers", "the role controller was unreachable"),
+    "client_unmeasured": _unchecked("the load generator is measured", "the load generator was not measured"),
+    "front_unrecorded": _unchecked(
+        "the CPU of ingress and proxy is recorded", "the CPU usage of ingress and proxy was not recorded"
+    ),
+    "due_times_unrecorded": _unchecked(
+        "it is recorded when requests were due", "when requests were due was not recorded"
+    ),
+    "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
+    "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
+    "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
+    "too_few_for_trend": _unchecked(
+        "enough requests finish in the steady window for a trend",
+        "too few requests finish in the window to fit a trend",
+    ),
+    "sending_times_unknown": _unchecked(
+        "simulated engines know when requests were sent",
+        "the simulated engines know when {known:g} of {answers} requests were sent",
+    ),
+    "canary_not_compared": _unchecked("the canary has a reference to compare with", "{detail}"),
+    "behind_schedule": _note(
+        "an open loop keeps its schedule",
+        "the load generator does not keep to {rate:g} requests/s: requests were sent {late_ms:.0f} ms after they were "
+        "due (p99, noted above {limit_ms:.0f} ms)",
+        "let it grow with --client-processes",
+    ),
+    "measured_with_more_processes": _note(
+        "one load generator suffices",
+        "measured again with {processes} load-generator processes: with {before}, {reason}",
+    ),
+    "measured_after_recovery": _note(
+        "a level is measured on the replicas of the launch",
+        "measured again {after_s:.0f} s after a replica had died in it",
+    ),
+    "decode_approximated": _note(
+        "decode is measured at its real context length",
+        "decode-approx: one input token per request; without the cost of attention over a real context it is an "
+        "upper bound of decode speed, and its one-token prompts repeat",
+    ),
+    "decode_only_filled": _note(
+        "prompts are computed",
+        "decode-only: the KV cache of prompts is filled with random values; filling a prompt takes part of the step "
+        "that admits it, and TTFT is only that step",
+    ),
+    "decode_only_first_group": _note(
+        "every group of KV caches is filled",
+        "decode-only: the connector fills only the first KV-cache group. Layers of the other groups (here those "
+        "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
+        "there before: time of attention is right, the choice of experts may differ",
+    ),
+    "answers_ended_early": _note(
+        "answers are as long as the name says",
+        "answers ended before --otl {asked}: they have {actual:.4g} tokens",
+    ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
+    "file_counts_unknown": _file(
+        "a file has the number of requests and the duration",
+        "the file has neither the number of requests nor the duration: what depends on them is not checked",
+    ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
         "the file's name says {name} {named:g}, its content {actual:g}",

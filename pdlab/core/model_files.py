@@ -34,8 +34,11 @@ def config_of_folder(folder: Path, what: str) -> ModelFiles:
 
 def config_of_file(path: Path) -> ModelFiles:
     """A config.json by its own path. Raises UsageError where it cannot be read."""
+    config = _json(path, f"model {path}")
+    if config is None:
+        raise UsageError(f"model {path}: there is no such file; give the path of the model's {CONFIG}")
     modelopt = _json(path.with_name(MODELOPT), f"model {path}") if path.name == CONFIG else None
-    return ModelFiles(_json(path, f"model {path}") or {}, modelopt, str(path))
+    return ModelFiles(config, modelopt, str(path))
 
 
 def config_of_id(model: str) -> ModelFiles | str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
@@ -291,7 +292,6 @@ class Ramp(Frozen):
 Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
 
 
-SLO_QUANTILE = 0.95  # share of requests within an SLO, if nobody gives another
 SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 
 

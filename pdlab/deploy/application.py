@@ -23,6 +23,7 @@ from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
 from pdlab.core.schema import Frozen
 from pdlab.deploy.serve_config import ServeApp
+from pdlab.deploy.serving.ray_names import MODELS
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
 
@@ -280,7 +281,7 @@ class Application:
         ``wanted``: decode -> those that prefill; None: every ordered pair. Raises DeployError where one of them fails.
         """
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        models = importlib.import_module(MODELS)
         name = f"Fluid:{_serve_name(model_id)}"
         running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
         wanted = dict.fromkeys(running, running) if wanted is None else wanted
@@ -310,7 +311,7 @@ class Application:
     def ask_alone(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Completions by one fluid engine alone, without KV transfer. Raises DeployError."""
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        models = importlib.import_module(MODELS)
         handle = serve.get_deployment_handle(f"Fluid:{_serve_name(model_id)}", APP)
         answers = []
         for request in requests:
@@ -329,7 +330,7 @@ class Application:
         Raises DeployError.
         """
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module("ray.llm._internal.serve.core.configs.openai_api_models")
+        models = importlib.import_module(MODELS)
         handle = serve.get_deployment_handle(f"Prefill:{_serve_name(model_id)}", APP).options(stream=True)
         answers = []
         for request in requests:

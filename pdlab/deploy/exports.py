@@ -189,7 +189,10 @@ def served(
             f"`{typed('code-zip', '.')}` on PYTHONPATH before `ray start`. With --code-url URL Ray fetches it."
         )
     else:
-        code = f"Ray fetches pdlab {__version__} from {code_url}: every node must be able to read it."
+        code = (
+            f"Ray fetches pdlab {__version__} from {code_url}: every node must be able to read it. `serve status` "
+            "loads pdlab's router: run it with that zip on PYTHONPATH."
+        )
     notes = [_stack(), code, *_common(prepared, path_env, key_env, env_file, choose_backend)]
     if wants_key:
         notes.append(

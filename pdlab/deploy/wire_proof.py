@@ -247,22 +247,22 @@ Send = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class _Engine:
+class _PlacedEngine:
     replica: str
     node: str
 
 
 def _pair_of_each_wire(
     app: Application, deployment: Deployment, running: Running, view: ClusterView
-) -> dict[WireKind, tuple[_Engine, _Engine]]:
+) -> dict[WireKind, tuple[_PlacedEngine, _PlacedEngine]]:
     """Planned wire -> two fluid engines between which KV cache takes it, one pair of each."""
     ids = {node.labels.get(NODE_ID_LABEL): node.id for node in view.nodes}
     engines = [
-        _Engine(each.replica, ids[each.node])
+        _PlacedEngine(each.replica, ids[each.node])
         for each in app.state().replicas
         if each.replica in running.pools and each.node in ids
     ]
-    pairs: dict[WireKind, tuple[_Engine, _Engine]] = {}
+    pairs: dict[WireKind, tuple[_PlacedEngine, _PlacedEngine]] = {}
     for prefill in engines:
         for decode in engines:
             if prefill is not decode:

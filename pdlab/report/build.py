@@ -21,10 +21,11 @@ from pdlab.analysis.goodput import Pick
 from pdlab.analysis.headline import Compared, compared
 from pdlab.analysis.ranking import Frontier, Reading, frontiers, readings
 from pdlab.analysis.view import View
+from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import SLO_QUANTILE, Slo, parse_slo
+from pdlab.core.workload import Slo, parse_slo
 from pdlab.report import soaks, timelines, whole_nodes
 from pdlab.report.load import ReportNote, Results
 from pdlab.report.soaks import Held
@@ -84,7 +85,7 @@ class Report:
     def findings(self) -> tuple[AuditFinding, ...]:
         """What the audit finds in the folders."""
         folders = list(dict.fromkeys(each.folder for each in self.results.loaded))
-        return tuple(rules.audit(folders, self.results.gpus))
+        return tuple(rules.audit(folders, self.results.stated))
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -178,7 +179,7 @@ def _audit_note(results: Results) -> list[ReportNote]:
     """That the audit finds something in these folders that makes a plot of them wrong."""
     paths = results.folders.experiments
     hashes = loading.hashes(results.loaded)
-    findings = rules.shared(rules.hard(rules.audit(paths, results.gpus, recompute=False, hashes=hashes)))
+    findings = rules.shared(rules.hard(rules.audit(paths, results.stated, recompute=False, hashes=hashes)))
     if not findings:
         return []
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))

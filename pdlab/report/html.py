@@ -392,9 +392,9 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     """Gates that were not checked, and notes, over the experiment's levels."""
-    unchecked = dict.fromkeys(f"{gate} ({why})" for run in runs for gate, why in run.validity.unchecked.items())
+    unchecked = dict.fromkeys(f"{gate} ({why.text})" for run in runs for gate, why in run.validity.unchecked.items())
     yield "gates not checked", "; ".join(unchecked)
-    yield "notes", "; ".join(dict.fromkeys(note for run in runs for note in run.validity.notes))
+    yield "notes", "; ".join(dict.fromkeys(note.text for run in runs for note in run.validity.notes))
 
 
 def _replicas(manifest: Manifest) -> Iterator[str]:

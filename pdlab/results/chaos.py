@@ -16,7 +16,7 @@ from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, one_line
 from pdlab.results.schema import Manifest
-from pdlab.results.store import CHAOS, MANIFEST
+from pdlab.results.store import CHAOS, MANIFEST, read_model
 
 REQUESTS, FAULTS, SAMPLES = "requests.jsonl", "faults.jsonl", "samples.jsonl"
 
@@ -137,7 +137,6 @@ class Chaos(NamedTuple):
 
 
 T = TypeVar("T", ChaosRequest, InjectedFault, ChaosSample)
-M = TypeVar("M", ChaosRun, Manifest)
 _FILE_OF: dict[type[Frozen], str] = {ChaosRequest: REQUESTS, InjectedFault: FAULTS, ChaosSample: SAMPLES}
 
 
@@ -182,21 +181,12 @@ def load(folder: Path) -> Chaos:
     """Raises StoreError, with the file and the rule."""
     return Chaos(
         name=folder.name,
-        run=_whole(folder / CHAOS, ChaosRun),
-        manifest=_whole(folder / MANIFEST, Manifest),
+        run=read_model(folder / CHAOS, ChaosRun),
+        manifest=read_model(folder / MANIFEST, Manifest),
         requests=_lines(folder / REQUESTS, ChaosRequest),
         faults=_lines(folder / FAULTS, InjectedFault),
         samples=_lines(folder / SAMPLES, ChaosSample),
     )
-
-
-def _whole(path: Path, kind: type[M]) -> M:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValidationError as error:
-        raise StoreError(f"{path}: {one_line(error, kind)}") from error
 
 
 def _lines(path: Path, kind: type[T]) -> tuple[T, ...]:

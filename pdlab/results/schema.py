@@ -116,15 +116,15 @@ class Summary(Frozen):
 class Validity(Frozen):
     """How a level failed its gates (docs/methodology.md): ``findings``, none where it is valid.
 
-    ``unchecked`` are the names of gates that could not be judged for want of data, with why: such a level is valid as
-    far as is known. ``notes`` belong to the figures and do not invalidate them. ``reasons``, the sentences of the
+    ``unchecked``: the gates that could not be judged for want of data, and why: such a level is valid as far as is
+    known. ``notes`` belong to the figures and do not invalidate them. ``reasons``, the sentences of the
     findings, and ``failed_gates``, their gates, stand in every stored level for those who read it without pdlab.
     Earlier versions stored nothing else: their sentences are read as findings that are not classified.
     """
 
     findings: tuple[Finding, ...] = ()
-    unchecked: dict[str, str] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    unchecked: dict[str, Finding] = Field(default_factory=dict)
+    notes: tuple[Finding, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

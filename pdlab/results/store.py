@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.files import locked, replace
-from pdlab.core.schema import validate
+from pdlab.core.schema import Frozen, validate
 from pdlab.core.workload import RunKey
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
@@ -41,7 +41,7 @@ RECORD = ".experiment.json"
 REPLACED = "replaced"
 LOCK = ".lock"
 
-M = TypeVar("M", Run, Manifest, SloSearch, ExperimentRecord)
+M = TypeVar("M", bound=Frozen)
 
 
 class FileVersion(NamedTuple):
@@ -86,7 +86,7 @@ class Store:
 
     def read_manifest(self) -> Manifest:
         """Raises StoreError when there is none or it is not readable."""
-        return _read(self.folder / MANIFEST, Manifest)
+        return read_model(self.folder / MANIFEST, Manifest)
 
     def write(self, run: Run, records: Iterable[RequestRecord], *, force: bool = False) -> Run:
         """Keep one level: records first, then the run that points to them; returns it with its hash.
@@ -109,7 +109,7 @@ class Store:
         ``replaces`` of what is kept names the first one's file and its reasons. Raises StoreError when there is
         no first one.
         """
-        earlier = _read(self.path(run.key), Run)
+        earlier = read_model(self.path(run.key), Run)
         path = self.records_path(run.key)
         raw = path.read_bytes() if path.exists() else None
         replaced = self._set_aside(earlier, self.path(run.key).read_bytes(), raw)
@@ -176,12 +176,12 @@ class Store:
         yield from sorted(runs, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
 
     def _run(self, path: Path) -> _ReadRun:
-        with contextlib.suppress(OSError):  # `_read` says what is wrong
+        with contextlib.suppress(OSError):  # `read_model` says what is wrong
             stat = path.stat()
             version = FileVersion(stat.st_ino, stat.st_mtime_ns, stat.st_size)
             known = self._read.get(path)
-            return known if known and known.version == version else _ReadRun(version, _read(path, Run))
-        return _ReadRun(FileVersion(0, 0, 0), _read(path, Run))
+            return known if known and known.version == version else _ReadRun(version, read_model(path, Run))
+        return _ReadRun(FileVersion(0, 0, 0), read_model(path, Run))
 
     def write_search(self, search: SloSearch) -> None:
         """Write or replace a search; the levels that it rests on are kept as runs of their own."""
@@ -189,7 +189,7 @@ class Store:
 
     def searches(self) -> tuple[SloSearch, ...]:
         """All searches, by SLO and repeat. Raises StoreError on a damaged file."""
-        return tuple(_read(path, SloSearch) for path in sorted(self.folder.glob(f"{SLO_PREFIX}*.json")))
+        return tuple(read_model(path, SloSearch) for path in sorted(self.folder.glob(f"{SLO_PREFIX}*.json")))
 
     def load(self) -> Experiment:
         """Manifest, runs and searches together. Raises StoreError."""
@@ -285,14 +285,15 @@ def write_record(folder: Path, record: ExperimentRecord) -> None:
 def read_record(folder: Path) -> ExperimentRecord | None:
     """The record of the experiment whose folders are in ``folder``; None when there is none. Raises StoreError."""
     path = folder / RECORD
-    return _read(path, ExperimentRecord) if path.exists() else None
+    return read_model(path, ExperimentRecord) if path.exists() else None
 
 
 def _raw(records: Iterable[RequestRecord]) -> bytes:
     return "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
 
 
-def _read(path: Path, kind: type[M]) -> M:
+def read_model(path: Path, kind: type[M]) -> M:
+    """A file of ours. Raises StoreError, with the file and the rule in one line."""
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -10,6 +10,7 @@ import pytest
 from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
 from pdlab.core.errors import BenchError
+from pdlab.core.findings import found
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
@@ -252,7 +253,7 @@ def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[
 
 def test_a_split_that_nobody_could_ask_for_is_unchecked_and_of_fluid_pools_alone() -> None:
     assert validate_level(evidence(fluid=True, roles_changed=False)) == validate_level(evidence())
-    assert validate_level(evidence(fluid=True)).unchecked == {"roles": "the board of the roles was not heard of"}
+    assert validate_level(evidence(fluid=True)).unchecked == {"roles": found("role_board_unreachable")}
 
 
 def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
@@ -261,18 +262,15 @@ def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
 
 
 def test_a_schedule_that_is_not_kept_is_noted() -> None:
-    def notes(p99_s: float, load: Any) -> tuple[str, ...]:
+    def notes(p99_s: float, load: Any) -> list[tuple[str, Any]]:
         late = [request(0.5 * i, lateness_s=p99_s if i % 50 < 2 else 0.001) for i in range(100)]
         judged = validate_level(evidence(records=tuple(late), load=load, num_requests=100))
         assert "lateness" not in judged.failed_gates
-        return judged.notes
+        return [(note.code, note.numbers["rate"]) for note in judged.notes]
 
-    (note,) = notes(0.03, Open(rate_rps=200))
-    assert note.startswith(
-        "the load generator does not keep to 200 requests/s: requests were sent 30 ms after they were"
-    )
-    assert notes(0.019, Open(rate_rps=200)) == () == notes(0.03, Closed(concurrency=2))
-    assert "keep to 8 requests/s" in notes(0.03, Ramp(start_rps=1, end_rps=8))[0]
+    assert notes(0.03, Open(rate_rps=200)) == [("behind_schedule", 200)]
+    assert notes(0.019, Open(rate_rps=200)) == [] == notes(0.03, Closed(concurrency=2))
+    assert notes(0.03, Ramp(start_rps=1, end_rps=8)) == [("behind_schedule", 8)]
 
 
 def test_every_gate_is_in_the_list_of_faults() -> None:
@@ -284,7 +282,7 @@ def test_a_rehearsal_is_judged_by_the_model_alone_where_it_knows_the_requests() 
     assert validate_level(evidence(**rehearsed())) == validate_level(evidence())
     unstamped = validate_level(evidence(**rehearsed(modelled_requests=3.0)))
     assert unstamped.valid
-    assert unstamped.unchecked == {"rehearsed_pace": "the simulated engines know when 3 of 24 requests were sent"}
+    assert unstamped.unchecked == {"rehearsed_pace": found("sending_times_unknown", known=3.0, answers=24)}
     silent = evidence(**{**rehearsed(), "engines_after": engines(), "engines_before": engines(requests=0)})
     assert set(validate_level(silent).unchecked) == {"rehearsed_pace"}
 
@@ -436,14 +434,14 @@ def test_prefill_engines_may_have_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"engines_after": {"decode": EngineCounters(preemptions=0.0)}}, "are not known or do not count requests"),
-        ({"engines_before": {}, "nixl_before": None}, "could not be read before the level"),
-        ({"engines_after": {"collocated": EngineCounters(requests=60.0)}}, "which engines prefill and which decode"),
+        ({"engines_after": {"decode": EngineCounters(preemptions=0.0)}}, "requests_not_counted"),
+        ({"engines_before": {}, "nixl_before": None}, "metrics_unread_before"),
+        ({"engines_after": {"collocated": EngineCounters(requests=60.0)}}, "pools_unknown"),
     ],
 )
 def test_requests_of_others_that_cannot_be_counted(changes: dict[str, Any], why: str) -> None:
     validity = validate_level(evidence(**changes))
-    assert "other_requests" not in validity.failed_gates and why in validity.unchecked["other_requests"]
+    assert "other_requests" not in validity.failed_gates and validity.unchecked["other_requests"].code == why
 
 
 def test_smoke_and_ramp_are_not_asked_for_a_steady_state() -> None:
@@ -585,19 +583,19 @@ def test_two_ingress_replicas_may_use_a_core_each_and_what_was_not_seen_is_unche
 class TestAfterCanary:
     """What is asked once behind a sweep judges each of its levels."""
 
-    CLEAN = Validity(notes=("kept",))
+    CLEAN = Validity(notes=(found("decode_approximated"),))
 
     def test_right_answers_change_nothing(self) -> None:
         assert gates.after_canary(self.CLEAN, CanaryResult(equal=True, compared=3, detail="3 of 3")) == self.CLEAN
 
     def test_wrong_ones_fail_the_level(self) -> None:
         judged = gates.after_canary(self.CLEAN, CanaryResult(equal=False, compared=3, detail="prompt 1 differs"))
-        assert (judged.valid, judged.failed_gates, judged.notes) == (False, ("canary",), ("kept",))
+        assert (judged.valid, judged.failed_gates, judged.notes) == (False, ("canary",), self.CLEAN.notes)
         assert judged.reasons == ("the deployment answered wrongly behind the sweep: prompt 1 differs",)
 
     def test_none_are_no_proof(self) -> None:
         judged = gates.after_canary(self.CLEAN, CanaryResult(equal=None, detail="no answer"))
-        assert judged.valid and judged.unchecked == {"canary": "no answer"}
+        assert judged.valid and judged.unchecked == {"canary": found("canary_not_compared", detail="no answer")}
 
 
 def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:

@@ -220,7 +220,7 @@ def test_a_level_in_which_a_replica_died_is_set_aside_and_measured_again(tmp_pat
     driver = Driver(DeploymentDied("replica p1 died"), FINE)
     (run,) = measured(tmp_path, driver).runs()
     assert run.validity.valid and run.replaces and run.replaces.reasons == ("replica p1 died",)
-    assert "after a replica had died in it" in run.validity.notes[-1]
+    assert run.validity.notes[-1].code == "measured_after_recovery"
     assert driver.recovered == [("replica p1 died", 900.0)] and len(set(driver.seeds)) == 2
     (first,) = Store(tmp_path / "replaced").runs()
     assert (

@@ -15,7 +15,7 @@ from support.queues import served
 
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, NextLevel, Search, next_step, points, result
-from pdlab.core.findings import Finding
+from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
 from pdlab.results import metrics
 from pdlab.results import slo as results_slo
@@ -302,7 +302,7 @@ def arriving(count: int, ttft_s: float = 0.1, tpot_s: float = 0.01) -> list[Requ
 @pytest.mark.parametrize(
     ("gates", "unchecked", "steady", "usable"),
     [((), {}, True, True), (("steady_state",), {}, False, True), (("failed_requests",), {}, True, True),
-     (("few_requests",), {}, None, True), ((), {"steady_state": "too few"}, None, True),
+     (("few_requests",), {}, None, True), ((), {"steady_state": found("too_few_for_trend")}, None, True),
      (("client_saturation",), {}, True, False), (("kv_transfers", "steady_state"), {}, False, False)],
 )  # fmt: skip
 def test_levels_become_samples(gates: tuple[str, ...], unchecked: Any, steady: bool | None, usable: bool) -> None:

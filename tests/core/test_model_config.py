@@ -212,6 +212,9 @@ def test_what_a_shape_cannot_say_is_named(keys: dict[str, Any], what: str, count
         ({"max_position_embeddings": None}, "max_context"),
         ({"hidden_size": "wide"}, "hidden"),
         ({"num_hidden_layers": True}, "layers"),
+        ({"num_key_value_heads": [2, 4, 2, 4]}, "kv_heads"),
+        ({"head_dim": "sixty-four"}, "head_dim"),
+        ({"layer_types": 7}, "config.json"),
     ],
 )
 def test_a_config_without_what_every_shape_has(change: dict[str, Any], part: str, tmp_path: Path) -> None:

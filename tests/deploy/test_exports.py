@@ -68,7 +68,7 @@ def test_it_names_what_the_cluster_must_have(export: Callable[..., Exported]) ->
     assert "export FI_PROVIDER=efa FI_EFA_USE_DEVICE_RDMA=1" in made.text and "--kv-backend LIBFABRIC" in made.comments
     named = export(*SPREAD, "--kv-backend", "UCX")
     assert "--kv-backend LIBFABRIC" not in named.comments
-    tcp = export("--pd-spread", "--cluster", "local-2", "--p-tp", "1", "--d-tp", "1", "--model", "tiny-gptoss")
+    tcp = export("--pd-spread", "--local", "2")
     assert "FI_PROVIDER" not in tcp.text and "LIBFABRIC" not in tcp.text
 
 
@@ -185,8 +185,7 @@ def test_plain_names_what_is_lost(export: Callable[..., Exported]) -> None:
     assert lost("--collocated", "--cluster", "p5.48xlarge-x2") == always
     assert lost(*SPREAD) == everything - of_cpus
     assert lost(*SPREAD, "--no-kv-guard") == everything - of_cpus - of_guard
-    cpus = ["--pd-spread", "--cluster", "local-2", "--p-tp", "1", "--d-tp", "1", "--model", "tiny-gptoss"]
-    assert lost(*cpus) == everything
+    assert lost("--pd-spread", "--local", "2") == everything
     assert "No API key" in export(*SPREAD, *EVERYWHERE, flag="--export-plain").comments
 
 

@@ -47,7 +47,7 @@ def test_viz_prints_and_draws_it(folder: Path, tmp_path: Path, capsys: pytest.Ca
     rows = [line for line in output.splitlines() if line.strip().startswith(("0 to 1 ", "28 to 29 "))]
     assert len(rows) == 2, "every second minute of 30"
     assert (tmp_path / "out" / "p-over-time.svg").read_text().count("<path") > 20
-    assert "On fresh KV pools" in output and "1xTP1 collocated (1)." in output
+    assert "Measured on fresh KV pools" in output and "1xTP1 collocated (1)." in output
 
 
 def test_nothing_of_it_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def test_variables_of_ucx_were_the_transports(convert: ModuleType) -> None:
 
 def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:
     finding = found("few_requests", needed=9, finished=3, window="3 requests finish in it", more="give more")
-    validity = Validity(unchecked={"roles": "why"}).failing(finding, finding).failing(finding)
+    validity = Validity(unchecked={"roles": found("role_board_unreachable")}).failing(finding, finding).failing(finding)
     assert validity.findings == (finding,) and not validity.valid
     stored = json.loads(validity.model_dump_json())
     assert stored["reasons"] == [finding.text] and stored["failed_gates"] == ["few_requests"], "for other readers"

@@ -21,8 +21,8 @@ def store(tmp_path: Path) -> Store:
 
 def test_a_level_is_read_again_only_when_its_file_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    before = stores._read
-    monkeypatch.setattr(stores, "_read", lambda path, kind: (read.append(path.stem), before(path, kind))[1])
+    before = stores.read_model
+    monkeypatch.setattr(stores, "read_model", lambda path, kind: (read.append(path.stem), before(path, kind))[1])
     first = list(store.runs())
     assert read == ["concurrency1", "concurrency2"] and list(store.runs()) == first and len(read) == 2
     own = store.write(first[0].model_copy(update={"seed": 7}), (), force=True)

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.bench.sweep import LevelOptions
-from pdlab.core.arguments import MAX_REPEATS
+from pdlab.core.arguments import MAX_REPEATS, SLO_QUANTILE
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
@@ -126,7 +126,7 @@ class SloSettings(SearchLimits):
     e2el_ms: float | None = Field(default=None, gt=0)
     itl_p99_ms: float | None = Field(default=None, gt=0)
     stall_ms: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=0.95, gt=0, lt=1)
+    quantile: float = Field(default=SLO_QUANTILE, gt=0, lt=1)
 
     @property
     def slo(self) -> Slo:

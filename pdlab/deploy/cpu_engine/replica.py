@@ -11,6 +11,7 @@ from typing import Any
 from ray.llm._internal.common.callbacks.base import CallbackBase
 
 from pdlab.deploy.cpu_engine import prefork
+from pdlab.deploy.serving.ray_names import ENGINE_MODELS, PD, SERVER
 
 PREWARM_RETRY_S = 0.5
 
@@ -28,14 +29,14 @@ class LocalCallback(CallbackBase):  # type: ignore[misc]
     async def on_before_node_init(self) -> None:
         self.ctx.run_init_node = False
         prefork.use_in(importlib.import_module("vllm.v1.engine.utils"))
-        server: Any = importlib.import_module("ray.llm._internal.serve.core.server.llm_server")
+        server: Any = importlib.import_module(SERVER)
         server.push_telemetry_report_for_all_models = _no_telemetry
-        pd_server: Any = importlib.import_module("ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server")
+        pd_server: Any = importlib.import_module(PD)
         pd_server._PREWARM_RETRY_INTERVAL_S = PREWARM_RETRY_S
         kwargs = self.llm_config.engine_kwargs
         ranks = kwargs.get("tensor_parallel_size", 1) * kwargs.get("pipeline_parallel_size", 1)
         if ranks == 1 and kwargs.get("data_parallel_size", 1) == 1:
-            models: Any = importlib.import_module("ray.llm._internal.serve.engines.vllm.vllm_models")
+            models: Any = importlib.import_module(ENGINE_MODELS)
             models.EXECUTOR_BACKEND_MP = "uni"
 
 

@@ -2,7 +2,7 @@
 that are served.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
-`pdlab.deploy.serving.guard.Rules`; that of PD also, under ``prefill_call``, those of
+`pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
 `pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`, and, with
 ``kv_guard``, whether the KV guard's sources must be brought to the nodes (``bring``: nodes without pdlab). The
 classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the
@@ -23,27 +23,24 @@ from pdlab.deploy.serving.dead_engine import EndsWithEngine
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
 from pdlab.deploy.serving.fluid import PlaysRoles
-from pdlab.deploy.serving.guard import Guard, Rules
+from pdlab.deploy.serving.guard import Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
+from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_UTILS, bind_class, bound_deployment
 from pdlab.deploy.serving.role_board import AUTO, BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
 from pdlab.roles.assign import first_split
 
-_BUILDER = "ray.llm._internal.serve.core.server.builder"
-_INGRESS = "ray.llm._internal.serve.core.ingress.builder"
-_SERVER = "ray.llm._internal.serve.core.server.llm_server"
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
 _KV_GUARD = importlib.resources.files("pdlab.guard")
-_PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *("prefill_call", "drain", "nixl_port", "builders"),
+    *("prefill_call", "drain", "nixl_port", "ray_names", "builders"),
 )
 _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
@@ -53,7 +50,7 @@ BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pd
 class Front:
     """Mixed into the class that answers HTTP, an ingress or with direct streaming an engine's own server."""
 
-    rules: Rules
+    rules: RequestRules
 
     async def __serve_build_asgi_app__(self) -> Any:
         build = getattr(super(), "__serve_build_asgi_app__", None)
@@ -76,11 +73,11 @@ class OneByOne:
         return await self._answer("chat", request, raw_request_info)
 
     async def _answer(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
-        pd: Any = importlib.import_module(_PD)
+        pd: Any = importlib.import_module(PD)
         if for_one_engine(request):
             alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
             return alone
-        utils: Any = importlib.import_module("ray.llm._internal.serve.utils.server_utils")
+        utils: Any = importlib.import_module(SERVER_UTILS)
         own = request.request_id if "request_id" in request.model_fields_set else ""
         request_id = own or utils.get_serve_request_id() or request.request_id
         handle: Any = self._pd_handle_request  # type: ignore[attr-defined]
@@ -134,17 +131,17 @@ def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     application = _build(lambda arguments: _fluid(arguments, board_name, roles), arguments)
     _orchestrate(application, call, kv_drain_s)
     for application_ in _applications(application):
-        if issubclass(application_._bound_deployment.func_or_class, importlib.import_module(_PD).PDOrchestratorMixin):
+        if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
             _mix_in(application_, PlaysRoles, {"board_name": board_name, "board_spec": roles})
     return application
 
 
 def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
     """As `build_pd_openai_app` of Ray, with one deployment that is both prefill and decode."""
-    builder: Any = importlib.import_module(_BUILDER)
-    ingress: Any = importlib.import_module(_INGRESS)
-    pd: Any = importlib.import_module(_PD)
-    server: Any = importlib.import_module(_SERVER)
+    builder: Any = importlib.import_module(BUILDER)
+    ingress: Any = importlib.import_module(INGRESS)
+    pd: Any = importlib.import_module(PD)
+    server: Any = importlib.import_module(SERVER)
     serving = ingress.LLMServingArgs.model_validate(
         {**{key: value for key, value in args.items() if key != "llm_config"}, "llm_configs": [args["llm_config"]]}
     )
@@ -178,14 +175,14 @@ def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
 
 def _orchestrate(application: Any, call: dict[str, Any], kv_drain_s: float) -> None:
     """Put what is common to prefill and decode in front of Ray's classes."""
-    pd: Any = importlib.import_module(_PD)
-    server: Any = importlib.import_module(_SERVER)
+    pd: Any = importlib.import_module(PD)
+    server: Any = importlib.import_module(SERVER)
     rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})
     for application_ in _applications(application):
-        if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):
+        if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
             _mix_in(application_, Drains, {"kv_drain_s": kv_drain_s})
             _mix_in(application_, HoldsPort, {})
-        if issubclass(application_._bound_deployment.func_or_class, pd.PDOrchestratorMixin):
+        if issubclass(bound_deployment(application_).func_or_class, pd.PDOrchestratorMixin):
             _mix_in(application_, CallsPrefill, {"prefill_rules": rules})
             _mix_in(application_, OneByOne, {})
 
@@ -204,9 +201,9 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
         arguments |= {key: _with_guard(arguments[key], files) for key in configs}
     make: Any = getattr(importlib.import_module("ray.serve.llm"), builder) if isinstance(builder, str) else builder
     application: Any = make(arguments)
-    server: Any = importlib.import_module(_SERVER)
+    server: Any = importlib.import_module(SERVER)
     for application_ in _applications(application):
-        if issubclass(application_._bound_deployment.func_or_class, server.LLMServer):
+        if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
             _mix_in(application_, CountsPoolTokens, {})
             _mix_in(application_, EndsWithEngine, {})
             _mix_in(application_, ExplainsErrors, {})
@@ -214,7 +211,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:
                 _mix_in(application_, BringsGuard, {"guard_files": files})
-    _mix_in(application, Front, {"rules": Rules(**{**rules, "expose": tuple(rules["expose"])})})
+    _mix_in(application, Front, {"rules": RequestRules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
 
 
@@ -228,10 +225,10 @@ def _with_guard(config: dict[str, Any], files: dict[str, str]) -> dict[str, Any]
 
 def _mix_in(application: Any, mixin: type, more: dict[str, Any]) -> None:
     """Put a class in front of the one that the application's deployment runs, under the same name."""
-    deployment = application._bound_deployment
+    deployment = bound_deployment(application)
     before = deployment.func_or_class
     mixed = type(before.__name__, (mixin, before), {**more, "__module__": before.__module__})
-    application._bound_deployment = deployment.options(func_or_class=mixed, _internal=True)
+    bind_class(application, mixed)
 
 
 def _applications(top: Any) -> list[Any]:
@@ -243,7 +240,7 @@ def _applications(top: Any) -> list[Any]:
         if isinstance(application_, type(top)):
             if application_ not in applications:
                 applications.append(application_)
-                bound = application_._bound_deployment
+                bound = bound_deployment(application_)
                 waiting += [*bound.init_args, *bound.init_kwargs.values()]
         elif isinstance(application_, dict):
             waiting += application_.values()

@@ -16,13 +16,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pdlab.deploy.serving.elastic import WARM_S
-from pdlab.deploy.serving.engine_traffic import Answer, Flow, prompt_chunks, prompt_tokens
+from pdlab.deploy.serving.engine_traffic import EngineAnswer, Flow, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
+from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
 from pdlab.roles.prefixes import Prefixes, to_compute
 
-_MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
-_PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 BOARD_ANSWER_S = 5.0
 # Longer than that a prompt does not wait to know who has its beginning.
 HELD_S = 0.25
@@ -52,14 +51,14 @@ class PlaysRoles:
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         self._flow = Flow()
         # By the id of the request's object, which lives as long.
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, EngineAnswer] = {}
         self._prefill_by: dict[int, str] = {}
         self._warmed: dict[str, str] = {}
         self._warming: set[asyncio.Task[None]] = set()
         self._affinity = bool(self.board_spec.get("prefix_affinity"))
         self._kept = Prefixes()
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
-        pd: Any = importlib.import_module(_PD)
+        pd: Any = importlib.import_module(PD)
         wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
         self._pd_tokenize_once = bool(wanted) and pd._install_tokenize_once()
         self._telling = asyncio.get_running_loop().create_task(self._tell())
@@ -130,7 +129,7 @@ class PlaysRoles:
                 self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens, pulled)
 
     async def _engine_alone(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
-        pd: Any = importlib.import_module(_PD)
+        pd: Any = importlib.import_module(PD)
         stream: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
         return stream
 
@@ -228,7 +227,7 @@ class PlaysRoles:
         """Take a first transfer of a tiny prompt from that engine, and tell the board how it went."""
 
         async def warm() -> None:
-            models: Any = importlib.import_module(_MODELS)
+            models: Any = importlib.import_module(MODELS)
             request = models.CompletionRequest(
                 model=self._llm_config.model_id,  # type: ignore[attr-defined]
                 prompt=list(WARM_PROMPT), max_tokens=WARM_TOKENS, temperature=0.0, ignore_eos=True,

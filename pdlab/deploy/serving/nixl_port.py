@@ -13,6 +13,8 @@ import os
 import socket
 from typing import Any
 
+from pdlab.deploy.serving.ray_names import NIXL
+
 PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 SLOTS = 64  # beyond them ports of another pool begin: 64 replicas of 16 GPUs are 1,024 ports, and pools are 2,000 apart
 
@@ -34,7 +36,7 @@ def choose(llm_config: Any) -> socket.socket | None:
     derives from its number."""
     if os.environ.get(PORT) or isinstance(llm_config.engine_kwargs.get("data_parallel_rank"), int):
         return None
-    nixl: Any = importlib.import_module("ray.llm._internal.serve.engines.vllm.kv_transfer.nixl")
+    nixl: Any = importlib.import_module(NIXL)
     ray: Any = importlib.import_module("ray")
     base = int(llm_config.experimental_configs.get("NIXL_SIDE_CHANNEL_PORT_BASE", 20000))
     own = nixl.NixlConnectorBackend(llm_config)._compute_port_offset()

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.usage import cached_in_prefill
 
 # The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
@@ -34,8 +35,6 @@ COUNTERS = {
     "cached": "Requests whose prompt went to an engine that has its beginning.",
     "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
 }
-_MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
-_PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
 _SERVER_ERRORS = 500
 
 
@@ -80,7 +79,7 @@ class CallsPrefill:
     prefill_rules: PrefillRules
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        pd: Any = importlib.import_module(_PD)
+        pd: Any = importlib.import_module(PD)
         backend: Any = self._get_connector_backend()  # type: ignore[attr-defined]
         if backend.requires_peer_binding or backend.concurrent_handoff:
             async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
@@ -242,7 +241,7 @@ def count(name: str) -> None:
 
 
 def _unavailable(reasons: list[str]) -> Any:
-    models: Any = importlib.import_module(_MODELS)
+    models: Any = importlib.import_module(MODELS)
     message = f"prefill is not available ({'; '.join(reasons)}): send the request again"
     return models.ErrorResponse(error=models.ErrorInfo(message=message, type="ServiceUnavailableError", code=503))
 

@@ -1,0 +1,29 @@
+"""The private modules and attributes of Ray that serving uses: what a new version of Ray may change.
+
+Names only, no import: functions that are sent to replicas by value take the names with them. A contract test imports
+each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BUILDER = "ray.llm._internal.serve.core.server.builder"
+COMMON = "ray.serve._private.common"
+ENGINE_MODELS = "ray.llm._internal.serve.engines.vllm.vllm_models"
+INGRESS = "ray.llm._internal.serve.core.ingress.builder"
+MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
+NIXL = "ray.llm._internal.serve.engines.vllm.kv_transfer.nixl"
+PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
+SERVER = "ray.llm._internal.serve.core.server.llm_server"
+SERVER_UTILS = "ray.llm._internal.serve.utils.server_utils"
+
+
+def bound_deployment(application: Any) -> Any:
+    """The deployment at the top of a Serve application; its others are among the arguments."""
+    return application._bound_deployment
+
+
+def bind_class(application: Any, kind: type[Any]) -> None:
+    """Make ``kind`` the class of the deployment at the top of a Serve application."""
+    application._bound_deployment = bound_deployment(application).options(func_or_class=kind, _internal=True)

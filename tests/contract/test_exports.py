@@ -1,0 +1,66 @@
+"""Ray reads what is exported: its schema of a Serve config, and its public builders without pdlab."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdlab.cli import launch
+
+MANIFESTS = sorted((Path(__file__).parents[1] / "deploy" / "kubernetes" / "golden").glob("*.yaml"))
+X2 = ["--cluster", "p5.48xlarge-x2"]
+BUILD = """
+import importlib, json, sys, warnings
+warnings.simplefilter("ignore")
+import yaml
+import ray, ray.runtime_context
+ray.runtime_context.RuntimeContext.runtime_env = property(lambda self: {})  # asked of a driver, it would start a Ray
+app = yaml.safe_load(open(sys.argv[1]))["applications"][0]
+module, _, name = app["import_path"].partition(":")
+built = getattr(importlib.import_module(module), name)(app["args"])
+print(json.dumps([type(built).__name__, "pdlab" in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("ray_llm")
+def test_the_application_of_a_manifest_fits_the_serve_schema(path: Path) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    (service,) = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "RayService"]
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    read = ServeDeploySchema.model_validate(config)
+    assert set(config) <= set(ServeDeploySchema.model_fields)
+    assert read.proxy_location == "EveryNode" and read.http_options.host == "0.0.0.0"
+
+
+@pytest.mark.usefixtures("ray_llm")
+def test_ray_reads_the_options_of_the_controller(tmp_path: Path) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    file = tmp_path / "app.yaml"
+    assert launch.main(["--pd-spread", *X2, "--code-url", "https://x.example/c.zip", "--export", str(file)]) == 0
+    config = yaml.safe_load(file.read_text())
+    read = ServeDeploySchema.model_validate(config)
+    assert read.controller_options.runtime_env == config["controller_options"]["runtime_env"]
+    assert read.applications[0].runtime_env == {"py_modules": ["https://x.example/c.zip"]}
+
+
+@pytest.mark.parametrize("mode", [["--pd-spread"], ["--collocated"], ["--collocated", "--dp", "2"]], ids=" ".join)
+@pytest.mark.usefixtures("ray_llm")
+def test_rays_public_builders_take_a_plain_export(mode: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "app.yaml"
+    assert launch.main([*mode, *X2, "--export-plain", str(file)]) == 0
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env |= {"RAY_ENABLE_AUTO_CONNECT": "0", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(file)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == ["Application", False]
