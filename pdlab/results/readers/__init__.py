@@ -61,8 +61,8 @@ def read_file(file: Path) -> FileReading:
             return reading
     keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
-        f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); docs/results-of-others.md "
-        "lists those that are read; move the file elsewhere"
+        f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
+        "docs/results-of-others.md lists those that are read; move the file elsewhere"
     )
 
 
