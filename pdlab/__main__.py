@@ -20,6 +20,7 @@ COMMANDS = {
     "experiment": "launch and sweep everything that a file of configs/sweeps/ lists",
     "ratio": "the P:D ratio that measured prefill and decode rates imply",
     "viz": "tables, plots, report and audit of result folders (viz.py)",
+    "describe": "how a folder of results of other clients is understood, as a file to correct",
     "plan": "simulate and rank deployments before a GPU is booked (plan.py)",
     "calibrate": "fit the simulator's constants to measured runs",
     "doctor": "what on the nodes could make KV transfers slow or wrong (debug/doctor.py)",

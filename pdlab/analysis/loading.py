@@ -15,6 +15,7 @@ from pdlab.analysis.audit.content_rules import impossible_latencies, is_figure
 from pdlab.analysis.requests import Requests, load_requests
 from pdlab.core.findings import found
 from pdlab.core.workload import RunKey
+from pdlab.results.description import Stated
 from pdlab.results.published_folders import load_experiments
 from pdlab.results.schema import Experiment, Run, Summary
 from pdlab.results.store import MANIFEST, Store
@@ -30,8 +31,8 @@ class Loaded(NamedTuple):
     requests: dict[RunKey, Requests]
 
 
-def load(folders: Sequence[Path], gpus: Mapping[Path, int], *, every_request: bool = False) -> list[Loaded]:
-    """Read experiments, ours or imported, as many as each folder holds. ``gpus``: of folders that do not record theirs.
+def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request: bool = False) -> list[Loaded]:
+    """Read experiments, ours or imported, as many as each folder holds. ``gpus``: what is said of folders.
     Raises StoreError or UsageError, see `load_experiments`.
 
     Requests are read where intervals need them: of levels measured once; with ``every_request`` of all

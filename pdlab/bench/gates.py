@@ -302,12 +302,15 @@ def preemptions(evidence: Evidence) -> Iterator[Finding]:
 
 def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
     """More of the prompts came from the prefix cache than the workload declares. Of PD both engines of a request look
-    its prompt up, each in its own cache."""
+    its prompt up, each in its own cache. What prefill gets from a connector comes from a store of KV cache, such as
+    host memory; decode gets from one what prefill has just computed."""
     input_tokens = float(evidence.answered.input_tokens.sum())
     if not input_tokens:
         return
     declared = evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / input_tokens
     hits = {pool: evidence.growth(pool, "prefix_cache_hits") for pool in evidence.run.engines_after}
+    if "prefill" in hits and (stored := evidence.growth("prefill", "external_cache_hits")):
+        hits["prefill"] = (hits["prefill"] or 0.0) + stored
     lookups = 2 if "fluid" in hits else 1
     share = max((count for count in hits.values() if count is not None), default=0.0) / (lookups * input_tokens)
     if share > declared + CACHE_SLACK:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge
 
 from pdlab.analysis.curves import gpus_of
-from pdlab.core.arguments import above_zero
+from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -113,7 +113,11 @@ class CalibrateSettings(Settings):
         ..., "experiment folders, ours or published", MEASURED, several="words", value="DIR"
     )
     model: str | None = setting(
-        None, "model that was measured", MEASURED, value="NAME", otherwise="the one that the runs record"
+        None,
+        f"model that was measured: {MODEL_HELP}",
+        MEASURED,
+        value="NAME|PATH",
+        otherwise="the one that the runs record",
     )
     gpu: str | None = setting(
         None,

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdlab.core.catalog import known_models
+from pdlab.core.arguments import MODEL_HELP
+from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Settings, parse, setting
-from pdlab.core.text import choices, duration
+from pdlab.core.text import duration
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import State, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, Step, Where, plan, total_s
@@ -54,9 +55,9 @@ class FirstHourSettings(Settings):
     rehearse: bool = setting(False, "on made-up nodes of this machine, engines simulated (docs/rehearsal.md)", WHAT)
     model: str | None = setting(
         None,
-        "a name of configs/models/",
+        MODEL_HELP,
         WHAT,
-        value="NAME",
+        value="NAME|PATH",
         otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
     )
     out: Path | None = setting(None, "everything goes there", WHAT, value="DIR", otherwise="first-hour in bm_results/")
@@ -81,8 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(settings: FirstHourSettings) -> int:
     local, rehearse, port = settings.local, settings.rehearse, settings.port
     model = settings.model or (LOCAL_MODEL if local else MODEL)
-    if model not in known_models():
-        raise UsageError(f"--model {model}: not in configs/models/; {choices(model, known_models())}")
+    try:
+        resolve_model(model)
+    except UsageError as error:
+        raise UsageError(f"--model {model}: {error}") from error
     out = settings.out or ROOT / "bm_results" / "first-hour"
     check_folder(out, "--out")
     out = out.absolute()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import ModelShape, known_models, resolve_model, why_no_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -37,7 +38,7 @@ class ModelsSettings(Settings):
     EXAMPLES = EPILOG
 
     model: tuple[str, ...] = setting(
-        (), "names of configs/models/, Hugging Face ids, folders, or config.json files", "models", several="words",
+        (), f"each {MODEL_HELP}", "models", several="words",
         value="NAME|PATH", otherwise="all of configs/models/",
     )  # fmt: skip
     markdown: bool = setting(False, "as a table of Markdown", "output")

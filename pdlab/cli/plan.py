@@ -20,6 +20,7 @@ from pdlab.core.arguments import (
     LENGTHS_HELP,
     MAX_LOAD,
     MIN_RATE_RPS,
+    MODEL_HELP,
     SLO_QUANTILE,
     above_zero,
     checked_whole_number,
@@ -129,9 +130,9 @@ class PlanSettings(Settings):
 
     model: str | None = setting(
         None,
-        "a model of configs/models/",
+        MODEL_HELP,
         WHAT,
-        value="NAME",
+        value="NAME|PATH",
         otherwise=f"{DEFAULT_MODEL}; with --compare the one that was measured",
     )
     hardware: str = setting(

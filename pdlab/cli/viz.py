@@ -76,11 +76,24 @@ def _sizes(words: Sequence[str], flag: str) -> dict[str, int]:
     for word in words:
         name, _, count = word.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
-            raise UsageError(f"{flag} {word}: expected NAME=N with N at least 1, for example {flag} my-folder=8")
+            raise UsageError(f"{flag} {word}: expected PATTERN=N with N at least 1, for example {flag} my-folder=8")
         if name in sizes:
             raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
         sizes[name] = int(count)
     return sizes
+
+
+def _labels(words: Sequence[str], flag: str) -> dict[str, str]:
+    """Pattern -> label, of words PATTERN=TEXT. Raises UsageError."""
+    labels: dict[str, str] = {}
+    for word in words:
+        pattern, _, label = word.partition("=")
+        if not pattern or not label.strip():
+            raise UsageError(f"{flag} {word}: expected PATTERN=TEXT, for example {flag} '1p3d*=1P 3D, TP2'")
+        if pattern in labels:
+            raise UsageError(f"{flag} {word}: {pattern} is given twice; keep one")
+        labels[pattern] = label.strip()
+    return labels
 
 
 class VizSettings(Settings):
@@ -108,11 +121,19 @@ class VizSettings(Settings):
     )
     gpus: Annotated[dict[str, int], NamedValues(_sizes)] = setting(
         {},
-        "the number of GPUs of every folder whose path ends in NAME, if neither a manifest nor its name has it "
-        "(a/NAME tells it from b/NAME); repeatable",
+        "the number of GPUs of every folder whose path ends in PATTERN, and of every result file in the folders whose "
+        "path fits it (* is any text; a/NAME tells it from b/NAME); before what names and files say; repeatable",
         WHICH,
         several="times",
-        value="NAME=N",
+        value="PATTERN=N",
+    )
+    label: Annotated[dict[str, str], NamedValues(_labels)] = setting(
+        {},
+        "what the results that fit PATTERN are called in tables and plots; results of one label are one curve; "
+        "repeatable",
+        WHICH,
+        several="times",
+        value="PATTERN=TEXT",
     )
     view: Annotated[dict[str, Any], FlagsOf(View)] = Field(default_factory=dict)
     at: tuple[str, ...] = setting(
@@ -209,7 +230,7 @@ class VizSettings(Settings):
     def _check_audit(self) -> None:
         if self.exps:
             raise UsageError("--audit examines folders and draws nothing; leave --exps out")
-        self.only("--audit, which draws nothing", "audit", "gpus")
+        self.only("--audit, which draws nothing", "audit", "gpus", "label")
 
     def _check_raw(self) -> None:
         """Flags of throughput per node. The GPUs are counted for a price, too."""
@@ -259,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _audit(settings: VizSettings) -> int:
     from pdlab.analysis.audit import rules
-    from pdlab.report.load import find, gpus_by_folder
+    from pdlab.report.load import find, stated_by_folder
     from pdlab.results.published_folders import require_folder
 
     for path in settings.audit:
@@ -269,7 +290,9 @@ def _audit(settings: VizSettings) -> int:
     if not found.given:
         raise UsageError("--audit: these folders hold faults made under load, which have nothing to audit")
     _note(note.text for note in found.notes if note.code == "unfinished")
-    findings = rules.audit(found.experiments, gpus_by_folder(settings.gpus, found.experiments, "--audit"))
+    findings = rules.audit(
+        found.experiments, stated_by_folder(settings.gpus, settings.label, found.experiments, "--audit")
+    )
     print(rules.render(findings, len(found.experiments)))
     return HAS_FINDINGS if findings else 0
 
@@ -278,7 +301,7 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
     """Load, build the report, and print, draw and write it."""
     from pdlab.report import text
     from pdlab.report.build import build_report
-    from pdlab.report.load import find, read
+    from pdlab.report.load import find, read, stated_by_folder
 
     view, plot_path, slos = settings.shown, _plot_path(settings.plot_path, settings.format), settings.slos
     at = _bounds(settings, view)
@@ -290,7 +313,8 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
     if not found.given:
         settings.only("folders of faults, which have no load levels", *WITHOUT_LEVELS)
     _note(note.text for note in found.notes)
-    results = read(found, settings.gpus, "--exps", every_request=bool(slos))
+    stated = stated_by_folder(settings.gpus, settings.label, found.experiments, "--exps")
+    results = read(found, stated, every_request=bool(slos))
     report = build_report(
         results,
         view,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.commands import typed
 from pdlab.core.exit_code import exit_code
@@ -31,7 +32,7 @@ class WeightsSettings(Settings):
     ABOUT = "Look for a model's files on every node, as vLLM will look for them, or fetch them."
     EXAMPLES = EPILOG
 
-    model: str = setting("gpt-oss-120b", "the model", "which files, and where", value="NAME|PATH")
+    model: str = setting("gpt-oss-120b", MODEL_HELP, "which files, and where", value="NAME|PATH")
     here: bool = setting(False, "on this machine only, without Ray", "which files, and where")
     fetch: bool = setting(False, "download what is missing, on all nodes at once", "download")
     timeout_s: Seconds = setting(7200.0, "limit of a download", "download", value="S")

@@ -303,9 +303,9 @@ def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     """The shape of a config.json, with the engine arguments of the catalogue's model that has the same numbers."""
     try:
         fields = _fields(files)
+        shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, files.where)
     except UsageError as error:
         return str(error)
-    shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, where=files.where)
     for known in catalogue():
         if all(getattr(known, field) == getattr(shape, field) for field in SAME_MODEL):
             facts: dict[str, Any] = {"engine_kwargs": known.engine_kwargs}

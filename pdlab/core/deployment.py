@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.core.arguments import positive, ucx_transports
+from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
@@ -536,9 +536,7 @@ class Deployment(Frozen):
     """
 
     name: str | None = None
-    model: str = setting(
-        "gpt-oss-120b", "configs/models/ name or file, Hugging Face id, or folder", MODEL, value="NAME|PATH"
-    )
+    model: str = setting("gpt-oss-120b", MODEL_HELP, MODEL, value="NAME|PATH")
     model_id: str | None = setting(
         None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
     )

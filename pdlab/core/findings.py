@@ -404,6 +404,10 @@ CODES: dict[str, FindingCode] = {
         "answers ended before --otl {asked}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
+    "file_counts_unknown": _file(
+        "a file has the number of requests and the duration",
+        "the file has neither the number of requests nor the duration: what depends on them is not checked",
+    ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
         "the file's name says {name} {named:g}, its content {actual:g}",

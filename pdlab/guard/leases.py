@@ -22,7 +22,7 @@ REMEMBERED = 65_536
 FOREVER_S = 1e9
 
 
-class Answer(NamedTuple):
+class LeaseAnswer(NamedTuple):
     """``verdict``: `GRANTED`, or why the blocks must not be used. ``covered_s``: how long, from the moment of the
     answer on, they certainly stay what they are (0: only up to now)."""
 
@@ -92,7 +92,7 @@ class LeaseBook:
             while len(self._ended) > REMEMBERED:
                 self._ended.popitem(last=False)
 
-    def claim(self, request_id: str, reader: str) -> Answer:
+    def claim(self, request_id: str, reader: str) -> LeaseAnswer:
         """``reader`` wants to use the blocks, or has read them and wants to know that they were still the request's.
 
         One reader per lease: the blocks are freed when the first one has read them. A lease that nobody has claimed in
@@ -102,20 +102,20 @@ class LeaseBook:
         with self._lock:
             lease = self._pinned.get(request_id) or self._ended.get(request_id)
             if lease is None:
-                return Answer(UNKNOWN)
+                return LeaseAnswer(UNKNOWN)
             if lease.lapsed:
-                return Answer(EXPIRED)
+                return LeaseAnswer(EXPIRED)
             if lease.reader not in (None, reader):
-                return Answer(TAKEN)
+                return LeaseAnswer(TAKEN)
             if lease.ended:
                 # Freed because all of it had been read: what was read is the request's.
                 lease.reader = reader
-                return Answer(GRANTED, FOREVER_S)
+                return LeaseAnswer(GRANTED, FOREVER_S)
             if lease.reader is None and now - lease.granted_at > lease.lease_s / 2:
                 self._give_back(request_id, lease)
-                return Answer(OLD)
+                return LeaseAnswer(OLD)
             lease.reader = reader
-            return Answer(GRANTED, max(0.0, lease.expires_at - now))
+            return LeaseAnswer(GRANTED, max(0.0, lease.expires_at - now))
 
     def give_back(self, request_id: str, reader: str) -> None:
         """``reader`` will not read the blocks: they may be freed."""

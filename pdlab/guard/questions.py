@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from pdlab.guard.leases import UNKNOWN, Answer, LeaseBook
+from pdlab.guard.leases import UNKNOWN, LeaseAnswer, LeaseBook
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
     """``clock_s``: prefill's ``perf_counter`` when it answered."""
 
     ticket: int
-    answer: Answer
+    answer: LeaseAnswer
     clock_s: float
 
 
@@ -78,7 +78,7 @@ class AnswerTable(dict[Any, bytes]):
 
     def _answer(self, question: Any) -> bytes:
         ticket, kind, engine_id, request_id, reader = question
-        answer = Answer(UNKNOWN)
+        answer = LeaseAnswer(UNKNOWN)
         if engine_id == self._leases.engine_id:
             if kind == BACK:
                 self._leases.give_back(request_id, reader)
@@ -116,7 +116,7 @@ class Inquirer:
                 with contextlib.suppress(msgspec.MsgspecError, TypeError, ValueError):
                     _, payload, clock = frames
                     ticket, verdict, covered_s = msgspec.msgpack.decode(payload)
-                    yield Reply(ticket, Answer(verdict, covered_s), msgspec.msgpack.decode(clock))
+                    yield Reply(ticket, LeaseAnswer(verdict, covered_s), msgspec.msgpack.decode(clock))
 
     def close(self) -> None:
         """Drop what has not been sent."""

@@ -21,7 +21,7 @@ from pdlab.core.workload import Load, Slo
 from pdlab.plan import TEMPLATES
 from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.extrapolation import OutsideFit
-from pdlab.plan.fluid_pools import FluidPlan, Served
+from pdlab.plan.fluid_pools import FluidPlan, ServedRate
 from pdlab.plan.planner import Candidate, Gain, Plan, gain, outside
 from pdlab.plan.rate_matching import Matcher, Rates
 from pdlab.plan.scattered_blocks import CHECK
@@ -369,7 +369,7 @@ class FluidFacts:
     scene: Scene
 
     @property
-    def shown(self) -> list[Served]:
+    def shown(self) -> list[ServedRate]:
         return [self.plan.auto, *sorted(self.plan.fixed, key=lambda each: -each.rps)[:FIXED_SHOWN]]
 
     @property

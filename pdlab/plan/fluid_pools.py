@@ -40,7 +40,7 @@ class Matched(NamedTuple):
     rps: float
 
 
-class Served(NamedTuple):
+class ServedRate(NamedTuple):
     """Requests/s within the SLO of roles: ``auto``, or a fixed split such as ``3:5``."""
 
     roles: str
@@ -51,8 +51,8 @@ class FluidPlan(NamedTuple):
     """``fixed`` best first, those that were simulated; ``auto`` is the controller."""
 
     deployment: Deployment
-    fixed: tuple[Served, ...]
-    auto: Served
+    fixed: tuple[ServedRate, ...]
+    auto: ServedRate
     moves: bool
 
     @property
@@ -167,8 +167,8 @@ def fluid_plan(
 
     uphill(of_split, begin, pool.replicas)
     fixed = sorted(
-        (Served(f"{prefill}:{pool.replicas - prefill}", rps) for prefill, rps in splits.items()),
+        (ServedRate(f"{prefill}:{pool.replicas - prefill}", rps) for prefill, rps in splits.items()),
         key=lambda each: -each.rps,
     )
-    auto = Served(AUTO, served(AUTO))
+    auto = ServedRate(AUTO, served(AUTO))
     return FluidPlan(Deployment(model=model, topology=topology(AUTO)), tuple(fixed), auto, moving is not None)

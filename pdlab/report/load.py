@@ -17,6 +17,8 @@ from pdlab.core.output_paths import distinct
 from pdlab.core.text import choices, listed
 from pdlab.results import chaos as chaos_results
 from pdlab.results.chaos import Chaos
+from pdlab.results.description import Stated, of_flags
+from pdlab.results.published_folders import result_files
 from pdlab.results.schema import Experiment, Run
 from pdlab.results.store import experiment_folders, searched, stopped, tuning_of, unfinished
 
@@ -46,11 +48,11 @@ class ResultFolders(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Everything that was read. ``gpus``: of folders that do not record theirs. ``every_request``: the requests of all
+    """Everything that was read. ``stated``: what was said of folders. ``every_request``: the requests of all
     levels are there, not only those of levels that were measured once."""
 
     folders: ResultFolders
-    gpus: Mapping[Path, int]
+    stated: Mapping[Path, Stated]
     loaded: tuple[Loaded, ...]
     chaos: tuple[Chaos, ...] = ()
     every_request: bool = False
@@ -68,7 +70,7 @@ class Results:
         """The same with the requests of all levels, which goodput needs. Raises as `read`."""
         if self.every_request:
             return self
-        loaded = loading.load(self.folders.experiments, self.gpus, every_request=True)
+        loaded = loading.load(self.folders.experiments, self.stated, every_request=True)
         return replace(self, loaded=tuple(loaded), every_request=True)
 
     def levels(self) -> list[Row]:
@@ -86,13 +88,17 @@ class Results:
         ]
 
 
-def load(*folders: str | Path, gpus: Mapping[str, int] | None = None) -> Results:
+def load(
+    *folders: str | Path, gpus: Mapping[str, int] | None = None, labels: Mapping[str, str] | None = None
+) -> Results:
     """What is in these folders: of experiments, of whole experiments, of faults made under load, or as published.
 
-    ``gpus``: name of a folder -> its number of GPUs, for folders that do not record it. Raises StoreError for what
+    ``gpus``: name of a folder, or pattern on its files -> the number of GPUs, if nothing records it; ``labels``: such
+    a pattern -> what it is called. Raises StoreError for what
     cannot be read and UsageError for names that are wrong.
     """
-    return read(find([Path(folder) for folder in folders], "load()"), gpus or {}, "load()")
+    found = find([Path(folder) for folder in folders], "load()")
+    return read(found, stated_by_folder(gpus or {}, labels or {}, found.experiments, "load()"))
 
 
 def find(folders: Sequence[Path], flag: str) -> ResultFolders:
@@ -114,26 +120,45 @@ def find(folders: Sequence[Path], flag: str) -> ResultFolders:
     return ResultFolders(tuple(given), tuple(experiments), tuple(faults), tuple(notes))
 
 
-def read(found: ResultFolders, gpus: Mapping[str, int], flag: str, *, every_request: bool = False) -> Results:
+def read(found: ResultFolders, stated: Mapping[Path, Stated], *, every_request: bool = False) -> Results:
     """Read what was found; see `load` and `pdlab.analysis.loading.load`."""
-    of_folders = gpus_by_folder(gpus, found.experiments, flag)
-    loaded = loading.load(found.experiments, of_folders, every_request=every_request)
+    loaded = loading.load(found.experiments, stated, every_request=every_request)
     made = [chaos_results.load(path) for path in found.faults]
-    return Results(found, of_folders, tuple(loaded), tuple(made), every_request)
+    return Results(found, stated, tuple(loaded), tuple(made), every_request)
 
 
-def gpus_by_folder(named: Mapping[str, int], folders: Sequence[Path], flag: str) -> dict[Path, int]:
-    """Folder -> the GPUs that its name is given. A name of more parts counts before a shorter one. Raises UsageError
-    for a name that no folder has; ``flag`` is what named the folders."""
+def stated_by_folder(
+    gpus: Mapping[str, int], labels: Mapping[str, str], folders: Sequence[Path], flag: str
+) -> dict[Path, Stated]:
+    """Folder -> what ``--gpus`` and ``--label`` say of it and of the files in it.
+
+    A name of a folder with more parts counts before a shorter one. What names no folder is a pattern on files. Raises
+    UsageError for a name or pattern that fits nothing; ``flag`` is what named the folders.
+    """
     sizes: dict[Path, tuple[int, int]] = {}
-    for name, count in named.items():
+    patterns: dict[str, int] = {}
+    for name, count in gpus.items():
         meant = [path for path in folders if _is_called(path, name)]
         if not meant:
-            known = [path.resolve().name for path in folders]
-            raise UsageError(f"--gpus {name}={count}: no folder of {flag} is called {name!r}; {choices(name, known)}")
+            patterns[name] = count
         for path in meant:
             sizes[path] = max(sizes.get(path, (0, 0)), (len(Path(name).parts), count), key=lambda each: each[0])
-    return {path: count for path, (_, count) in sizes.items()}
+    entries = of_flags(patterns, labels)
+    for entry in entries:
+        if not any(entry.fits(path, file.relative_to(path)) for path in folders for file in _files(path)):
+            known = [path.resolve().name for path in folders]
+            of_flag, value = ("gpus", entry.gpus) if entry.label is None else ("label", entry.label)
+            raise UsageError(
+                f"--{of_flag} {entry.match}={value}: no folder of {flag} is called {entry.match!r}, and no file in "
+                f"them fits it; {choices(entry.match, known)}"
+            )
+    return {
+        path: Stated(sizes[path][1] if path in sizes else None, entries) for path in folders if path in sizes or entries
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    return result_files(folder) if folder.is_dir() else []
 
 
 def _is_called(path: Path, name: str) -> bool:

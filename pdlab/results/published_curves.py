@@ -23,6 +23,7 @@ ONE_SESSION = timedelta(days=1)
 MOST_SHOWN = 40  # characters of a value in a curve's name
 
 DEPLOYMENT = "the deployment in the file's name"
+SAID = "what is said of it"
 _METADATA, _BURSTINESS = "metadata", "burstiness"
 _MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
 # Text that every client writes about the load, the run or its result, which tells no curve from another.
@@ -106,7 +107,7 @@ def separated(levels: Sequence[PublishedLevel]) -> Separated:
         value.update({_WORDS: names[i]} if i in names else {})
         value.update({_DATE: sessions[i]} if i in sessions else {})
     keys = [key for key in dict.fromkeys(key for value in values for key in value) if _differ(key, values)]
-    files = [level.file.name for level in levels]
+    files = [level.shown for level in levels]
     differences = [
         Difference(key, {file: value.get(key, "not given") for file, value in zip(files, values, strict=True)})
         for key in keys
@@ -132,6 +133,9 @@ def _values(level: PublishedLevel) -> dict[str, str]:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
     if level.name.deployment is not None:
         values[DEPLOYMENT] = level.name.deployment
+    said = level.said
+    if any(said[:3]):
+        values[SAID] = said.label or said.deployment or f"{said.gpus} GPUs"
     if level.name.input_tokens is not None:
         values[_ASKED] = f"{level.name.input_tokens}:{level.name.output_tokens}"
     return values
@@ -245,7 +249,7 @@ def _part(values: dict[str, str], keys: Sequence[str]) -> str:
     texts = []
     for key in keys:
         text = values.get(key)
-        if key in (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, _WORDS, _DATE):
+        if key in (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, SAID, _WORDS, _DATE):
             texts.append(text or "")
         else:
             texts.append(f"no {key}" if text is None else f"{key}={text[:MOST_SHOWN]}")

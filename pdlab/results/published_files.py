@@ -1,22 +1,23 @@
-"""One result file of others -> ``PublishedLevel``.
+"""One result file of others -> ``PublishedLevel``, one for each level in it.
 
-The file is the summary JSON of ``vllm bench serve``, or of a client that writes the same keys. What the file says
-counts. A name fills in what the file leaves out, and a name that contradicts the file is a fault of the level. What
-neither says is None.
+`pdlab.results.readers` reads the file, whichever client wrote it. What the file says counts. A name fills in what the
+file leaves out, and a name that contradicts the file is a fault of the level. What neither says is None.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
 from pdlab.core.errors import StoreError
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
-from pdlab.results.published_names import FileName, FolderName, parse_file_name
+from pdlab.results.description import SaidOf, topology_of
+from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
+from pdlab.results.readers import RawLevel, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
 # Above this, a request rate is how a client writes "all at once", not a load.
@@ -35,18 +36,52 @@ _METRIC = {"e2e_latency": "e2el"}
 
 
 class PublishedLevel(NamedTuple):
-    """One file: its content, what its name says, and the run."""
+    """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
+    name says, what people say of it, and the run. ``shown``: its path in the folder, and its part."""
 
     file: Path
+    part: str
+    shown: str
     data: dict[str, Any]
     name: FileName
+    said: SaidOf
     run: Run
 
+    @property
+    def topology(self) -> Collocated | Disaggregated | None:
+        """The deployment that people, the file's name or, with the file's TP degree, its name's counts give."""
+        if self.said.deployment is not None:
+            return topology_of(self.said.deployment)
+        if self.name.topology is not None:
+            return self.name.topology
+        counts = replica_counts(self.name.deployment or "")
+        tp = [number(self.data.get(key, self.data.get("tp"))) for key in ("prefill_tp", "decode_tp")]
+        if counts is None or not all(tp):
+            return None
+        pools = [parse_pool(f"{count}xtp{int(size or 0)}") for count, size in zip(counts, tp, strict=True)]
+        return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(self.shown, pools))
 
-def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
-    """Read one file of the folder ``label``, whose name says ``named``. Raises StoreError, which names the file."""
-    data = _read(file)
-    name = parse_file_name(file.stem)
+    @property
+    def gpus(self) -> int | None:
+        """The GPUs that people, or the file, say that its deployment used; None where neither does."""
+        stated = self.said.gpus if self.said.gpus is not None else number(self.data.get("num_gpus"))
+        return int(stated) if stated else None
+
+
+def read_levels(
+    folder: Path, file: Path, label: str, named: FolderName, said: SaidOf
+) -> list[tuple[PublishedLevel, str]]:
+    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``: its levels, each with the
+    client that wrote it. A file that is no level of its own has none. Raises StoreError, which names the file."""
+    reading = read_file(file)
+    return [(_level(folder, file, raw, label, named, said), reading.tool) for raw in reading.levels]
+
+
+def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderName, said: SaidOf) -> PublishedLevel:
+    data = {**raw.data, "model_id": said.model} if said.model else raw.data
+    inside = file.relative_to(folder)
+    name = parse_file_name(inside.with_suffix("").as_posix())
+    shown = f"{inside}, {raw.part}" if raw.part else str(inside)
     duration_s = _count(file, data, "duration")
     completed = int(_count(file, data, "completed"))
     input_tokens = _count(file, data, "total_input_tokens")
@@ -76,6 +111,9 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
     if limit is not None:
         faults.append(found("file_rate_capped", offered=offered_rps(load), limit=limit, served=whole.requests_per_s))
     faults += lengths.faults
+    notes = lengths.notes
+    if data.get("counts_unknown"):
+        notes = (*notes, found("file_counts_unknown"))
     run = Run(
         origin="imported",
         label=label,
@@ -88,9 +126,9 @@ def read_level(file: Path, label: str, named: FolderName) -> PublishedLevel:
         failed=failed,
         asked_tokens=lengths.asked,
         whole=whole,
-        validity=Validity(findings=tuple(faults), notes=lengths.notes),
+        validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(file, data, name, run)
+    return PublishedLevel(file, raw.part, shown, data, name, said, run)
 
 
 def number(value: Any) -> float | None:
@@ -154,20 +192,6 @@ def stays_s(whole: Summary) -> Stay | None:
     if whole.tpot is None or not gaps_s:
         return None
     return Stay(whole.ttft.mean_s + gaps * min(gaps_s), whole.ttft.mean_s + gaps * max(gaps_s))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    from pdlab.results.store import MANIFEST
-
-    try:
-        data = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(data, dict) or "request_throughput" not in data:
-        if isinstance(data, dict) and "schema_version" in data:
-            raise StoreError(f"{file} was written by pdlab, but {file.parent} has no {MANIFEST}; copy the whole folder")
-        raise StoreError(f"{file} is not a summary of `vllm bench serve` (no request_throughput); move it elsewhere")
-    return data
 
 
 def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Finding]]:

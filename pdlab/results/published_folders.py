@@ -8,26 +8,30 @@ per level (`pdlab.results.published_files`) and the configuration in the folder'
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
-from pdlab.results.published_curves import DEPLOYMENT, Difference, PublishedCurve, separated
-from pdlab.results.published_files import PublishedLevel, read_level
-from pdlab.results.published_names import parse_file_name, parse_name
+from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
+from pdlab.results.published_curves import Difference, PublishedCurve, separated
+from pdlab.results.published_files import PublishedLevel, read_levels
+from pdlab.results.published_names import parse_name
+from pdlab.results.readers import SUFFIXES
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
 
 
 class SourcedRun(NamedTuple):
-    """A run and the file of others that it came from."""
+    """A run, the file of others that it came from, the part of that file, and what it says in the keys of ``vllm bench
+    serve``."""
 
     run: Run
     file: Path
+    part: str
+    data: dict[str, Any]
 
 
 class SourcedExperiment(NamedTuple):
@@ -37,39 +41,48 @@ class SourcedExperiment(NamedTuple):
     runs: tuple[SourcedRun, ...] = ()
 
 
-def load_experiments(path: Path, gpus: int | None = None) -> tuple[Experiment, ...]:
+def load_experiments(path: Path, stated: Stated | int | None = None) -> tuple[Experiment, ...]:
     """Read the experiments in one folder: ours (with a manifest), or one of the published format, which holds several
     where its files differ in more than their load.
 
-    ``gpus`` states the number of GPUs of a folder that does not record it, of each experiment in it. Raises StoreError
-    or UsageError, naming the folder and what to do.
+    ``stated``: what the folder does not record; a number is the GPUs of each experiment in it. Raises StoreError or
+    UsageError, naming the folder and what to do.
     """
-    return tuple(each.experiment for each in sourced_experiments(path, gpus))
+    return tuple(each.experiment for each in sourced_experiments(path, stated))
 
 
-def load_experiment(path: Path, gpus: int | None = None) -> Experiment:
+def load_experiment(path: Path, stated: Stated | int | None = None) -> Experiment:
     """`load_experiments` of a folder that holds one. Raises StoreError where it holds several, and says by what."""
-    experiments = load_experiments(path, gpus)
+    experiments = load_experiments(path, stated)
     if len(experiments) > 1:
         parts = listed([each.part for each in experiments])
         raise StoreError(f"{path} holds {len(experiments)} curves: {parts}; give each a folder of its own")
     return experiments[0]
 
 
-def sourced_experiments(path: Path, gpus: int | None = None) -> tuple[SourcedExperiment, ...]:
+def sourced_experiments(path: Path, stated: Stated | int | None = None) -> tuple[SourcedExperiment, ...]:
     """`load_experiments`, each run of the published format with its file."""
     require_folder(path)
+    gpus, entries = stated if isinstance(stated, Stated) else Stated(stated)
     with searched(path):
         ours = (path / MANIFEST).is_file()
-        listed_files = sorted(path.iterdir())
-        files = [p for p in listed_files if p.suffix == ".json" and not p.name.startswith(".") and p.is_file()]
+        files = result_files(path)
     if ours:
         return (SourcedExperiment(_own(path, gpus)),)
     if not files:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
-    if _is_ours(files[0]):
-        raise StoreError(f"{path}: {MANIFEST} is missing, without which its levels cannot be read; restore it")
-    return _published(path, files, gpus)
+    return _published(path, files, gpus, (*entries, *of_folder(path)))
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The files of others in a folder; in its subfolders too, if it has none itself: people keep a folder per level,
+    per ratio or per date. Folders of pdlab's are left out."""
+    files = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
+    own = [each for each in files if each.suffix in SUFFIXES and each.is_file() and each.name != DESCRIPTION]
+    if own:
+        return own
+    within = [each for each in files if each.is_dir() and not (each / MANIFEST).is_file()]
+    return [file for each in within for file in result_files(each)]
 
 
 def require_folder(path: Path) -> None:
@@ -84,15 +97,6 @@ def require_folder(path: Path) -> None:
         raise StoreError(f"{path} is a file; give the folder of an experiment, for example bm_results/collocated-4xtp2")
     hint = suggested if suggested.near else "give the folder of an experiment, for example bm_results/collocated-4xtp2"
     raise StoreError(f"{path} does not exist; {hint}")
-
-
-def _is_ours(file: Path) -> bool:
-    """A level of the store's; a file that cannot be read is reported by the reader."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and "schema_version" in content and "key" in content
 
 
 def _own(path: Path, gpus: int | None) -> Experiment:
@@ -112,14 +116,39 @@ def _own(path: Path, gpus: int | None) -> Experiment:
     return experiment.model_copy(update={"manifest": manifest.model_copy(update={"gpus": stated or gpus})})
 
 
-def _published(path: Path, files: list[Path], gpus: int | None) -> tuple[SourcedExperiment, ...]:
+def _published(
+    path: Path, files: list[Path], gpus: int | None, entries: tuple[DescribedResults, ...]
+) -> tuple[SourcedExperiment, ...]:
     name = _folder_name(path)
     named = parse_name(name)
-    if gpus is None and named.topology is None and all(parse_file_name(file.stem).topology is None for file in files):
+    levels = [level for level, _ in read_folder_levels(path, files, entries)]
+    if not levels:
+        raise StoreError(f"{path} holds no result files: {files[0].name} is no level of its own; give another folder")
+    if gpus is None and named.topology is None and all(size_of(level) is None for level in levels):
         raise _unknown_size(path)
-    curves, differences = separated([read_level(file, name, named) for file in files])
-    _require_one_size(path, [level for curve in curves for level in curve.levels], differences, gpus)
+    curves, differences = separated(levels)
+    _require_one_size(path, levels, differences, gpus)
     return tuple(_experiment(path, curve, named.topology, differences, gpus) for curve in curves)
+
+
+def read_folder_levels(
+    path: Path, files: list[Path], entries: tuple[DescribedResults, ...]
+) -> list[tuple[PublishedLevel, str]]:
+    """The levels in the files of a folder, each with the client that wrote it. Raises StoreError."""
+    name = _folder_name(path)
+    named = parse_name(name)
+    levels: list[tuple[PublishedLevel, str]] = []
+    for file in files:
+        said = said_of(path, file.relative_to(path), entries)
+        if not said.skip:
+            levels += read_levels(path, file, name, named, said)
+    return levels
+
+
+def size_of(level: PublishedLevel) -> int | None:
+    """The GPUs of the deployment of one level, as far as it or what is said of it gives them."""
+    topology = level.topology
+    return level.gpus or (_gpus(topology) if topology else None)
 
 
 def _require_one_size(
@@ -127,13 +156,13 @@ def _require_one_size(
 ) -> None:
     """Raises StoreError where files say that they are of several deployments, and not how many GPUs each has."""
     several = [difference for difference in differences if difference.of_deployment]
-    in_full = all(level.name.topology is not None for level in levels)
-    if not several or gpus is not None or (in_full and [each.key for each in several] == [DEPLOYMENT]):
+    if not several or gpus is not None or all(size_of(level) is not None for level in levels):
         return
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and it is not known how many GPUs each "
         "used; give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or "
-        f"add viz.py's {_gpus_flag(path)} if each used N GPUs"
+        f"add viz.py's {_gpus_flag(path)} if each used N GPUs; "
+        "or run pdlab describe, which writes a file in which you say it of each"
     )
 
 
@@ -145,7 +174,7 @@ def _experiment(
     gpus: int | None,
 ) -> SourcedExperiment:
     folder, first = _folder_name(path), curve.levels[0]
-    in_file = first.name.topology
+    in_file = first.topology
     if in_file is not None and topology is not None and in_file != topology and gpus is None:
         raise StoreError(
             f"{first.file}: the file's name says {in_file.label}, the folder's name {topology.label}; rename one"
@@ -155,7 +184,9 @@ def _experiment(
         topology = None
     if any(difference.of_deployment for difference in differences) and in_file is None:
         topology = None
-    total = gpus if gpus is not None else (_gpus(topology) if topology else None)
+    if first.gpus is not None and topology is not None and _gpus(topology) != first.gpus:
+        topology = None
+    total = gpus or first.gpus or (_gpus(topology) if topology else None)
     if total is None:
         raise _unknown_size(path)
     runs: list[SourcedRun] = []
@@ -165,16 +196,17 @@ def _experiment(
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file))
+        runs.append(SourcedRun(run, level.file, level.part, level.data))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None
     if topology is not None:
         deployment = Deployment(name=folder, model=model or "unknown", topology=unguarded(topology))
+    label = first.said.label
     manifest = Manifest(
-        origin="imported", label=folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
+        origin="imported", label=label or folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
     )
-    name = f"{folder} ({curve.part})" if curve.part else folder
+    name = label or (f"{folder} ({curve.part})" if curve.part else folder)
     experiment = Experiment(name=name, part=curve.part, manifest=manifest, runs=tuple(each.run for each in runs))
     return SourcedExperiment(experiment, tuple(runs))
 

@@ -21,6 +21,12 @@ _POOL = r"\d+x(?:tp\d+)?(?:pp\d+)?(?:dp\d+)?(?:ep)?"
 _TOPOLOGY = re.compile(
     rf"(?:^|[_-])p?(?P<first>{_POOL})(?:-d?(?P<second>{_POOL}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
 )
+# Other people's words for two pools in full: 4ptp1-2dtp2. And for one: 2xtpep4, TP 4 with its experts divided.
+_TWO_POOLS = re.compile(
+    r"(?<![a-z0-9])(?P<p>\d+)p[-_]?tp(?P<p_tp>\d+)[-_](?P<d>\d+)d[-_]?tp(?P<d_tp>\d+)(?![a-z0-9])", re.IGNORECASE
+)
+_TP_EP = re.compile(r"(?<![a-z0-9])(?P<replicas>\d*)x?tp_?ep(?P<tp>\d+)(?![a-z0-9])", re.IGNORECASE)
+_COUNTS = re.compile(r"(?<![a-z0-9])(?:(?P<p>\d+)p(?P<d>\d+)d|p(?P<p2>\d+)d(?P<d2>\d+))(?![a-z0-9])", re.IGNORECASE)
 _ANY_POOL = re.compile(r"(?<![a-z0-9])[pd]?\d+x(?:tp|pp|dp|ep)", re.IGNORECASE)
 _LENGTHS = re.compile(
     r"(?<![a-z0-9])(?:itl|isl|input|in|i)[_=]?(?P<input>\d+)[_-](?:otl|osl|output|out|o)[_=]?(?P<output>\d+)(?!\d)",
@@ -31,7 +37,7 @@ _LEVEL = re.compile(r"conc(?P<concurrency>\d+)(?:_rr(?P<rate>\d+(?:\.\d+)?))?(?:
 
 # One deployment, in any of the ways in which people abbreviate one: 1p3d, p1d3, 4xtp2, xtpep4, tp8, spread.
 _DEPLOYMENT = re.compile(
-    r"(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
+    r"(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|\d+p[-_]?tp\d+[-_]\d+d[-_]?tp\d+|\d*x?tp_?ep\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
     r"|\d+[-_]?(?:prefills?|decodes?|gpus?)|(?:prefills?|decodes?|gpus?)[-_=]?\d+"
     r"|pd|pack|spread|coll?ocated|disagg(?:regated)?|agg(?:regated)?)(?![a-z0-9])"
 )
@@ -62,8 +68,15 @@ class FolderName(NamedTuple):
     mode: WorkloadMode | None
 
 
+class ReplicaCounts(NamedTuple):
+    """How many replicas a name gives to prefill and to decode, without their size."""
+
+    prefill: int
+    decode: int
+
+
 class FileName(NamedTuple):
-    """What a file's name says without its suffix; None where it says nothing.
+    """What a file's path in its folder says, without its suffix; None where it says nothing.
 
     ``deployment`` are the words that name one, ``topology`` its configuration where these words give it in full.
     ``repeat``: the name counts repeats, such as _r1 and run2. ``words`` are all others that are names: no numbers,
@@ -97,9 +110,10 @@ def parse_name(name: str) -> FolderName:
 
 
 def parse_file_name(stem: str) -> FileName:
-    """What a published file's name says. Raises UsageError on a configuration that makes no sense."""
-    level, lengths, rest = _LEVEL.fullmatch(stem), _LENGTHS.search(stem), stem.lower()
-    rest = _DATE.sub(" ", rest)
+    """What a published file's name says, or its path in the folder (``1p3d/conc8``). Raises UsageError on a
+    configuration that makes no sense."""
+    level, stem = _LEVEL.fullmatch(stem.rsplit("/", 1)[-1]), stem.replace("/", "_")
+    lengths, rest = _LENGTHS.search(stem), _DATE.sub(" ", stem.lower())
     deployment = deployment_in(rest)
     repeat = _REPEAT.search(rest) is not None
     for known in (_MODE, _LENGTHS, _LOAD, _REPEAT, _DEPLOYMENT):
@@ -122,6 +136,12 @@ def deployment_in(text: str) -> str | None:
     return " ".join(match[0] for match in _DEPLOYMENT.finditer(text.lower())) or None
 
 
+def replica_counts(text: str) -> ReplicaCounts | None:
+    """``1p3d`` and ``p1d3``: 1 prefill and 3 decode replicas of a size that the name does not have."""
+    match = _COUNTS.search(text)
+    return ReplicaCounts(int(match["p"] or match["p2"]), int(match["d"] or match["d2"])) if match else None
+
+
 def is_of_deployment(key: str) -> bool:
     """Whether a key of metadata is about what was deployed, and so about the number of GPUs."""
     return _DEPLOYMENT_KEY.search(key.lower().replace("_", " ")) is not None
@@ -135,6 +155,12 @@ def is_size_of_deployment(key: str) -> bool:
 
 
 def _topology(name: str) -> Collocated | Disaggregated | None:
+    two, experts = _TWO_POOLS.search(name), _TP_EP.search(name)
+    if two:
+        pools = [parse_pool(f"{two[pool]}xtp{two[f'{pool}_tp']}") for pool in ("p", "d")]
+        return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
+    if experts:
+        return Collocated(pool=parse_pool(f"{experts['replicas'] or 1}xtp{experts['tp']}ep"))
     match = _TOPOLOGY.search(name)
     if not match or len(_ANY_POOL.findall(name)) != (2 if match["second"] else 1):
         return None
@@ -147,11 +173,12 @@ def _topology(name: str) -> Collocated | Disaggregated | None:
         pools = [pool.model_copy(update={"expert_parallel": True}) for pool in pools]
     if len(pools) == 1:
         return Collocated(pool=pools[0])
-    return Disaggregated(prefill=pools[0], decode=pools[1], placement=_placement(name, pools))
+    return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
 
 
-def _placement(name: str, pools: list[Pool]) -> PlacementKind:
-    words = re.split(r"[-_]", name.lower())
+def placement_in(name: str, pools: list[Pool]) -> PlacementKind:
+    """Where a name puts the pools: apart if it says spread, or if a node of the published ones cannot hold them."""
+    words = re.split(r"[-_/]", name.lower())
     if "spread" in words or ("pack" not in words and sum(pool.gpus for pool in pools) > PUBLISHED_NODE_GPUS):
         return "spread"
     return "pack"

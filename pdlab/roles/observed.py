@@ -58,7 +58,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedPool:
     """One look at the pool, at ``now_s`` of any clock that only goes forward."""
 
     now_s: float

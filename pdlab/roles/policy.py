@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdlab.roles.assign import assign
-from pdlab.roles.observed import EngineLoad, Observed, Role, Window
+from pdlab.roles.observed import EngineLoad, ObservedPool, Role, Window
 from pdlab.roles.rates import AnswerTokens, DecodeStep, Fading, PrefillRate
 
 LATENCIES_S = 5.0  # how far back latencies are looked at
@@ -29,7 +29,7 @@ MOST_LOAD = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RoleRules:
     """What the controller keeps to. ``slo_ttft_s`` and ``slo_tpot_s``: the latencies to stay below (None: 2 s, and
     twice the decode step of an almost empty engine). The other numbers were tuned in simulation (docs/fluid.md)."""
 
@@ -109,7 +109,7 @@ class Margin:
 
     decode: float = 1.0
 
-    def learn(self, ttft_share: float | None, tpot_share: float | None, rules: Rules) -> None:
+    def learn(self, ttft_share: float | None, tpot_share: float | None, rules: RoleRules) -> None:
         """Latencies over their bounds; None: no request told."""
         if ttft_share is None or tpot_share is None:
             return
@@ -133,7 +133,7 @@ def ninth_decile(values: Iterable[float]) -> float | None:
 class Policy:
     """The controller. `decide` at every look; what it learns lives here, so that a new one begins anew."""
 
-    rules: Rules
+    rules: RoleRules
     prefill_rate: PrefillRate = field(default_factory=PrefillRate)
     decode_step: DecodeStep = field(default_factory=DecodeStep)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
@@ -154,7 +154,7 @@ class Policy:
         self._prompt_tokens = Fading(self.rules.window_s)
         self._seconds = Fading(self.rules.window_s)
 
-    def decide(self, observed: Observed) -> Decision:
+    def decide(self, observed: ObservedPool) -> Decision:
         """The split from now on. Raises ValueError where there are fewer engines than the rules want."""
         engines = observed.engines
         rules = self.rules
@@ -227,7 +227,7 @@ class Policy:
         """Requests that an engine decodes within the TPOT bound; None: not known yet."""
         return None if self.decode_step.line is None else self.decode_step.batch_within(self.tpot_s)
 
-    def _learn(self, observed: Observed) -> None:
+    def _learn(self, observed: ObservedPool) -> None:
         window, engines = observed.window, observed.engines
         self.prefill_rate.learn(engines)
         self.decode_step.learn(engines, self._running, window.seconds)

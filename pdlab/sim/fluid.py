@@ -15,8 +15,8 @@ from typing import Protocol
 from pdlab.core.deployment import Fluid
 from pdlab.roles.assign import assign, first_split
 from pdlab.roles.local import locally_below
-from pdlab.roles.observed import Count, EngineLoad, Observed, Role, Window, size_class
-from pdlab.roles.policy import Decision, Policy, Rules
+from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
+from pdlab.roles.policy import Decision, Policy, RoleRules
 from pdlab.sim.engine import Engine
 from pdlab.sim.level import RoleSplit
 
@@ -27,7 +27,7 @@ TELLS_PER_LOOK = 2
 class Controller(Protocol):
     """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or what it is compared with."""
 
-    def decide(self, observed: Observed) -> Decision: ...
+    def decide(self, observed: ObservedPool) -> Decision: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class FluidPool:
         self.by_engine = {member.engine: member for member in self.members}
         self.controller = controller
         if controller is None and topology.split is None:
-            rules = Rules(
+            rules = RoleRules(
                 p_min=topology.p_min,
                 d_min=topology.d_min,
                 slo_ttft_s=topology.slo_ttft_s,
@@ -237,7 +237,7 @@ class FluidPool:
             tpot_s=tuple(self._tpot_s),
             local=self._local,
         )
-        decision = controller.decide(Observed(now_s, seen, window))
+        decision = controller.decide(ObservedPool(now_s, seen, window))
         self._take(decision.roles)
         if decision.changed:
             self._log(now_s, decision.reason)

@@ -19,7 +19,7 @@ from pdlab.transfer.rank.layout import Table, block_tables, pairs
 from pdlab.transfer.rank.messages import CheckOptions, Moved, RankOptions
 from pdlab.transfer.rank.side_channel import Registered
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
-from pdlab.transfer.verdict import CORRUPT, OK, Observed, Verdict, judge, notes, traffic_share
+from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge, notes, traffic_share
 
 GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank can report what it waited for
 PING_S = 2.0
@@ -151,7 +151,7 @@ class BackendResult:
     ucx_version: str | None
     failed_modules: dict[str, str]
     libraries: tuple[str, ...]
-    observed: Observed | None = field(default=None, repr=False)
+    observed: ObservedTransfer | None = field(default=None, repr=False)
     log: str = field(default="", repr=False)
     ray_s: float | None = None
 
@@ -163,7 +163,7 @@ def run_backend(
     return _Run(plan, options, ranks, print_line).run()
 
 
-def verdict_of(observed: Observed, findings: Sequence[Inspection]) -> Verdict:
+def verdict_of(observed: ObservedTransfer, findings: Sequence[Inspection]) -> Verdict:
     """The wire's verdict, unless a finding is worse."""
     verdict = judge(observed)
     worst = next((finding for finding in findings if finding.wrong_words), None)
@@ -246,7 +246,7 @@ class _Run:
         self.call([i for i in self.everyone if i not in self.initiators], "close")
         raw, raw_why = self._raw()
         wire = together(wire_of(parse_table(log), self.operation, self.page) for log in logs)
-        observed = Observed(
+        observed = ObservedTransfer(
             strategy=plan.strategy, backend=self.options[0].backend, direction=plan.direction,
             prefill=self.hosts[self.prefill[0]], decode=self.hosts[self.decode[0]], vram=self.options[0].vram,
             gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire,

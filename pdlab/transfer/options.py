@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from pdlab.core.arguments import MAX_TOKENS, ucx_transports
+from pdlab.core.arguments import MAX_TOKENS, MODEL_HELP, ucx_transports
 from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.errors import UsageError
+from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.settings import Backends, Noun, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
 from pdlab.transfer.check import Size, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
@@ -63,7 +64,9 @@ class CheckTransferSettings(Settings):
     )
     prefill_tp: Positive = setting(1, "tensor parallel ranks of prefill", WHERE)
     decode_tp: Positive = setting(1, "tensor parallel ranks of decode", WHERE)
-    model: str | None = setting(None, "shape of its KV cache, by its name", WHAT, value="NAME", otherwise=MODEL)
+    model: str | None = setting(
+        None, f"model with that KV cache: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=MODEL
+    )
     num_layers: Positive | None = setting(None, "in place of --model, with --block-len-bytes", WHAT)
     block_len_bytes: Positive | None = setting(None, "one block of one layer, all ranks together", WHAT, value="BYTES")
     num_blocks: Positive | None = setting(None, "blocks of the cache", WHAT, otherwise="what is needed")
@@ -153,6 +156,12 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
 
 def kv_shape(model: ModelShape) -> KvShape:
     """KV cache of a catalogue model. Raises UsageError for a dtype or shape that has no codes."""
+    if model.kv_latent:
+        block_bytes = round(kv_bytes_per_token_layer(model) * model.kv_block_tokens)
+        raise UsageError(
+            f"model {model.name}: latent attention has no KV heads to check one by one; give --num-layers "
+            f"{model.layers} --block-len-bytes {block_bytes} in its place"
+        )
     if model.kv_dtype not in DTYPE_BYTES:
         raise UsageError(f"model {model.name}: KV dtype {model.kv_dtype} is not known; use one of {list(DTYPE_BYTES)}")
     try:

@@ -39,7 +39,7 @@ EMULATION_FREE_SINCE = (1, 20)
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedTransfer:
     """Observations of a run. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
 
     ``payload_bytes`` and ``traffic`` (interface -> bytes in the payload's direction on the initiator's host): of
@@ -85,7 +85,7 @@ class Verdict:
     ceiling: Ceiling | None = None
 
 
-def judge(run: Observed) -> Verdict:
+def judge(run: ObservedTransfer) -> Verdict:
     """Right and fast (0), or slow or on the wrong wire (3) with the likely cause and what to try."""
     expected, right_transports = _expected(run)
     proven_name, transports, protocol = _actual(run)
@@ -116,12 +116,12 @@ def judge(run: Observed) -> Verdict:
     return verdict(OK, f"OK: {text}")
 
 
-def one_host(run: Observed) -> bool:
+def one_host(run: ObservedTransfer) -> bool:
     """Whether the ranks can reach each other's memory, as far as kernel and namespaces go."""
     return run.prefill.memory == run.decode.memory
 
 
-def notes(run: Observed) -> list[Finding]:
+def notes(run: ObservedTransfer) -> list[Finding]:
     """Notes on the verdict."""
     remarks = []
     if run.strategy == "spread" and one_host(run):
@@ -137,13 +137,13 @@ def notes(run: Observed) -> list[Finding]:
     return remarks
 
 
-def traffic_share(run: Observed) -> dict[str, float]:
+def traffic_share(run: ObservedTransfer) -> dict[str, float]:
     """Interface -> bytes that it counted, as a share of the payload; those under 1 % are left out."""
     shares = {nic: count / run.payload_bytes for nic, count in run.traffic.items()} if run.payload_bytes else {}
     return {nic: share for nic, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.01}
 
 
-def _expected(run: Observed) -> tuple[str, tuple[str, ...]]:
+def _expected(run: ObservedTransfer) -> tuple[str, tuple[str, ...]]:
     if one_host(run):
         if run.vram:
             return "cuda_ipc (GPU memory of one host)", GPU_PEER
@@ -155,7 +155,7 @@ def _expected(run: Observed) -> tuple[str, tuple[str, ...]]:
     return "tcp", ("tcp",)
 
 
-def _actual(run: Observed) -> tuple[str | None, tuple[str, ...], str]:
+def _actual(run: ObservedTransfer) -> tuple[str | None, tuple[str, ...], str]:
     """(name, transports, protocol) from UCX's table, else from the counters; None in place of a name without proof."""
     if run.wire is not None and run.wire.lanes:
         return run.wire.name, run.wire.transports, run.wire.protocol
@@ -168,11 +168,11 @@ def _actual(run: Observed) -> tuple[str | None, tuple[str, ...], str]:
     return " + ".join(f"{transport_of.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
 
 
-def _kinds(run: Observed) -> dict[str, str]:
+def _kinds(run: ObservedTransfer) -> dict[str, str]:
     return {nic.name: nic.kind for nic in (*run.prefill.nics, *run.decode.nics)}
 
 
-def _lanes(run: Observed, transports: tuple[str, ...]) -> list[list[Interface]]:
+def _lanes(run: ObservedTransfer, transports: tuple[str, ...]) -> list[list[Interface]]:
     """Per host the interfaces in use; UCX names an RDMA port ``device:port``."""
     if run.wire is not None and run.wire.lanes:
         names = {lane.device.split(":")[0] for lane in run.wire.lanes}
@@ -187,7 +187,7 @@ def _lanes(run: Observed, transports: tuple[str, ...]) -> list[list[Interface]]:
     return sides
 
 
-def _share(run: Observed, transports: tuple[str, ...]) -> tuple[float | None, Ceiling, str]:
+def _share(run: ObservedTransfer, transports: tuple[str, ...]) -> tuple[float | None, Ceiling, str]:
     """(share of the ceiling, its kind, its name)."""
     if set(transports) & {*SHARED_MEMORY, *GPU_PEER}:
         if not run.memcpy_gb_per_s:
@@ -207,7 +207,7 @@ def _share(run: Observed, transports: tuple[str, ...]) -> tuple[float | None, Ce
     return share, "rails", f"{len(slowest_side)} rail{'s' * (len(slowest_side) != 1)} ({gbit / 8:g} GB/s)"
 
 
-def _contradiction(run: Observed, transports: tuple[str, ...]) -> Finding | None:
+def _contradiction(run: ObservedTransfer, transports: tuple[str, ...]) -> Finding | None:
     """UCX's table against the byte counters."""
     if run.wire is None or not run.wire.lanes or not run.payload_bytes:
         return None
@@ -224,7 +224,7 @@ def _contradiction(run: Observed, transports: tuple[str, ...]) -> Finding | None
     return None
 
 
-def _cause(run: Observed, transports: tuple[str, ...], expected: str, emulated: bool) -> Finding:
+def _cause(run: ObservedTransfer, transports: tuple[str, ...], expected: str, emulated: bool) -> Finding:
     """Likely cause of a wrong wire, the most telling evidence first."""
     tls = run.ucx_tls
     failed = run.failed_modules or {}
@@ -255,7 +255,7 @@ def _cause(run: Observed, transports: tuple[str, ...], expected: str, emulated: 
     return found("wire_rdma_on_one_side", host=lone.name) if lone else found("wire_unexpected", expected=expected)
 
 
-def _why_slow(run: Observed, transports: tuple[str, ...]) -> Finding:
+def _why_slow(run: ObservedTransfer, transports: tuple[str, ...]) -> Finding:
     if transports == ("tcp",):
         return found("slow_tcp")
     if set(transports) & set(EFA):

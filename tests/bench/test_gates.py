@@ -320,6 +320,16 @@ def test_both_engines_of_a_request_find_a_declared_prefix(hits: dict[str, float]
     assert [each.numbers for each in gates.prefix_cache(level)] == [{"share": n, "declared": 0.5} for n in shares]
 
 
+def test_what_prefill_loads_from_a_store_is_cached_and_what_decode_pulls_is_not() -> None:
+    declared = WORKLOAD.model_copy(update={"shared_prefix_tokens": 50})
+    after = {
+        "prefill": EngineCounters(prefix_cache_hits=1200, external_cache_hits=300),
+        "decode": EngineCounters(prefix_cache_hits=1200, external_cache_hits=1200),
+    }
+    level = evidence(engines_before={}, engines_after=after, workload=declared)
+    assert [each.numbers for each in gates.prefix_cache(level)] == [{"share": 0.625, "declared": 0.5}]
+
+
 class TestVariedLengths:
     """Each request is judged against what was asked of it, not against the nominal lengths."""
 

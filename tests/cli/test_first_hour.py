@@ -33,7 +33,7 @@ def test_a_rehearsal_serves_and_measures_alone(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "nonsense"], "not in configs/models/"),
+        (["--model", "nonsense"], "--model nonsense: "),
         (["--local", "--model", "gpt-oss-120b"], "--local serves tiny-gptoss"),
         (["--local", "--rehearse"], "--local and --rehearse exclude each other"),
         (["--resume"], "has no first-hour.json"),

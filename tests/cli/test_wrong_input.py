@@ -209,7 +209,7 @@ LAUNCH += [
     ),
     case("launch", (*COLLOCATED, "--engine-arg", "kv_cache_dtype=fp7"), "is none of vLLM's values", "did you mean fp8"),
     case("launch", (*COLLOCATED, "--engine-arg", "reasoning_parser=none"), "is none of vLLM's values; known are c"),
-    case("launch", (*COLLOCATED, "--engine-arg", "kv_transfer_config={}"), "use --kv-backend instead"),
+    case("launch", (*COLLOCATED, "--engine-arg", "kv_transfer_config={}"), "use --kv-backend, --kv-offload-gb or"),
     case("launch", (*COLLOCATED, "--engine-arg", "=5"), "--engine-arg '=5': expected KEY=VALUE"),
     case("launch", (*COLLOCATED, "--tp", "3"), "does not divide the 64 attention heads", "use one of 1, 2, 4, 8, 16"),
     case("launch", (*COLLOCATED, "--num", "-1"), "--num: '-1' is not a whole number"),

@@ -15,7 +15,7 @@ from contract.test_guarded_servers import built
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.deploy.serve_config import HEAD_RESOURCE, render, serve_config
-from pdlab.deploy.serving.elastic import RUNNING, STOPPING, WARM_S, RayServe, Replica, Served, next_to_stop
+from pdlab.deploy.serving.elastic import RUNNING, STOPPING, WARM_S, RayServe, Replica, ReplicasOfPool, next_to_stop
 from pdlab.deploy.serving.fluid import WARM_PROMPT, WARM_TOKENS
 from pdlab.placement.place import place
 
@@ -112,7 +112,7 @@ def test_who_is_stopped_next_is_known(seed: int) -> None:
         theirs.on_replica_running(common.ReplicaID(f"i{number}", deployment_id=another), node)
         others[node] = others.get(node, 0) + 1
     (stopped,) = theirs._get_replicas_to_stop(ours, 1)
-    served = Served(len(replicas), tuple(replicas), others, nodes[0])
+    served = ReplicasOfPool(len(replicas), tuple(replicas), others, nodes[0])
     assert next_to_stop(served) == stopped.unique_id
 
 
@@ -199,6 +199,6 @@ def test_what_the_controller_says_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(made, "_call", call)
     replicas = (Replica("a", RUNNING, "n0"), Replica("b", RUNNING, "n1"), Replica("c", STOPPING, "n1"))
-    assert asyncio.run(made.look()) == Served(2, replicas, {"n0": 1}, "n0")
+    assert asyncio.run(made.look()) == ReplicasOfPool(2, replicas, {"n0": 1}, "n0")
     asyncio.run(made.ask(3))
     assert calls[-1] == ("update_deployment_replicas", common.DeploymentID("Fluid:m", "pdlab"), 3)

@@ -27,7 +27,7 @@ from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.serving import step_watch
 from pdlab.guard import questions
-from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer, LeaseBook
+from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
 from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
 from pdlab.guard.receives import ACTIONS, ReceiveBook
 
@@ -96,7 +96,7 @@ class Prefill:
     def ask(self, *question: Any) -> bool:
         self.asked.append(question)
         if question[1] == CLAIM and self.verdict is not None:
-            self.ready.append(Reply(question[0], Answer(self.verdict, 30.0), self.now))
+            self.ready.append(Reply(question[0], LeaseAnswer(self.verdict, 30.0), self.now))
         return True
 
     def replies(self) -> Iterator[Reply]:
@@ -260,7 +260,7 @@ class TestDecode:
         assert engine.step(done=("r",)) == {}
         assert engine.step() == {}
         ticket = engine.prefill.asked[-1][0]
-        engine.prefill.ready.append(Reply(ticket, Answer(GRANTED, 30.0), engine.prefill.now))
+        engine.prefill.ready.append(Reply(ticket, LeaseAnswer(GRANTED, 30.0), engine.prefill.now))
         assert engine.step() == {"r": 1}
 
     @pytest.mark.parametrize("verdict", [EXPIRED, None], ids=["expired", "no answer"])
@@ -271,7 +271,7 @@ class TestDecode:
         engine.step(done=("r",))
         if verdict:
             ticket = engine.prefill.asked[-1][0]
-            engine.prefill.ready.append(Reply(ticket, Answer(verdict), engine.prefill.now))
+            engine.prefill.ready.append(Reply(ticket, LeaseAnswer(verdict), engine.prefill.now))
         else:
             engine.prefill.now += DEADLINE_S + 1
         assert engine.step()["r"] == PROMPT
@@ -471,7 +471,7 @@ class TestPrefill:
         assert params[LEASE_KEY] == {"granted_at": engine.prefill.now, "lease_s": 30.0}
         lease = params[LEASE_KEY]
         assert json.loads(json.dumps(lease)) == lease, "it goes through Ray and HTTP"
-        assert engine.side.leases.claim("r", "d") == Answer(GRANTED, 30.0)
+        assert engine.side.leases.claim("r", "d") == LeaseAnswer(GRANTED, 30.0)
 
     def test_a_lease_ends_with_its_blocks(self, engine: Engine, report: Any) -> None:
         before = engine.free

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,14 @@ from typing import Any
 import pytest
 
 from pdlab.cli import launch, models, plan
-from pdlab.core.catalog import ModelShape, resolve_model
+from pdlab.core.catalog import ModelShape, load_model, resolve_model
 from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.errors import UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.engine_memory import EngineMemory, engine_memory
 from pdlab.deploy.launch import start_timeout_s
 from pdlab.deploy.serve_config import DEFAULT_MODEL_LEN, engine_kwargs
+from pdlab.transfer.options import kv_shape
 from tests.core.test_model_config import DEEPSEEK, GPT_OSS, LLAMA, QWEN_MOE, folder
 
 QWEN_235B = QWEN_MOE | {
@@ -108,6 +112,22 @@ def test_planned_as_it_is_launched(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["--model", model, "--gpus", "2", "--concurrency", "4", "--itl", "500", "--otl", "50", "--top", "1"]
     assert plan.main(words) == 0
     assert "llama" in capsys.readouterr().out
+
+
+def test_a_csv_is_predicted_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = folder(tmp_path / "llama", LLAMA)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("mode,num,tp,concurrency,itl,otl\ncollocated,1,2,8,500,50\n")
+    assert plan.main(["--model", model, "--predict", str(rows)]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["predicted_mean_tpot_ms"]) > 0
+
+
+def test_latent_attention_has_no_heads_to_check_one_by_one() -> None:
+    latent = load_model("deepseek-v3")
+    assert latent is not None
+    with pytest.raises(UsageError, match=f"--num-layers 61 --block-len-bytes {16 * 576 * 2}"):
+        kv_shape(latent)
 
 
 class TestDraftModels:

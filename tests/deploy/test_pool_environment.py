@@ -19,6 +19,8 @@ from pdlab.deploy import preflight
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import ServeApp, render, with_secrets
 from pdlab.placement.place import place
+from pdlab.report import html
+from pdlab.results.schema import Manifest
 
 X2 = load_cluster("p5.48xlarge-x2")
 SECRET = "hf_0123456789abcdef"
@@ -159,3 +161,13 @@ def test_nodes_are_asked_with_the_environment_of_their_own_engines() -> None:
     assert facts[of_role["prefill"]]["environment"]["UCX_NET_DEVICES"] == "a"
     assert facts[of_role["decode"]]["environment"]["UCX_NET_DEVICES"] == "b"
     assert len(asked) == 2 and not preflight.may_choose(deployment)
+
+
+def test_the_report_names_the_variables_of_each_pool() -> None:
+    deployment = Deployment(
+        topology=Disaggregated(prefill=Pool(env={"A": "1"}), decode=Pool(), placement="spread"), env={"HF_TOKEN": None}
+    )
+    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment)
+    facts = dict(html._manifest_facts(manifest))
+    assert facts["environment"] == "prefill: HF_TOKEN, A=1; decode: HF_TOKEN"
+    assert Manifest.model_validate_json(manifest.model_dump_json()) == manifest

@@ -6,7 +6,7 @@ import pytest
 from support.clock import Clock
 
 from pdlab.guard import leases
-from pdlab.guard.leases import EXPIRED, GRANTED, OLD, TAKEN, UNKNOWN, Answer, LeaseBook
+from pdlab.guard.leases import EXPIRED, GRANTED, OLD, TAKEN, UNKNOWN, LeaseAnswer, LeaseBook
 
 LEASE_S = 30.0
 
@@ -29,9 +29,9 @@ def test_decode_is_told_when_and_for_how_long(book: LeaseBook) -> None:
 def test_a_pinned_lease_is_granted_for_what_is_left_of_it(book: LeaseBook, clock: Clock) -> None:
     book.pin("r", LEASE_S)
     clock.now += 10
-    assert book.claim("r", "d") == Answer(GRANTED, 20.0)
+    assert book.claim("r", "d") == LeaseAnswer(GRANTED, 20.0)
     clock.now += 25  # expired by the clock, and nobody has freed the blocks
-    assert book.claim("r", "d") == Answer(GRANTED, 0.0)
+    assert book.claim("r", "d") == LeaseAnswer(GRANTED, 0.0)
 
 
 def test_nobody_gets_what_is_older_than_half_its_lease_and_prefill_frees_it(book: LeaseBook, clock: Clock) -> None:
@@ -46,7 +46,7 @@ def test_who_has_claimed_in_time_may_ask_later(book: LeaseBook, clock: Clock) ->
     book.pin("r", LEASE_S)
     book.claim("r", "d")
     clock.now += 20
-    assert book.claim("r", "d") == Answer(GRANTED, 10.0)
+    assert book.claim("r", "d") == LeaseAnswer(GRANTED, 10.0)
 
 
 def test_one_reader_per_lease(book: LeaseBook) -> None:
@@ -62,7 +62,7 @@ def test_blocks_that_were_freed_because_they_had_been_read_were_right(book: Leas
     book.pin("r", LEASE_S)
     book.end(["r"])
     assert book.pinned == 0
-    assert book.claim("r", "d") == Answer(GRANTED, leases.FOREVER_S)
+    assert book.claim("r", "d") == LeaseAnswer(GRANTED, leases.FOREVER_S)
     assert book.claim("r", "another").verdict == TAKEN
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from pdlab.guard.leases import GRANTED, UNKNOWN, Answer, LeaseBook
+from pdlab.guard.leases import GRANTED, UNKNOWN, LeaseAnswer, LeaseBook
 from pdlab.guard.questions import BACK, CLAIM, GET_META_MSG, AnswerTable, Inquirer, Peer, Reply
 
 METADATA = {(0, 0): b"rank 0", (0, 1): b"rank 1"}
@@ -90,7 +90,7 @@ def test_claims_are_answered_in_order(listener: Listener, inquirer: Inquirer, le
     first, second = replies(inquirer, 2)
     assert (first.ticket, first.answer.verdict, first.clock_s) == (1, GRANTED, 12.5)
     assert 900 < first.answer.covered_s <= 1000
-    assert second == Reply(2, Answer(UNKNOWN), 12.5)
+    assert second == Reply(2, LeaseAnswer(UNKNOWN), 12.5)
 
 
 def test_another_engine_at_the_same_address_knows_nothing(
@@ -98,7 +98,7 @@ def test_another_engine_at_the_same_address_knows_nothing(
 ) -> None:
     leases.pin("r", 1000)
     inquirer.ask(1, CLAIM, Peer("127.0.0.1", listener.port, "the one before"), "r", "d")
-    assert replies(inquirer, 1)[0].answer == Answer(UNKNOWN)
+    assert replies(inquirer, 1)[0].answer == LeaseAnswer(UNKNOWN)
 
 
 def test_what_is_given_back_is_told(listener: Listener, inquirer: Inquirer, leases: LeaseBook) -> None:
@@ -149,6 +149,6 @@ def test_an_answer_that_is_none_is_passed_over(inquirer: Inquirer) -> None:
         clock = msgspec.msgpack.encode(1.0)
         for payload in (b"", b"\xff", msgspec.msgpack.encode(3), msgspec.msgpack.encode((1, "granted", 2.0))):
             router.send_multipart((identity, b"", payload, clock))
-        assert replies(inquirer, 1) == [Reply(1, Answer("granted", 2.0), 1.0)]
+        assert replies(inquirer, 1) == [Reply(1, LeaseAnswer("granted", 2.0), 1.0)]
     finally:
         context.destroy(linger=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, Answer
+from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer
 from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
 from pdlab.guard.receives import ACTIONS, FORGET_S, SHUN_S, Admission, Outcome, ReceiveBook
 
@@ -51,7 +51,7 @@ class Prefill:
     def answer(self, verdict: str = GRANTED, covered_s: float = LEASE_S, *, after_s: float = RTT_S) -> None:
         """To the last claim."""
         self.now += after_s
-        self.ready.append(Reply(self.claims()[-1][0], Answer(verdict, covered_s), self.now + LEAD_S - after_s / 2))
+        self.ready.append(Reply(self.claims()[-1][0], LeaseAnswer(verdict, covered_s), self.now + LEAD_S - after_s / 2))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.live.conftest import Stack
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["tiny-llama"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-deepseek"])
 def test_prefill_and_decode_apart_answer_like_an_engine_alone(model: str, stack: Stack) -> None:
     done = stack.launch("--pd-spread", "--model", model)
     try:

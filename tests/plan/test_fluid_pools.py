@@ -16,7 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
-from pdlab.plan.fluid_pools import FluidPlan, Served, fluid_plan, matched, most_rps, share_within, uphill
+from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, matched, most_rps, share_within, uphill
 from pdlab.plan.scene import Scene
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import empty_level
@@ -29,7 +29,9 @@ MATCHED = partial(matched, HARDWARE, SHAPE, slo=SLO)
 
 def planned(gain: float, *, moves: bool = False) -> FluidPlan:
     deployment = Deployment(topology=Fluid(pool=Pool(replicas=8, tp=2)))
-    return FluidPlan(deployment, (Served("3:5", 10.0), Served("4:4", 8.0)), Served("auto", 10.0 * gain), moves)
+    return FluidPlan(
+        deployment, (ServedRate("3:5", 10.0), ServedRate("4:4", 8.0)), ServedRate("auto", 10.0 * gain), moves
+    )
 
 
 def test_long_prompts_want_more_engines_that_prefill() -> None:

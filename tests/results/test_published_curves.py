@@ -124,6 +124,10 @@ def test_no_repeats(tmp_path: Path, files: dict[str, dict[str, Any]], parts: lis
 def test_the_configuration_in_a_files_name_gives_its_gpus(tmp_path: Path) -> None:
     folder = written(tmp_path / "x", {"4xtp2_conc8": {}, "1xtp2-1xtp2_conc8": {}})
     assert {each.part: each.manifest.gpus for each in load_experiments(folder)} == {"4xtp2": 8, "1xtp2 1xtp2": 4}
+    others = {"4ptp1-2dtp2_conc8": {}, "2xtpep4_conc8": {}, "xtpep8_conc8": {}, "1p3d_conc8": {"tp": 2}}
+    parts = {each.part: each.manifest.gpus for each in load_experiments(written(tmp_path / "z", others))}
+    sizes = {part.split(", ")[-1]: gpus for part, gpus in parts.items()}
+    assert sizes == {"4ptp1-2dtp2": 8, "2xtpep4": 8, "xtpep8": 8, "1p3d": 8}
     folder = written(tmp_path / "y_1xtp2", {"4xtp2_conc8": {}})
     with pytest.raises(StoreError, match=r"4xtp2.*1xtp2"):
         load_experiments(folder)
@@ -134,7 +138,6 @@ def test_the_configuration_in_a_files_name_gives_its_gpus(tmp_path: Path) -> Non
     [
         ({"1p3d_conc8_in1000_out100": {}, "2p2d_conc8_in1000_out100": {}}, "1p3d"),
         ({"1P3D_conc8": {}, "conc16": {"max_concurrency": 16}}, "1p3d"),
-        ({"xtpep4_conc8": {}, "xtpep8_conc8": {}}, "xtpep4"),
         ({"tp4_c8": {}, "tp8_c8": {}}, "tp4"),
         ({"a": {"tag": "pd_1p3d"}, "b": {"tag": "pd_1p1d"}}, "tag is pd_1p3d in a.json, pd_1p1d in b.json"),
         ({"a": {"tp": "1"}, "b": {"tp": "2"}}, "tp is 1 in a.json, 2 in b.json"),
@@ -150,7 +153,7 @@ def test_several_sizes_in_one_folder_are_refused(tmp_path: Path, files: dict[str
     with pytest.raises(StoreError, match="several deployments") as refused:
         load_experiments(folder)
     assert by in str(refused.value) and "--gpus x_1xtp2=N" in str(refused.value)
-    stated = load_experiments(folder, gpus=8)
+    stated = load_experiments(folder, stated=8)
     assert len(stated) == 2 and {each.manifest.gpus for each in stated} == {8}
     assert all(each.manifest.deployment is None for each in stated), "no one configuration holds for both"
 

@@ -118,21 +118,21 @@ def test_gpus_for_a_name_that_says_nothing() -> None:
     folder = PUBLISHED / "results-of-tuesday"
     with pytest.raises(StoreError, match=r"results-of-tuesday.*--gpus results-of-tuesday=N"):
         load_experiment(folder)
-    experiment = load_experiment(folder, gpus=8)
+    experiment = load_experiment(folder, stated=8)
     assert experiment.manifest.gpus == 8
     assert experiment.manifest.deployment is None
 
 
 def test_stated_gpus_win_over_the_name() -> None:
-    manifest = load_experiment(PUBLISHED / PD, gpus=8).manifest
+    manifest = load_experiment(PUBLISHED / PD, stated=8).manifest
     assert (manifest.gpus, manifest.deployment) == (8, None)
-    agreed = load_experiment(PUBLISHED / PD, gpus=4).manifest
+    agreed = load_experiment(PUBLISHED / PD, stated=4).manifest
     assert agreed.deployment is not None
 
 
 @pytest.mark.parametrize("gpus", [None, 4, 8])
 def test_the_files_model_is_kept_whatever_gpus_are_given(gpus: int | None) -> None:
-    experiment = load_experiment(PUBLISHED / PD, gpus=gpus)
+    experiment = load_experiment(PUBLISHED / PD, stated=gpus)
     assert experiment.model == "example/model-a"
     assert {run.model for run in experiment.runs} == {"example/model-a"}
 
@@ -214,7 +214,7 @@ def test_lengths_and_mode_from_the_name() -> None:
         ({"duration": None}, "duration is None"),
         ({"completed": "many"}, "completed is 'many'"),
         ({"total_input_tokens": -1}, "total_input_tokens is -1"),
-        ({"request_throughput": None}, "not a summary of `vllm bench serve`"),
+        ({"request_throughput": None}, "no known benchmark client"),
         ({"model_id": "another/model"}, "holds 2 curves: another/model and example/model-a"),
     ],
 )
@@ -231,12 +231,12 @@ def test_refused_folders(tmp_path: Path) -> None:
     nothing.mkdir()
     with pytest.raises(StoreError, match="holds no result files"):
         load_experiment(nothing)
-    with pytest.raises(StoreError, match=r"subfolders do.*demo_"):
+    with pytest.raises(StoreError, match="several deployments"):
         load_experiment(PUBLISHED)
     with pytest.raises(StoreError, match="does not exist"):
         load_experiment(tmp_path / "nowhere")
     (nothing / "conc4.json").write_text("{")
-    with pytest.raises(StoreError, match=r"conc4\.json: cannot be read as JSON"):
+    with pytest.raises(StoreError, match=r"conc4\.json: cannot be read"):
         load_experiment(nothing)
     zero = tmp_path / "x_0xtp2"
     shutil.copytree(PUBLISHED / PD, zero)
@@ -250,10 +250,10 @@ def test_own_folder_without_gpus_or_levels(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="--gpus mine=N"):
         load_experiment(store.folder)
     with pytest.raises(StoreError, match="no finished level"):
-        load_experiment(store.folder, gpus=2)
+        load_experiment(store.folder, stated=2)
     store.write_manifest(Manifest(origin="measured", label="mine", gpus=4))
     with pytest.raises(UsageError, match=r"says 4 GPUs, --gpus says 2"):
-        load_experiment(store.folder, gpus=2)
+        load_experiment(store.folder, stated=2)
 
 
 def test_published_h100_folders_import() -> None:

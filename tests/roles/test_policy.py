@@ -12,13 +12,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pdlab.roles.observed import Count, EngineLoad, Observed, Role, Window, size_class
-from pdlab.roles.policy import Decision, Demand, Margin, Policy, Rules, best_split, full_load, ninth_decile
+from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
+from pdlab.roles.policy import Decision, Demand, Margin, Policy, RoleRules, best_split, full_load, ninth_decile
 
 LOOK_S = 0.5
 PREFILL_TOKENS_PER_S = 40_000.0
 EMPTY_STEP_S, STEP_PER_REQUEST_S = 0.0054, 0.0002
-RULES = Rules(slo_ttft_s=2.0, slo_tpot_s=0.012)
+RULES = RoleRules(slo_ttft_s=2.0, slo_tpot_s=0.012)
 FULL_BATCH = (RULES.tpot_share * 0.012 - EMPTY_STEP_S) / STEP_PER_REQUEST_S
 
 
@@ -39,7 +39,7 @@ class Pool:
         names = [f"e{index:02d}" for index in range(self.engines)]
         self.roles = {name: "prefill" if index < self.prefill else "decode" for index, name in enumerate(names)}
 
-    def look(self, prompts: float, prompt_tokens: int, answer_tokens: int) -> Observed:
+    def look(self, prompts: float, prompt_tokens: int, answer_tokens: int) -> ObservedPool:
         """Half a second with so many prompts."""
         opened = [name for name, role in self.roles.items() if role == "prefill"]
         decoding = [name for name, role in self.roles.items() if role == "decode"]
@@ -72,7 +72,7 @@ class Pool:
             for name, role in self.roles.items()
         )
         came = {size_class(prompt_tokens): Count(round(prompts), round(arrived))}
-        return Observed(self.now_s, loads, Window(LOOK_S, came, answers))
+        return ObservedPool(self.now_s, loads, Window(LOOK_S, came, answers))
 
     def take(self, decision: Decision) -> None:
         self.roles = dict(decision.roles)
@@ -156,7 +156,7 @@ def test_a_random_load_of_constant_rate_makes_no_oscillation(
 def test_the_split_stays_within_its_bounds(case: tuple[int, int, float, tuple[int, int]], p_min: int, d_min: int):
     engines, begins, rps, tokens = case
     engines += 2
-    pool, policy = Pool(engines, begins), Policy(Rules(p_min=p_min, d_min=d_min, slo_tpot_s=0.012))
+    pool, policy = Pool(engines, begins), Policy(RoleRules(p_min=p_min, d_min=d_min, slo_tpot_s=0.012))
     for _ in range(60):
         decision = policy.decide(pool.look(rps * LOOK_S, *tokens))
         assert decision.prefill >= p_min and decision.decode >= d_min
@@ -200,13 +200,13 @@ def test_an_idle_pool_keeps_its_split() -> None:
 
 
 def test_a_pool_that_lost_engines_is_brought_within_its_bounds_at_once() -> None:
-    policy = Policy(Rules(d_min=2))
+    policy = Policy(RoleRules(d_min=2))
     engines = tuple(EngineLoad(f"e{index}", "prefill", 0, 0) for index in range(3))
-    decision = policy.decide(Observed(0.0, engines, Window(0.5, {}, {})))
+    decision = policy.decide(ObservedPool(0.0, engines, Window(0.5, {}, {})))
     assert (decision.prefill, decision.decode, decision.changed) == (1, 2, True)
     assert decision.reason == "3:0 is out of bounds"
     with pytest.raises(ValueError, match="2 engines are fewer than 1 to prefill and 2 to decode"):
-        policy.decide(Observed(1.0, engines[:2], Window(0.5, {}, {})))
+        policy.decide(ObservedPool(1.0, engines[:2], Window(0.5, {}, {})))
 
 
 def test_the_best_split_has_the_least_worst_load() -> None:
@@ -278,7 +278,7 @@ def test_prompts_that_stay_are_decoded_all_the_same(stays: float, seed: int) -> 
         whole = Window(LOOK_S, {size: Count(came, came * 1000)}, answers)
         part = Window(LOOK_S, {size: Count(came - stay, (came - stay) * 1000)}, answers, local={size: stay})
         for policy, window in zip(policies, (whole, part), strict=True):
-            policy._learn(Observed(step * LOOK_S, engines, window))
+            policy._learn(ObservedPool(step * LOOK_S, engines, window))
     one, other = (policy.demand(engines) for policy in policies)
     assert one is not None and other is not None
     assert (other.coming, other.staying) == pytest.approx((one.coming, one.staying))

@@ -13,7 +13,7 @@ from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.workload import Closed, Level, Load, Open, Workload
-from pdlab.roles.observed import Observed, Role
+from pdlab.roles.observed import ObservedPool, Role
 from pdlab.roles.policy import Decision
 from pdlab.sim.fluid import Controller
 from pdlab.sim.hardware import load_hardware
@@ -56,9 +56,9 @@ class Shuffled:
     """New roles at every look, at random."""
 
     random: random.Random
-    looks: list[Observed] = field(default_factory=list)
+    looks: list[ObservedPool] = field(default_factory=list)
 
-    def decide(self, observed: Observed) -> Decision:
+    def decide(self, observed: ObservedPool) -> Decision:
         self.looks.append(observed)
         names = [each.engine for each in observed.engines]
         self.random.shuffle(names)

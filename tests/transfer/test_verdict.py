@@ -14,7 +14,7 @@ from pdlab.core.findings import CODES
 from pdlab.remote import network
 from pdlab.remote.network import Interface, RankHost, moved
 from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, reads, together, ucx_version, wire_of
-from pdlab.transfer.verdict import OK, SLOW, Observed, judge, notes
+from pdlab.transfer.verdict import OK, SLOW, ObservedTransfer, judge, notes
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "ucx"
 SRD = "srd/rdmap79s0:1"
@@ -139,12 +139,12 @@ TWO_RAILS = wire("zero-copy", "srd/rdmap79s0:1", "srd/rdmap80s0:1")
 ON_TWO_RAILS = {"rdmap79s0": GIB // 2, "rdmap80s0": GIB // 2}
 
 
-def observed(**changes: Any) -> Observed:
+def observed(**changes: Any) -> ObservedTransfer:
     fields: dict[str, Any] = dict(
         strategy="spread", backend="UCX", direction="read", prefill=HOST_A, decode=HOST_B, vram=False, gb_per_s=11.4,
         size_bytes=GIB, wire=TCP, payload_bytes=GIB, traffic={"ens5": GIB}, memcpy_gb_per_s=8.0, ucx_version="1.21.0",
     )  # fmt: skip
-    return Observed(**(fields | changes))
+    return ObservedTransfer(**(fields | changes))
 
 
 ONE_HOST: dict[str, Any] = dict(strategy="pack", decode=HOST_A, wire=CMA, traffic={"lo": 1000}, gb_per_s=6.0)

@@ -11,7 +11,8 @@ from typing import Any
 from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.findings import Evidenced
 from pdlab.core.workload import RunKey
-from pdlab.results.published_folders import SourcedExperiment, sourced_experiments
+from pdlab.results.description import Stated
+from pdlab.results.published_folders import SourcedExperiment, SourcedRun, sourced_experiments
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
 
@@ -57,22 +58,22 @@ class Folder:
         return (self.path / MANIFEST).is_file()
 
 
-def read_folder(path: Path, gpus: int | None = None) -> list[Folder]:
+def read_folder(path: Path, stated: Stated | int | None = None) -> list[Folder]:
     """All experiments of a folder; what cannot be read is the folder's ``error``.
 
-    ``gpus``: as `pdlab.results.published_folders.load_experiments` takes it. Raises UsageError where that contradicts
+    ``stated``: as `pdlab.results.published_folders.load_experiments` takes it. Raises UsageError where that contradicts
     the folder.
     """
     try:
-        return [_folder(path, sourced) for sourced in _load(path, gpus)]
+        return [_folder(path, sourced) for sourced in _load(path, stated)]
     except PdlabError as error:
-        if gpus is not None and isinstance(error, UsageError):
+        if stated is not None and isinstance(error, UsageError):
             raise
         return [Folder(path, None, (), str(error))]
 
 
 def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
-    levels = [_level(each.file, each.file.read_bytes(), each.run) for each in sourced.runs]
+    levels = [_published_level(path, each) for each in sourced.runs]
     if (path / MANIFEST).is_file():
         by_key = {run.key: run for run in sourced.experiment.runs}
         for file in sorted(path.glob("*.json")):
@@ -85,16 +86,24 @@ def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
     return Folder(path, sourced.experiment, tuple(sorted(levels, key=lambda level: level.path)))
 
 
+def _published_level(folder: Path, sourced: SourcedRun) -> LevelFile:
+    """A level of others. Of a file with several levels each has the hash of its own part."""
+    plain = json.dumps(sourced.data, sort_keys=True, default=str).encode()
+    content = plain if sourced.part else sourced.file.read_bytes()
+    inside = f"{sourced.file.relative_to(folder)}{f' ({sourced.part})' if sourced.part else ''}"
+    return LevelFile(folder / inside, sourced.run, _sha256(content), _sha256(plain), sourced.data)
+
+
 def _level(file: Path, content: bytes, run: Run) -> LevelFile:
     raw = json.loads(content)
     plain = json.dumps(raw, sort_keys=True).encode()
     return LevelFile(file, run, _sha256(content), _sha256(plain), raw)
 
 
-def _load(path: Path, gpus: int | None) -> tuple[SourcedExperiment, ...]:
+def _load(path: Path, stated: Stated | int | None) -> tuple[SourcedExperiment, ...]:
     """As viz.py loads it; a manifest whose GPUs contradict its deployment is read all the same, to be examined."""
     try:
-        return sourced_experiments(path, gpus)
+        return sourced_experiments(path, stated)
     except PdlabError:
         if not (path / MANIFEST).is_file():
             raise

@@ -32,6 +32,7 @@ from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile, read_folder
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
+from pdlab.results.description import Stated
 from pdlab.results.published_files import number, offered_rps, peak_in_flight
 from pdlab.results.store import MANIFEST
 
@@ -44,7 +45,7 @@ NEEDED = ("git_commit", "versions", "hardware", "started_at")
 
 def audit(
     paths: Sequence[Path],
-    gpus: Mapping[Path, int] | None = None,
+    gpus: Mapping[Path, Stated] | None = None,
     *,
     recompute: bool = True,
     hashes: Mapping[Path, str] | None = None,

@@ -2,7 +2,7 @@
 that are served.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
-`pdlab.deploy.serving.guard.Rules`; that of PD also, under ``prefill_call``, those of
+`pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
 `pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`, and, with
 ``kv_guard``, whether the KV guard's sources must be brought to the nodes (``bring``: nodes without pdlab). The
 classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the
@@ -23,7 +23,7 @@ from pdlab.deploy.serving.dead_engine import EndsWithEngine
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
 from pdlab.deploy.serving.fluid import PlaysRoles
-from pdlab.deploy.serving.guard import Guard, Rules
+from pdlab.deploy.serving.guard import Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.nixl_port import HoldsPort
@@ -50,7 +50,7 @@ BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pd
 class Front:
     """Mixed into the class that answers HTTP, an ingress or with direct streaming an engine's own server."""
 
-    rules: Rules
+    rules: RequestRules
 
     async def __serve_build_asgi_app__(self) -> Any:
         build = getattr(super(), "__serve_build_asgi_app__", None)
@@ -211,7 +211,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:
                 _mix_in(application_, BringsGuard, {"guard_files": files})
-    _mix_in(application, Front, {"rules": Rules(**{**rules, "expose": tuple(rules["expose"])})})
+    _mix_in(application, Front, {"rules": RequestRules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
 
 

@@ -99,7 +99,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Served:
+class ReplicasOfPool:
     """What Ray Serve runs: ``target`` replicas of the engines' deployment; ``replicas`` of it, in the order in which
     they came to run; how many of ``others`` run on each node; ``head``: the head node."""
 
@@ -112,7 +112,7 @@ class Served:
 class Serves(Protocol):
     """Ray Serve, as far as numbers of replicas go."""
 
-    async def look(self) -> Served:
+    async def look(self) -> ReplicasOfPool:
         """What it runs now."""
 
     async def ask(self, replicas: int) -> None:
@@ -126,7 +126,7 @@ class RayServe:
         self.app, self.deployment = app, deployment
         self._controller: Any = None
 
-    async def look(self) -> Served:
+    async def look(self) -> ReplicasOfPool:
         ray: Any = importlib.import_module("ray")
         details = await self._call("get_serve_instance_details")
         others: Counter[str] = Counter()
@@ -140,7 +140,7 @@ class RayServe:
         replicas = tuple(
             Replica(each["replica_id"], _plain(each["state"]), str(each.get("node_id"))) for each in ours["replicas"]
         )
-        return Served(ours["target_num_replicas"], replicas, others, head)
+        return ReplicasOfPool(ours["target_num_replicas"], replicas, others, head)
 
     async def ask(self, replicas: int) -> None:
         # In a thread: it takes seconds, in which engines and routers would wait for the board.
@@ -205,7 +205,7 @@ class Scaling:
         self._target = replicas
 
 
-def next_to_stop(served: Served) -> str | None:
+def next_to_stop(served: ReplicasOfPool) -> str | None:
     """The running replica that Ray Serve stops where it is to run one fewer: on the head node last, first on the node
     with fewest replicas of all deployments, there the newest. None: one that does not run yet."""
     alive = [each for each in served.replicas if each.state != STOPPING]

@@ -17,7 +17,7 @@ from pdlab.roles.prefixes import CHARS_PER_TOKEN, chunks_of
 _COMPLETION_TOKENS = re.compile(r'"completion_tokens":\s*(\d+)')
 
 
-class Answer:
+class EngineAnswer:
     """One sequence that this engine decodes: when it came, the chunks of its prompt where somebody asks for them, how
     many of its tokens are in this engine's cache as far as is known, how many another engine was asked to compute, when
     it was prefilled, and what was sent so far."""
@@ -69,37 +69,37 @@ class Flow:
         if not self._prefills:
             self._counts["prefill_busy_s"] += self._clock() - self._busy_since
 
-    def arrived(self, prompt_tokens: int) -> Answer:
+    def arrived(self, prompt_tokens: int) -> EngineAnswer:
         """A client's sequence came, which this engine is to decode."""
         self.coming += 1
-        return Answer(self._clock(), prompt_tokens)
+        return EngineAnswer(self._clock(), prompt_tokens)
 
-    def prompted(self, answer: Answer, tokens: int) -> None:
+    def prompted(self, answer: EngineAnswer, tokens: int) -> None:
         """Another engine is asked to compute so many tokens of its prompt: of one that was counted already, those
         above."""
         if tokens > answer.asked_tokens:
             self._count("prompts", answer, tokens - answer.asked_tokens, requests=0 if answer.asked_tokens else 1)
             answer.asked_tokens = tokens
 
-    def stays(self, answer: Answer) -> None:
+    def stays(self, answer: EngineAnswer) -> None:
         """Its prompt is computed here."""
         size = size_class(answer.prompt_tokens)
         self._counts["local"][size] = self._counts["local"].get(size, 0) + 1
 
-    def _count(self, name: str, answer: Answer, tokens: int, requests: int = 1) -> None:
+    def _count(self, name: str, answer: EngineAnswer, tokens: int, requests: int = 1) -> None:
         """So many more requests, and their tokens, among those of the size of its prompt."""
         size = size_class(answer.prompt_tokens)
         before = self._counts[name].get(size, (0, 0))
         self._counts[name][size] = (before[0] + requests, before[1] + tokens)
 
-    def prefilled(self, answer: Answer) -> None:
+    def prefilled(self, answer: EngineAnswer) -> None:
         """Its prompt was prefilled elsewhere: from here on it is this engine's."""
         if answer.prefilled_s is None:
             answer.prefilled_s = self._clock()
             self.coming -= 1
             self.running += 1
 
-    def sent(self, answer: Answer, item: Any) -> None:
+    def sent(self, answer: EngineAnswer, item: Any) -> None:
         """A piece of the answer goes to the client."""
         if answer.first_s is None:
             self.prefilled(answer)
@@ -111,7 +111,7 @@ class Flow:
         self._counts["generated_tokens"] += total - answer.tokens
         answer.tokens = total
 
-    def ended(self, answer: Answer, *, whole: bool) -> None:
+    def ended(self, answer: EngineAnswer, *, whole: bool) -> None:
         """The answer is complete (``whole``), or nobody waits for it any more."""
         if answer.prefilled_s is None:
             self.coming -= 1

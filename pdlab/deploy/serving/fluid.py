@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pdlab.deploy.serving.elastic import WARM_S
-from pdlab.deploy.serving.engine_traffic import Answer, Flow, prompt_chunks, prompt_tokens
+from pdlab.deploy.serving.engine_traffic import EngineAnswer, Flow, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
@@ -51,7 +51,7 @@ class PlaysRoles:
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         self._flow = Flow()
         # By the id of the request's object, which lives as long.
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, EngineAnswer] = {}
         self._prefill_by: dict[int, str] = {}
         self._warmed: dict[str, str] = {}
         self._warming: set[asyncio.Task[None]] = set()

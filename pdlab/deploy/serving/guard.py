@@ -48,7 +48,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Rules:
+class RequestRules:
     """What a client may ask for.
 
     ``expose``: further routes, as paths. ``max_body_bytes``: of the request's body. ``max_prompts``:
@@ -79,7 +79,7 @@ class Refused(Exception):
 class Guard:
     """Answers 4xx with a JSON error in OpenAI's form, before the application sees the request."""
 
-    def __init__(self, app: App, rules: Rules) -> None:
+    def __init__(self, app: App, rules: RequestRules) -> None:
         self.app = app
         self.rules = rules
 
@@ -181,7 +181,7 @@ class _Explained:
         return True
 
 
-def check_body(body: bytes, content_type: bytes, rules: Rules, path: str) -> None:
+def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str) -> None:
     """Look at what a client posts to the route ``path``. Raises Refused with 400, 413 or 415."""
     whole = path in _OBJECTS
     kind = content_type.split(b";")[0].strip().lower()
@@ -233,7 +233,7 @@ def _check_messages(messages: Any) -> None:
             raise Refused(400, f"tool_calls of a message is {_shown(json.dumps(calls))}: give a list")
 
 
-def _check_tools(request: dict[str, Any], rules: Rules) -> None:
+def _check_tools(request: dict[str, Any], rules: RequestRules) -> None:
     """Tools whose calls would be missing from an answer with HTTP 200."""
     old = next((name for name in ("functions", "function_call") if request.get(name) not in (None, [], "none")), None)
     if old:
@@ -271,7 +271,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _check_amounts(request: dict[str, Any], rules: Rules) -> None:
+def _check_amounts(request: dict[str, Any], rules: RequestRules) -> None:
     prompt = request.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
     within = request.get("sampling_params")
@@ -366,7 +366,7 @@ def _internal(name: str) -> str:
     return f"{name} is set by the deployment itself and never taken from a client: leave it out"
 
 
-def _not_served(path: str, rules: Rules) -> str:
+def _not_served(path: str, rules: RequestRules) -> str:
     listed = ", ".join((*ROUTES, *rules.expose))
     return f"{path} is not served here; the routes are {listed} (launch with --expose {path} to add it)"
 

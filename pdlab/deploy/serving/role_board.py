@@ -25,8 +25,8 @@ from pdlab.deploy.serving.elastic import Joining, RayServe, Scaling, Serves
 from pdlab.roles.assign import assign, first_split
 from pdlab.roles.count import CountDecision, CountPolicy, CountRules, load_of
 from pdlab.roles.local import locally_below
-from pdlab.roles.observed import Count, EngineLoad, Observed, Window
-from pdlab.roles.policy import Policy, Rules
+from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Window
+from pdlab.roles.policy import Policy, RoleRules
 from pdlab.roles.prefixes import Prefixes
 from pdlab.roles.rates import Fading
 
@@ -53,7 +53,7 @@ PLAYING = ("prefill", "decode", "draining")
 @dataclass(frozen=True)
 class BoardSpec:
     """``split``: ``auto`` or engines that prefill and decode, ``3:5``. ``p_min`` to ``slo_tpot_s``: of
-    `pdlab.roles.policy.Rules`. ``local_below``: tokens below which a prompt is prefilled where it is decoded (None:
+    `pdlab.roles.policy.RoleRules`. ``local_below``: tokens below which a prompt is prefilled where it is decoded (None:
     none is; ``auto``: as the learnt rates say). ``prefix_affinity``: whether prompts are to go where their beginning is
     cached. ``slow_down``: seconds that pass here for one of the engines'.
     ``engines`` begin, ``least`` to ``most`` of them are wanted later, one fewer ``down_after_s`` after fewer would do
@@ -252,7 +252,7 @@ class RoleBoard:
         if ready := self._joining.look(self._here):
             why = f"{', '.join(ready)} has made its first transfers"
         loads, window = self._observed(now_s)
-        observed = Observed(now_s / self.spec.slow_down, loads, window)
+        observed = ObservedPool(now_s / self.spec.slow_down, loads, window)
         roles, reason = self._choose(observed)
         roles |= {name: self._out(name) for name in self._engines if self._out(name)}
         before = _split(self._roles) if self._log else None
@@ -264,7 +264,7 @@ class RoleBoard:
         self._learn_local_below()
         self._count(observed)
 
-    def _count(self, observed: Observed) -> None:
+    def _count(self, observed: ObservedPool) -> None:
         """How many engines are wanted from now on: only where a controller follows the load."""
         if self._scaling is None or self._scaling.wanted is None or self._by != AUTO or not observed.engines:
             return
@@ -300,7 +300,7 @@ class RoleBoard:
         self._log.append({"at": now, "at_s": at_s, "prefill": prefill, "decode": decode, "reason": reason})
         logging.getLogger("ray.serve").info("roles %d:%d (%s)", prefill, decode, reason)
 
-    def _choose(self, observed: Observed) -> tuple[dict[str, str], str]:
+    def _choose(self, observed: ObservedPool) -> tuple[dict[str, str], str]:
         engines = observed.engines
         count = len(engines)
         enough = count >= self.spec.p_min + self.spec.d_min
@@ -406,7 +406,9 @@ class RoleBoard:
 
     def _new_policy(self) -> Policy:
         spec = self.spec
-        return Policy(Rules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s))
+        return Policy(
+            RoleRules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s)
+        )
 
     def _new_count_policy(self) -> CountPolicy:
         spec = self.spec

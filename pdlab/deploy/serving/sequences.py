@@ -101,7 +101,7 @@ async def join(
                 return
             begun.add(number)
             held.append((number, item))
-        answer = Answer(n, request_id)
+        answer = JoinedAnswer(n, request_id)
         left = len(tasks)
         while left:
             number, item = held.pop(0) if held else await queue.get()
@@ -130,7 +130,7 @@ def _first(item: Any) -> Any:
     return item[0] if isinstance(item, list) and item else item
 
 
-class Answer:
+class JoinedAnswer:
     """Puts the parts' answers together: choices numbered over all prompts, usage summed, one id."""
 
     def __init__(self, n: int, request_id: str) -> None:

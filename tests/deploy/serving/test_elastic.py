@@ -23,8 +23,8 @@ from pdlab.deploy.serving.elastic import (
     WARM_S,
     Joining,
     Replica,
+    ReplicasOfPool,
     Scaling,
-    Served,
     next_to_stop,
 )  # fmt: skip
 from pdlab.deploy.serving.engine_traffic import Flow
@@ -118,12 +118,12 @@ class Serve:
     """Stands for Ray Serve: what it runs changes when `settle` is called. One node, the head."""
 
     def __init__(self, *names: str) -> None:
-        self.served = Served(len(names), tuple(Replica(name, RUNNING, "n") for name in names), {}, "n")
+        self.served = ReplicasOfPool(len(names), tuple(Replica(name, RUNNING, "n") for name in names), {}, "n")
         self.asked: list[int] = []
         self.looks = 0
         self.error: Exception | None = None
 
-    async def look(self) -> Served:
+    async def look(self) -> ReplicasOfPool:
         self.looks += 1
         if self.error is not None:
             raise self.error
@@ -251,7 +251,7 @@ def test_ray_serve_is_seldom_asked_while_nothing_moves(clock: Clock) -> None:
 
 def test_the_newest_on_the_emptiest_node_that_is_not_the_head_stops_first() -> None:
     on = {"a": "h", "b": "x", "c": "y", "d": "y", "e": "x"}
-    served = Served(5, tuple(Replica(name, RUNNING, node) for name, node in on.items()), {"y": 1}, "h")
+    served = ReplicasOfPool(5, tuple(Replica(name, RUNNING, node) for name, node in on.items()), {"y": 1}, "h")
     assert next_to_stop(served) == "e"
     assert next_to_stop(replace(served, others={"x": 1})) == "d"
     assert next_to_stop(replace(served, others={})) == "e", "the node of the older one first"

@@ -10,7 +10,7 @@ from support.clock import Clock
 
 from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
-from pdlab.roles.observed import Observed
+from pdlab.roles.observed import ObservedPool
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
 
 
@@ -244,10 +244,10 @@ def test_the_threshold_is_learnt_in_tokens_that_are_computed(clock: Clock) -> No
 
 def test_the_policy_hears_of_prompts_that_stay(clock: Clock) -> None:
     of = board(clock, split="1:1")
-    seen: list[Observed] = []
+    seen: list[ObservedPool] = []
     choose = of._choose
 
-    def chosen(observed: Observed) -> tuple[dict[str, str], str]:
+    def chosen(observed: ObservedPool) -> tuple[dict[str, str], str]:
         seen.append(observed)
         return choose(observed)
 

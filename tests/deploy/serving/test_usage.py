@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pdlab.deploy.serving.sequences import Answer, events
+from pdlab.deploy.serving.sequences import JoinedAnswer, events
 from pdlab.deploy.serving.usage import cached_in_prefill, summed
 
 
@@ -84,7 +84,7 @@ def test_sums(usages: list[dict[str, Any]], n: int, prompt_details: Any, reasoni
 
 
 def test_a_whole_answer_has_the_usage_of_all_its_choices() -> None:
-    answer = Answer(2, "id")
+    answer = JoinedAnswer(2, "id")
     for number, (cached, reasoning) in enumerate([(0, 10), (256, 7)]):
         details = {"prompt_tokens_details": PromptDetails(cached_tokens=cached)}
         usage = Usage(prompt_tokens=300, completion_tokens=25, completion_tokens_details=CompletionDetails(

@@ -1,0 +1,83 @@
+"""Command line of ``pdlab describe``: how a folder of results of others is understood, as a file to be corrected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
+from pdlab.core.settings import Settings, parse, setting
+
+EPILOG = """\
+examples:
+  pdlab describe results/               write results/pdlab-describe.yaml from what is found there
+  pdlab describe results/ --dry-run     print it
+
+Correct the file: the deployment (pd-spread-p1xtp4-d2xtp2, collocated-4xtp2) or the number of GPUs, the label and the
+model of each curve, or skip: true for what is no result. viz.py reads it with the results.
+"""
+
+
+class DescribeSettings(Settings):
+    """The folder that is described."""
+
+    COMMAND = "describe"
+    ABOUT = "Write down how a folder of results of other clients is understood, to be corrected by hand."
+    EXAMPLES = EPILOG
+
+    folder: Path = setting(..., "a folder of result files", "results", positional=True, value="FOLDER")
+    dry_run: bool = setting(False, "print the file; write nothing", "results")
+    force: bool = setting(False, "write it again, over the one that is there", "results")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Describe; returns the exit code."""
+    return exit_code(lambda: _run(parse(DescribeSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: DescribeSettings) -> int:
+    from pdlab.core.files import replace
+    from pdlab.results.description import DESCRIPTION, Stated, of_folder
+    from pdlab.results.published_folders import require_folder
+    from pdlab.results.store import MANIFEST
+    from pdlab.results.understood import understood
+
+    require_folder(settings.folder)
+    if (settings.folder / MANIFEST).is_file():
+        raise UsageError(f"{settings.folder} was measured by pdlab: its {MANIFEST} describes it")
+    file = settings.folder / DESCRIPTION
+    if file.exists() and not (settings.force or settings.dry_run):
+        raise UsageError(f"{file} is there already: correct it, or write it again with --force")
+    curves = understood(settings.folder, Stated(entries=of_folder(settings.folder)))
+    if not curves:
+        raise UsageError(f"{settings.folder} holds no result files; give another folder")
+    text = describing(curves)
+    if settings.dry_run:
+        print(text, end="")
+        return 0
+    replace(file, text.encode())
+    unknown = sum(curve.gpus is None for curve in curves)
+    print(f"wrote {file}: {len(curves)} curves, {unknown} of unknown size")
+    return 0
+
+
+def describing(curves: Sequence[object]) -> str:
+    """The description of these `UnderstoodCurve`, with what was found as comments."""
+    import yaml
+
+    from pdlab.results.understood import UnderstoodCurve
+
+    lines = ["# How pdlab understands these results. Correct it; viz.py reads it with the results.", "results:"]
+    for curve in curves:
+        assert isinstance(curve, UnderstoodCurve)
+        lines.append(f"# {', '.join(curve.tools)}: {len(curve.levels)} levels, {curve.loads}, {curve.lengths} tokens")
+        if curve.gpus is None:
+            lines.append("# The number of GPUs is not known: give it, or the deployment.")
+        for match in curve.matches:
+            entry = curve.entry(match).model_dump(exclude={"skip"})
+            for i, (name, value) in enumerate(entry.items()):
+                shown = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+                lines.append(f"{'- ' if i == 0 else '  '}{name}: {'' if value is None else shown}".rstrip())
+    return "\n".join(lines) + "\n"

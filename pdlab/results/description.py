@@ -1,0 +1,102 @@
+"""What a person says of result files that do not say it themselves: GPUs, deployment, label, model.
+
+It is said by flags (``--gpus PATTERN=N``, ``--label PATTERN=TEXT``) or in a file beside the results, which
+``pdlab describe`` writes from what it finds. A flag counts before the file, the first entry that fits before others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field, field_validator
+
+from pdlab.core.deployment import Collocated, Disaggregated, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, load_yaml
+
+DESCRIPTION = "pdlab-describe.yaml"
+
+
+class DescribedResults(Frozen):
+    """One entry of a description. ``match``: a pattern on the path of a result file in its folder, on one part of that
+    path, or on the folder's name (``*`` is any text). ``skip``: these files are no results."""
+
+    match: str = Field(min_length=1)
+    deployment: str | None = None
+    gpus: int | None = Field(default=None, ge=1)
+    label: str | None = Field(default=None, min_length=1)
+    model: str | None = Field(default=None, min_length=1)
+    skip: bool = False
+
+    @field_validator("deployment")
+    @classmethod
+    def _can_be_parsed(cls, text: str | None) -> str | None:
+        try:
+            if text is not None:
+                topology_of(text)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return text
+
+    def fits(self, folder: Path, inside: Path) -> bool:
+        """Whether the entry is about the file ``inside`` the folder."""
+        name = folder.resolve().name
+        texts = {name, inside.as_posix(), f"{name}/{inside.as_posix()}", *inside.parts, inside.stem}
+        ends = str(folder.resolve()).endswith("/" + self.match.strip("/"))
+        return ends or any(fnmatchcase(text, self.match) for text in texts)
+
+
+class ResultsDescription(Frozen):
+    """The file beside results."""
+
+    results: tuple[DescribedResults, ...] = ()
+
+
+class Stated(NamedTuple):
+    """What flags say of a folder: the GPUs of each experiment in it, and entries for its files."""
+
+    gpus: int | None = None
+    entries: tuple[DescribedResults, ...] = ()
+
+
+class SaidOf(NamedTuple):
+    """What is said of a file: the first entry that has each."""
+
+    deployment: str | None = None
+    gpus: int | None = None
+    label: str | None = None
+    model: str | None = None
+    skip: bool = False
+
+
+def topology_of(label: str) -> Collocated | Disaggregated:
+    """The pools of a deployment's label. Raises UsageError for one that is none, and for roles that move."""
+    topology = parse_label(label)
+    if not isinstance(topology, Collocated | Disaggregated):
+        raise UsageError(f"deployment {label}: its roles move; give one such as pd-spread-p1xtp4-d2xtp2")
+    return topology
+
+
+def of_folder(folder: Path) -> tuple[DescribedResults, ...]:
+    """The entries of the description in a folder; none if it has none. Raises UsageError for a faulty one."""
+    file = folder / DESCRIPTION
+    return load_yaml(file, ResultsDescription).results if file.is_file() else ()
+
+
+def of_flags(gpus: Mapping[str, int], labels: Mapping[str, str]) -> tuple[DescribedResults, ...]:
+    """The same as entries: ``--gpus`` and ``--label``. The pattern with more parts counts first."""
+    entries = [DescribedResults(match=pattern, gpus=count) for pattern, count in gpus.items()]
+    entries += [DescribedResults(match=pattern, label=label) for pattern, label in labels.items()]
+    return tuple(sorted(entries, key=lambda entry: -len(Path(entry.match).parts)))
+
+
+def said_of(folder: Path, inside: Path, entries: Sequence[DescribedResults]) -> SaidOf:
+    """What the entries say of one file: of each thing what the first entry that fits says."""
+    said = SaidOf()
+    for entry in reversed([entry for entry in entries if entry.fits(folder, inside)]):
+        stated = entry.model_dump(exclude={"match"}, exclude_none=True)
+        said = said._replace(**{**stated, "skip": said.skip or entry.skip})
+    return said

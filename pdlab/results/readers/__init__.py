@@ -1,0 +1,110 @@
+"""Result files of other benchmark clients -> levels. One module per client, one registry, one record.
+
+The record is a dictionary with the keys that ``vllm bench serve`` writes, which most clients share and
+`pdlab.results.published_files` turns into a run. A client that measured more than these keys hold keeps it under its
+own names, as metadata.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdlab.core.errors import StoreError
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml")
+# In the order in which a file is offered to them: the first that recognises its content reads it.
+READERS = (
+    "pdlab_level",
+    "vllm_bench",
+    "aiperf",
+    "guidellm",
+    "inference_perf",
+    "llmd_report",
+    "genai_bench",
+    "evalscope",
+    "inferencex",
+    "mlperf",
+)
+
+
+class RawLevel(NamedTuple):
+    """One level as a client wrote it. ``part``: where in its file it is, empty if the file holds one level."""
+
+    part: str
+    data: dict[str, Any]
+
+
+class FileReading(NamedTuple):
+    """What a file holds: ``tool`` wrote it, and it has these levels. A file without levels is of a tool, too: its
+    ``skipped`` says what it is."""
+
+    tool: str
+    levels: tuple[RawLevel, ...] = ()
+    skipped: str = ""
+
+
+Reader = Callable[[Path, Any], "FileReading | None"]
+
+
+def read_file(file: Path) -> FileReading:
+    """Read one file. Raises StoreError if it cannot be parsed, or is of no client that is known."""
+    content = _content(file)
+    for name in READERS:
+        reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
+        if reading is not None:
+            return reading
+    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else type(content).__name__
+    raise StoreError(
+        f"{file}: no known benchmark client writes such a file (it begins with: {keys}); docs/results-of-others.md "
+        "lists those that are read; move the file elsewhere"
+    )
+
+
+def _content(file: Path) -> Any:
+    """The parsed file: JSON as it is; JSON lines and CSV as a list of dictionaries."""
+    try:
+        content = file.read_bytes()
+        if file.suffix == ".csv":
+            return _rows(content)
+        if file.suffix in (".yaml", ".yml"):
+            from pdlab.core.schema import parse_yaml
+
+            return parse_yaml(content.decode())
+        if file.suffix == ".jsonl":
+            return _lines(content)
+        return _parsed(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{file}: cannot be read ({error})") from error
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        import orjson  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return json.loads(content)
+    try:
+        return orjson.loads(content)
+    except ValueError:
+        return json.loads(content)  # NaN and Infinity, which Python's json writes
+
+
+def _lines(content: bytes) -> list[Any]:
+    parsed = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            try:
+                parsed.append(_parsed(line))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+    return parsed
+
+
+def _rows(content: bytes) -> list[dict[str, str]]:
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text)))

@@ -1,0 +1,116 @@
+"""AIPerf and GenAI-Perf: ``profile_export_aiperf.json`` (``profile_export_genai_perf.json``), a level a folder.
+
+The requests of a level are in ``profile_export.jsonl`` beside it; the summary has their percentiles already.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import keyed
+
+TOOL = "AIPerf"
+_METRICS = {
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "tpot",  # of a request: (latency - TTFT) / (tokens - 1)
+    "inter_chunk_latency": "itl",
+    "request_latency": "e2el",
+}
+_TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
+_FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)")
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless it is a file of AIPerf's."""
+    if isinstance(content, list):
+        first = content[0] if content else None
+        if (
+            isinstance(first, dict)
+            and {"metadata", "metrics"} <= first.keys()
+            and "request_latency" in first["metrics"]
+        ):
+            return FileReading(TOOL, skipped="the requests of the summary beside it")
+        if isinstance(first, dict) and file.name.startswith("profile_export"):
+            return FileReading(TOOL, skipped="the table of the summary beside it")
+        return None
+    if not isinstance(content, dict):
+        return None
+    if file.name == "inputs.json" and "data" in content:
+        return FileReading(TOOL, skipped="the prompts that were sent")
+    latency = content.get("request_latency")
+    if not ("request_throughput" in content and isinstance(latency, dict) and "unit" in latency):
+        return None
+    return FileReading(TOOL, (RawLevel("", _level(content)),))
+
+
+def _level(content: dict[str, Any]) -> dict[str, Any]:
+    config = content.get("input_config") or {}
+    command = str((content.get("run_info") or {}).get("cli_command") or content.get("cli_command") or "")
+    completed = _average(content, "request_count") or 0
+    failed = _average(content, "error_request_count") or 0
+    rate = _average(content, "request_throughput")
+    inputs = _total(content, "input_sequence_length", completed)
+    outputs = _total(content, "output_sequence_length", completed)
+    duration = _average(content, "benchmark_duration") or (completed / rate if rate else None)
+    level: dict[str, Any] = {
+        "request_throughput": rate,
+        "duration": duration,
+        "completed": completed,
+        "num_prompts": completed + failed,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "model_id": _model(config),
+        **_load(config, command),
+    }
+    for theirs, ours in _METRICS.items():
+        statistics = content.get(theirs)
+        if isinstance(statistics, dict):
+            level |= keyed(ours, statistics, to_ms=_TO_MS.get(str(statistics.get("unit")), 1.0), mean="avg")
+    return {name: value for name, value in level.items() if value is not None}
+
+
+def _average(content: dict[str, Any], name: str) -> float | None:
+    entry = content.get(name)
+    value = entry.get("avg") if isinstance(entry, dict) else None
+    return value if isinstance(value, int | float) else None
+
+
+def _total(content: dict[str, Any], name: str, completed: float) -> float | None:
+    entry = content.get(name)
+    if not isinstance(entry, dict):
+        return None
+    if isinstance(entry.get("sum"), int | float):
+        return float(entry["sum"])
+    mean = _average(content, name)
+    return None if mean is None else mean * completed
+
+
+def _model(config: dict[str, Any]) -> str | None:
+    models = config.get("models") or {}
+    items = models.get("items") if isinstance(models, dict) else None
+    if items and isinstance(items[0], dict):
+        return str(items[0].get("name"))
+    names = (config.get("endpoint") or {}).get("model_names")
+    return str(names[0]) if names else None
+
+
+def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
+    """Load of the profiling phase: from the configuration, of earlier versions from the command."""
+    flags = {name: float(value) for name, value in _FLAG.findall(command)}
+    phases = [phase for phase in config.get("phases") or [] if isinstance(phase, dict)]
+    profiling = [phase for phase in phases if phase.get("kind", phase.get("name")) in ("profiling", None)] or phases
+    for phase in profiling:
+        for name, key in (("concurrency", "concurrency"), ("rate", "request-rate"), ("request_rate", "request-rate")):
+            if isinstance(phase.get(name), int | float):
+                flags.setdefault(key, float(phase[name]))
+    generator = config.get("loadgen") or {}
+    for name, key in (("concurrency", "concurrency"), ("request_rate", "request-rate")):
+        if isinstance(generator.get(name), int | float):
+            flags.setdefault(key, float(generator[name]))
+    load: dict[str, Any] = {"request_rate": flags.get("request-rate", "inf")}
+    if "concurrency" in flags:
+        load["max_concurrency"] = int(flags["concurrency"])
+    return load

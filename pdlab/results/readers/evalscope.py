@@ -1,0 +1,65 @@
+"""evalscope perf: a folder a level, with ``benchmark_summary.json`` and the percentiles and arguments beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+
+TOOL = "evalscope perf"
+_BESIDE = ("benchmark_percentile.json", "benchmark_args.json", "workload_throughput.json", "workload_timeline.json")
+_PERCENTILE_COLUMNS = {"TTFT (ms)": ("ttft", 1.0), "TPOT (ms)": ("tpot", 1.0), "ITL (ms)": ("itl", 1.0),
+                       "Latency (s)": ("e2el", 1000.0)}  # fmt: skip
+_MEANS = {"Avg TTFT (ms)": ("ttft", 1.0), "Avg TPOT (ms)": ("tpot", 1.0), "Avg ITL (ms)": ("itl", 1.0),
+          "Avg Latency (s)": ("e2el", 1000.0)}  # fmt: skip
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless it is a file of evalscope's."""
+    if file.name in _BESIDE:
+        return FileReading(TOOL, skipped="part of the level whose summary lies beside it")
+    if not isinstance(content, dict) or not {"Success Requests", "Req Throughput (req/s)"} <= content.keys():
+        return None
+    return FileReading(TOOL, (RawLevel("", _level(file, content)),))
+
+
+def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
+    arguments = _beside(file, "benchmark_args.json")
+    completed = content["Success Requests"]
+    rate = content.get("Request Rate (req/s)")
+    level: dict[str, Any] = {
+        "request_throughput": content["Req Throughput (req/s)"],
+        "duration": content.get("Test Duration (s)"),
+        "completed": completed,
+        "num_prompts": content.get("Total Requests"),
+        "total_input_tokens": (content.get("Avg Input Tokens") or 0) * completed,
+        "total_output_tokens": (content.get("Avg Output Tokens") or 0) * completed,
+        "max_concurrency": content.get("Concurrency"),
+        "request_rate": rate if isinstance(rate, int | float) and rate > 0 else None,
+        "model_id": arguments.get("model") if isinstance(arguments, dict) else None,
+    }
+    if level["request_rate"] and not (isinstance(arguments, dict) and arguments.get("open_loop")):
+        # Without --open-loop a rate only spaces the requests of a closed loop.
+        level["request_rate"] = None
+    for column, (metric, to_ms) in _MEANS.items():
+        if isinstance(content.get(column), int | float):
+            level[f"mean_{metric}_ms"] = content[column] * to_ms
+    rows = _beside(file, "benchmark_percentile.json")
+    for row in rows if isinstance(rows, list) else []:
+        percent = str(row.get("Percentiles", "")).removesuffix("%")
+        if not percent.replace(".", "", 1).isdigit():
+            continue
+        for column, (metric, to_ms) in _PERCENTILE_COLUMNS.items():
+            if isinstance(row.get(column), int | float):
+                key = f"median_{metric}_ms" if percent == "50" else f"p{percent}_{metric}_ms"
+                level[key] = row[column] * to_ms
+    return {name: value for name, value in level.items() if value is not None}
+
+
+def _beside(file: Path, name: str) -> Any:
+    try:
+        return json.loads((file.parent / name).read_bytes())
+    except (OSError, ValueError):
+        return {}

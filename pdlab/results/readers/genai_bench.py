@@ -1,0 +1,66 @@
+"""genai-bench: a level a file, and ``experiment_metadata.json`` for the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import add_statistics, keyed
+
+TOOL = "genai-bench"
+METADATA = "experiment_metadata.json"
+_METRICS = {"ttft": "ttft", "tpot": "tpot", "e2e_latency": "e2el"}
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless it is a file of genai-bench's."""
+    if not isinstance(content, dict):
+        return None
+    if file.name == METADATA and "benchmark_version" in content:
+        return FileReading(TOOL, skipped="what the levels beside it have in common")
+    if not {"aggregated_metrics", "individual_request_metrics"} <= content.keys():
+        return None
+    return FileReading(TOOL, (RawLevel("", _level(file, content)),))
+
+
+def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
+    figures = content["aggregated_metrics"]
+    to_ms = 1.0 if content.get("_time_unit") == "ms" else 1000.0
+    statistics = figures.get("stats") or {}
+    completed, duration = figures.get("num_completed_requests"), figures.get("run_duration")
+    level: dict[str, Any] = {
+        "request_throughput": figures.get("requests_per_second"),
+        "duration": duration,
+        "completed": completed,
+        "num_prompts": figures.get("num_requests"),
+        "total_input_tokens": (statistics.get("num_input_tokens") or {}).get("sum"),
+        "total_output_tokens": (statistics.get("num_output_tokens") or {}).get("sum"),
+        "max_concurrency": figures.get("num_concurrency"),
+        "scenario": figures.get("scenario"),
+        **_of_folder(file),
+    }
+    for theirs, ours in _METRICS.items():
+        level |= keyed(ours, statistics.get(theirs), to_ms=to_ms)
+        values = [
+            request[theirs] * to_ms / 1000
+            for request in content["individual_request_metrics"]
+            if isinstance(request.get(theirs), int | float) and not request.get("error_code")
+        ]
+        add_statistics(level, ours, values)
+    return {name: value for name, value in level.items() if value is not None}
+
+
+def _of_folder(file: Path) -> dict[str, Any]:
+    try:
+        stated = json.loads((file.parent / METADATA).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    count = str(stated.get("server_gpu_count") or "")
+    return {
+        "model_id": stated.get("api_model_name") or stated.get("model"),
+        "num_gpus": int(count) if count.isdigit() else None,
+        "gpu": stated.get("server_gpu_type"),
+        "engine": " ".join(filter(None, (stated.get("server_engine"), stated.get("server_version")))) or None,
+    }

@@ -1,0 +1,103 @@
+"""guidellm's ``benchmarks.json``: several levels a file.
+
+guidellm's "time per output token" counts the first token, its "inter token latency" is what others call TPOT, weighted
+by the tokens of a request. The record has the latter as TPOT.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import keyed
+
+_METRICS = {
+    "time_to_first_token_ms": ("ttft", 1.0),
+    "inter_token_latency_ms": ("tpot", 1.0),
+    "request_latency": ("e2el", 1000.0),
+}
+_PERCENTILES = {"p50": "p50", "p75": "p75", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9"}
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless it is a report of guidellm's."""
+    if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), list):
+        return None
+    benchmarks = [each for each in content["benchmarks"] if isinstance(each, dict) and "metrics" in each]
+    if not benchmarks:
+        return None
+    levels = [
+        RawLevel(f"benchmark {number}" if len(benchmarks) > 1 else "", _level(benchmark, content))
+        for number, benchmark in enumerate(benchmarks, 1)
+    ]
+    return FileReading("guidellm", tuple(levels))
+
+
+def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    metrics = benchmark["metrics"]
+    totals = metrics.get("request_totals") or {}
+    completed = totals.get("successful") or 0
+    duration = benchmark.get("duration") or _difference(benchmark, "end_time", "start_time")
+    level: dict[str, Any] = {
+        "request_throughput": completed / duration if duration else None,
+        "duration": duration,
+        "completed": completed,
+        # Requests that were in flight when the level's time was over are no failures.
+        "num_prompts": completed + (totals.get("errored") or 0),
+        "total_input_tokens": _sum(metrics, "prompt_token_count"),
+        "total_output_tokens": _sum(metrics, "output_token_count"),
+        "model_id": _model(benchmark, report),
+        **_load(benchmark),
+    }
+    for theirs, (ours, to_ms) in _METRICS.items():
+        statistics = _successful(metrics, theirs)
+        percentiles = statistics.get("percentiles") or {}
+        known = {_PERCENTILES[name]: value for name, value in percentiles.items() if name in _PERCENTILES}
+        level |= keyed(ours, {"mean": statistics.get("mean"), **known}, to_ms=to_ms)
+    return {name: value for name, value in level.items() if value is not None}
+
+
+def _successful(metrics: dict[str, Any], name: str) -> dict[str, Any]:
+    entry = (metrics.get(name) or {}).get("successful")
+    return entry if isinstance(entry, dict) else {}
+
+
+def _sum(metrics: dict[str, Any], name: str) -> float | None:
+    statistics = _successful(metrics, name)
+    if statistics.get("total_sum") is not None:
+        return float(statistics["total_sum"])
+    mean, count = statistics.get("mean"), statistics.get("count")
+    return None if mean is None or count is None else mean * count
+
+
+def _difference(benchmark: dict[str, Any], end: str, start: str) -> float | None:
+    ends, starts = benchmark.get(end), benchmark.get(start)
+    return None if ends is None or starts is None else ends - starts
+
+
+def _model(benchmark: dict[str, Any], report: dict[str, Any]) -> str | None:
+    config = benchmark.get("config") or {}
+    for backend in (
+        config.get("backend"),
+        benchmark.get("backend"),
+        ((report.get("config") or {}).get("spec") or {}).get("backend"),
+        report.get("args"),
+    ):
+        if isinstance(backend, dict) and isinstance(backend.get("model"), str):
+            return str(backend["model"])
+    return None
+
+
+def _load(benchmark: dict[str, Any]) -> dict[str, Any]:
+    config = benchmark.get("config") or {}
+    strategy = config.get("strategy") or (benchmark.get("scheduler") or {}).get("strategy") or {}
+    kind = strategy.get("type_")
+    if kind == "synchronous":
+        return {"max_concurrency": 1}
+    if kind in ("concurrent", "throughput"):
+        return {"max_concurrency": strategy.get("streams") or strategy.get("max_concurrency")}
+    rate = strategy.get("rate")
+    # Constant arrivals are less bursty than Poisson's: a burstiness without end. 1000 is as regular as it gets.
+    regular = {"burstiness": 1000.0} if kind == "constant" else {}
+    return {"request_rate": rate, "max_concurrency": strategy.get("max_concurrency"), **regular} if rate else {}

@@ -1,0 +1,124 @@
+"""InferenceX (InferenceMAX): the aggregated JSON of a run, a list of such, and the site's CSV, a level a row.
+
+Latencies are in seconds there unless the name ends in ``_ms``; throughput is per GPU. A row has no duration and no
+number of requests: it is read as a thousand of them at the throughput that it has, and its level says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+
+TOOL = "InferenceX"
+REQUESTS = 1000
+_LATENCIES = ("ttft", "tpot", "itl", "e2el")
+# Our name -> theirs, first found counts.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "model_id": ("model", "model_name", "infmax_model_prefix"),
+    "gpu": ("hw", "gpu", "hardware"),
+    "isl": ("isl", "input_len"),
+    "osl": ("osl", "output_len"),
+    "max_concurrency": ("conc", "concurrency", "max_concurrency"),
+    "tp": ("tp", "decode_tp", "d_tp"),
+    "ep": ("ep", "decode_ep", "moe_ep"),
+    "framework": ("framework",),
+    "framework_version": ("framework_version", "image"),
+    "precision": ("precision",),
+    "dp_attention": ("dp_attention", "attention_dp"),
+    "spec_decoding": ("spec_decoding",),
+    "mode": ("mode", "disagg"),
+    "p_workers": ("p_workers", "prefill_num_workers", "num_prefill_workers"),
+    "p_tp": ("p_tp", "prefill_tp"),
+    "d_workers": ("d_workers", "decode_num_workers", "num_decode_workers"),
+    "d_tp": ("d_tp", "decode_tp"),
+}
+_GPUS = ("gpus_total", "num_gpus", "total_gpus")
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless every row has a load, lengths and throughput per GPU as InferenceX writes them."""
+    rows = content if isinstance(content, list) else [content]
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        return None
+    if not all(_first(row, "max_concurrency") is not None and _throughput(row) is not None for row in rows[:5]):
+        return None
+    several = isinstance(content, list)
+    levels = [
+        RawLevel(f"row {number}" if several else "", level)
+        for number, row in enumerate(rows, 1)
+        if (level := _level(row)) is not None
+    ]
+    return FileReading(TOOL, tuple(levels))
+
+
+def _first(row: dict[str, Any], name: str) -> Any:
+    for theirs in _NAMES.get(name, (name,)):
+        value = row.get(theirs)
+        if value not in (None, ""):
+            return value
+    return None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value in (None, "") or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _gpus(row: dict[str, Any]) -> float | None:
+    stated = next((_number(row.get(name)) for name in _GPUS if row.get(name) not in (None, "")), None)
+    if stated:
+        return stated
+    pools = [
+        (_number(row.get(f"num_{role}_gpu")) or _number(row.get(f"{role}_num_gpus"))) for role in ("prefill", "decode")
+    ]
+    if all(pools):
+        return sum(filter(None, pools))
+    return _number(row.get("tp"))
+
+
+def _throughput(row: dict[str, Any]) -> float | None:
+    """Output tokens/s per GPU."""
+    for name in ("output_tput_per_gpu", "out_tok_s_per_gpu", "out_tok_s_per_gpu_derived", "output_throughput_per_gpu"):
+        if _number(row.get(name)) is not None:
+            return _number(row[name])
+    total, isl, osl = _number(row.get("tput_per_gpu")), _number(_first(row, "isl")), _number(_first(row, "osl"))
+    return None if total is None or not isl or not osl else total * osl / (isl + osl)
+
+
+def _level(row: dict[str, Any]) -> dict[str, Any] | None:
+    gpus, per_gpu = _gpus(row), _throughput(row)
+    isl, osl = _number(_first(row, "isl")), _number(_first(row, "osl"))
+    if not gpus or not per_gpu or not isl or not osl:
+        return None
+    rate = per_gpu * gpus / osl
+    level: dict[str, Any] = {
+        "request_throughput": rate,
+        "duration": REQUESTS / rate,
+        "completed": REQUESTS,
+        "total_input_tokens": REQUESTS * isl,
+        "total_output_tokens": REQUESTS * osl,
+        "counts_unknown": True,
+        "num_gpus": int(gpus),
+    }
+    for name in _NAMES:
+        value = _first(row, name)
+        if name not in ("isl", "osl") and value is not None:
+            level[name] = int(float(value)) if name == "max_concurrency" else value
+    for metric in _LATENCIES:
+        for theirs, value in row.items():
+            figure = _number(value)
+            if figure is None:
+                continue
+            name = theirs.removesuffix("_ms")
+            to_ms = 1.0 if theirs.endswith("_ms") else 1000.0
+            if name in (metric, f"median_{metric}"):
+                level[f"median_{metric}_ms"] = figure * to_ms
+            elif name == f"mean_{metric}":
+                level[f"mean_{metric}_ms"] = figure * to_ms
+            elif name.startswith("p") and name.endswith(f"_{metric}") and name[1 : -len(metric) - 1].isdigit():
+                level[f"{name}_ms"] = figure * to_ms
+    return level

@@ -1,0 +1,88 @@
+"""llm-d's benchmark reports (0.1 and 0.2; YAML or JSON): a level a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import keyed
+
+_METRICS = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "itl",
+    "request_latency": "e2el",
+}
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless it is a benchmark report of llm-d's."""
+    if not isinstance(content, dict) or "version" not in content:
+        return None
+    performance = _performance(content)
+    if performance is None:
+        return None
+    return FileReading("llm-d benchmark report", (RawLevel("", _level(content, performance)),))
+
+
+def _performance(content: dict[str, Any]) -> dict[str, Any] | None:
+    """Its ``requests``, ``latency`` and ``throughput``: of 0.2 under results.request_performance.aggregate, of 0.1
+    under metrics."""
+    results = content.get("results")
+    aggregate = (
+        ((results or {}).get("request_performance") or {}).get("aggregate") if isinstance(results, dict) else None
+    )
+    found = aggregate or content.get("metrics")
+    return found if isinstance(found, dict) and {"requests", "latency", "throughput"} <= found.keys() else None
+
+
+def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, Any]:
+    requests, throughput = performance["requests"], performance["throughput"]
+    total = requests.get("total") or 0
+    completed = total - (requests.get("failures") or 0) - (requests.get("incomplete") or 0)
+    rate = _value(throughput.get("request_rate", throughput.get("requests_per_sec")))
+    stated = performance.get("time") or {}
+    duration = stated.get("duration") or (completed / rate if rate else None)
+    level: dict[str, Any] = {
+        "request_throughput": rate,
+        "duration": duration,
+        "completed": completed,
+        "num_prompts": total - (requests.get("incomplete") or 0),
+        "total_input_tokens": _tokens(requests.get("input_length"), completed),
+        "total_output_tokens": _tokens(requests.get("output_length"), completed),
+        **_scenario(content.get("scenario") or {}),
+    }
+    for theirs, ours in _METRICS.items():
+        statistics = performance["latency"].get(theirs)
+        if isinstance(statistics, dict):
+            in_ms = str(statistics.get("units", "s")).startswith("ms")
+            level |= keyed(ours, statistics, to_ms=1.0 if in_ms else 1000.0)
+    return {name: value for name, value in level.items() if value is not None}
+
+
+def _value(rate: Any) -> float | None:
+    value = rate.get("mean") if isinstance(rate, dict) else rate
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _tokens(statistics: Any, completed: float) -> float | None:
+    mean = statistics.get("mean") if isinstance(statistics, dict) else None
+    return None if mean is None else mean * completed
+
+
+def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
+    load = scenario.get("load") or {}
+    standardized: dict[str, Any] = load.get("standardized") or {}
+    model = scenario.get("model") or {}
+    accelerators = [
+        each.get("accelerator")
+        for each in [*(scenario.get("stack") or []), *((scenario.get("host") or {}).get("accelerator") or [])]
+        if isinstance(each, dict)
+    ]
+    return {
+        "request_rate": standardized.get("rate_qps"),
+        "max_concurrency": standardized.get("concurrency"),
+        "model_id": model.get("name") if isinstance(model, dict) else None,
+        "num_gpus": sum(each.get("count") or 0 for each in accelerators if isinstance(each, dict)) or None,
+    }

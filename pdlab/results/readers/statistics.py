@@ -1,0 +1,38 @@
+"""Statistics of requests in the keys of the record: seconds in, ``p95_ttft_ms`` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]) -> None:
+    """Add the mean and percentiles of ``values_s``, by linear interpolation as numpy has it, which vLLM and AIPerf use.
+    What the level has already stays."""
+    if not values_s:
+        return
+    import numpy as np
+
+    columns = np.asarray(values_s, dtype=float)
+    level.setdefault(f"mean_{metric}_ms", float(columns.mean()) * 1000)
+    for percent, value in zip(PERCENTILES, np.percentile(columns, PERCENTILES), strict=True):
+        key = f"median_{metric}_ms" if percent == 50 else f"p{percent}_{metric}_ms"
+        level.setdefault(key, float(value) * 1000)
+
+
+def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, mean: str = "mean") -> dict[str, Any]:
+    """A client's ``{"mean": .., "p50": ..}`` in the keys of the record, times ``to_ms``; keys that are no statistic are
+    left out."""
+    found: dict[str, Any] = {}
+    for name, value in (statistics or {}).items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if name == mean:
+            found[f"mean_{metric}_ms"] = value * to_ms
+        elif name in ("median", "p50"):
+            found[f"median_{metric}_ms"] = value * to_ms
+        elif name[:1] == "p" and name[1:].replace("p", "", 1).replace(".", "", 1).isdigit():
+            found[f"p{name[1:].replace('p', '.')}_{metric}_ms"] = value * to_ms
+    return found

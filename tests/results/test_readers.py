@@ -1,0 +1,240 @@
+"""Files as each benchmark client writes them, in the smallest form: the figures of the file are those of the level."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pdlab.core.errors import StoreError
+from pdlab.core.workload import Closed, Open
+from pdlab.results.published_folders import sourced_experiments
+from pdlab.results.readers import READERS, read_file
+from pdlab.results.schema import Run
+
+VLLM: dict[str, Any] = {
+    "model_id": "org/m", "num_prompts": 4, "request_rate": "inf", "max_concurrency": 2, "duration": 2.0,
+    "completed": 4, "total_input_tokens": 400, "total_output_tokens": 12, "request_throughput": 2.0,
+    "mean_ttft_ms": 250.0, "median_ttft_ms": 250.0, "p99_ttft_ms": 397.0,
+}  # fmt: skip
+DETAILED = VLLM | {
+    "ttfts": [0.1, 0.2, 0.3, 0.4], "itls": [[0.01, 0.03]] * 4, "input_lens": [100] * 4, "output_lens": [3] * 4,
+    "errors": [""] * 4, "generated_texts": ["x"] * 4,
+}  # fmt: skip
+SGLANG = {
+    **{name: value for name, value in DETAILED.items() if name not in ("model_id", "num_prompts")},
+    "sharegpt_output_len": None, "random_input_len": 100, "mean_e2e_latency_ms": 290.0,
+    "server_info": {"model_path": "org/m", "tp_size": 2},
+}  # fmt: skip
+
+
+def aiperf_metric(unit: str, avg: float, **more: float) -> dict[str, Any]:
+    return {"unit": unit, "avg": avg, **more}
+
+
+AIPERF: dict[str, Any] = {
+    "request_throughput": aiperf_metric("requests/sec", 2.0), "request_count": aiperf_metric("requests", 4.0),
+    "benchmark_duration": aiperf_metric("sec", 2.0), "request_latency": aiperf_metric("ms", 290.0, p50=290.0),
+    "time_to_first_token": aiperf_metric("ms", 250.0, p50=250.0, p99=397.0),
+    "inter_token_latency": aiperf_metric("ms", 20.0, p50=20.0),
+    "inter_chunk_latency": aiperf_metric("ms", 20.0), "input_sequence_length": aiperf_metric("tokens", 100.0, sum=400),
+    "output_sequence_length": aiperf_metric("tokens", 3.0, sum=12),
+    "input_config": {
+        "models": {"items": [{"name": "org/m"}]}, "phases": [{"kind": "profiling", "concurrency": 2}],
+    },
+}  # fmt: skip
+GENAI_PERF = {name: value for name, value in AIPERF.items() if name not in ("benchmark_duration", "input_config")} | {
+    "input_config": {"endpoint": {"model_names": ["org/m"]}, "loadgen": {"concurrency": 2}}
+}
+GUIDELLM: dict[str, Any] = {
+    "metadata": {"version": 2},
+    "benchmarks": [
+        {
+            "config": {"strategy": {"type_": kind, **more}, "backend": {"model": "org/m"}},
+            "duration": 2.0,
+            "metrics": {
+                "request_totals": {"successful": 4, "errored": 0, "incomplete": 1, "total": 5},
+                "prompt_token_count": {"successful": {"total_sum": 400.0}},
+                "output_token_count": {"successful": {"total_sum": 12.0}},
+                "time_to_first_token_ms": {"successful": {"mean": 250.0, "percentiles": {"p50": 250.0, "p99": 397.0}}},
+                "inter_token_latency_ms": {"successful": {"mean": 20.0, "percentiles": {"p50": 20.0}}},
+                "time_per_output_token_ms": {"successful": {"mean": 97.0, "percentiles": {"p50": 97.0}}},
+                "request_latency": {"successful": {"mean": 0.29, "percentiles": {"p50": 0.29}}},
+            },
+        }
+        for kind, more in (("concurrent", {"streams": 2}), ("poisson", {"rate": 2.0}))
+    ],
+}
+LIFECYCLE: dict[str, Any] = {
+    "load_summary": {"count": 4, "requested_rate": 2.0, "achieved_rate": 2.0},
+    "successes": {
+        "count": 4,
+        "latency": {
+            "time_to_first_token": {"mean": 0.25, "median": 0.25, "p99": 0.397},
+            "time_per_output_token": {"mean": 0.02, "median": 0.02},
+            "inter_token_latency": {"mean": 0.02, "median": 0.02},
+            "request_latency": {"mean": 0.29, "median": 0.29},
+        },
+        "throughput": {"requests_per_sec": 2.0},
+        "prompt_tokens": {"total": 400.0},
+        "output_tokens": {"total": 12.0},
+    },
+    "failures": {"count": 0},
+}
+LLMD_LATENCY = {
+    "time_to_first_token": {"units": "ms", "mean": 250.0, "p50": 250.0, "p99": 397.0},
+    "time_per_output_token": {"units": "s/token", "mean": 0.02, "p50": 0.02},
+    "request_latency": {"units": "s", "mean": 0.29, "p50": 0.29},
+}
+LLMD = {
+    "version": "0.2",
+    "scenario": {"load": {"standardized": {"rate_qps": 2.0}}},
+    "results": {
+        "request_performance": {
+            "aggregate": {
+                "requests": {"total": 4, "failures": 0, "input_length": {"mean": 100}, "output_length": {"mean": 3}},
+                "latency": LLMD_LATENCY,
+                "throughput": {"request_rate": {"units": "queries/s", "mean": 2.0}},
+            }
+        }
+    },
+}
+GENAI_BENCH = {
+    "aggregated_metrics": {
+        "scenario": "D(100,3)", "num_concurrency": 2, "run_duration": 2.0, "requests_per_second": 2.0,
+        "num_completed_requests": 4, "num_requests": 4,
+        "stats": {
+            "ttft": {"mean": 0.25, "p99": 0.397}, "tpot": {"mean": 0.02}, "e2e_latency": {"mean": 0.29},
+            "num_input_tokens": {"sum": 400}, "num_output_tokens": {"sum": 12},
+        },
+    },
+    "individual_request_metrics": [
+        {"ttft": ttft, "tpot": 0.02, "e2e_latency": ttft + 0.04, "error_code": None} for ttft in (0.1, 0.2, 0.3, 0.4)
+    ],
+    "_time_unit": "s",
+}  # fmt: skip
+GENAI_METADATA = {"benchmark_version": "0.0.5", "api_model_name": "org/m", "server_gpu_count": "2"}
+EVALSCOPE = {
+    "Test Duration (s)": 2.0, "Concurrency": 2, "Request Rate (req/s)": -1.0, "Total Requests": 4,
+    "Success Requests": 4, "Req Throughput (req/s)": 2.0, "Avg Latency (s)": 0.29, "Avg Input Tokens": 100.0,
+    "Avg TTFT (ms)": 250.0, "Avg TPOT (ms)": 20.0, "Avg ITL (ms)": 20.0, "Avg Output Tokens": 3.0,
+}  # fmt: skip
+EVALSCOPE_PERCENTILES = [
+    {"Percentiles": "50%", "Latency (s)": 0.29, "TTFT (ms)": 250.0, "ITL (ms)": 20.0, "TPOT (ms)": 20.0},
+    {"Percentiles": "99%", "Latency (s)": 0.43, "TTFT (ms)": 397.0, "ITL (ms)": 20.0, "TPOT (ms)": 20.0},
+]
+INFERENCEX = {
+    "hw": "h100", "model": "org/m", "framework": "vllm", "tp": 2, "conc": 2, "isl": 100, "osl": 3,
+    "output_tput_per_gpu": 3.0, "median_ttft": 0.25, "p99_ttft": 0.397, "mean_ttft": 0.25, "median_tpot": 0.02,
+    "median_e2el": 0.29,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    tool: str
+    files: dict[str, Any]
+    tpot: bool = True
+
+
+CASES = {
+    "vllm": Case("vllm bench serve", {"a.json": VLLM}, tpot=False),
+    "vllm-detailed": Case("vllm bench serve", {"a.json": DETAILED}),
+    "sglang": Case("SGLang bench_serving", {"a.jsonl": [SGLANG]}),
+    "aiperf": Case("AIPerf", {"c2/profile_export_aiperf.json": AIPERF, "c2/inputs.json": {"data": []}}),
+    "genai-perf": Case("AIPerf", {"profile_export_genai_perf.json": GENAI_PERF}),
+    "guidellm": Case("guidellm", {"benchmarks.json": GUIDELLM}),
+    "inference-perf": Case(
+        "inference-perf",
+        {"stage_0_lifecycle_metrics.json": LIFECYCLE, "summary_lifecycle_metrics.json": LIFECYCLE},
+    ),
+    "llm-d": Case("llm-d benchmark report", {"benchmark_report,_stage_0.json": LLMD}),
+    "genai-bench": Case("genai-bench", {"level.json": GENAI_BENCH, "experiment_metadata.json": GENAI_METADATA}),
+    "evalscope": Case(
+        "evalscope perf",
+        {
+            "p2/benchmark_summary.json": EVALSCOPE,
+            "p2/benchmark_percentile.json": EVALSCOPE_PERCENTILES,
+            "p2/benchmark_args.json": {"model": "org/m"},
+        },
+    ),
+    "inferencex": Case("InferenceX", {"agg.json": [INFERENCEX]}),
+}
+
+
+def written(folder: Path, files: dict[str, Any]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.suffix == ".jsonl"
+        path.write_text("\n".join(map(json.dumps, content)) if lines else json.dumps(content))
+    return folder
+
+
+def runs_of(folder: Path) -> list[Run]:
+    return [run for each in sourced_experiments(folder, 2) for run in each.experiment.runs]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_figures_are_those_of_the_file(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    runs = runs_of(written(tmp_path / "x", case.files))
+    assert len(runs) == (2 if name == "guidellm" else 1)
+    for run in runs:
+        whole = run.whole
+        assert isinstance(run.load, Closed) or (isinstance(run.load, Open) and run.load.rate_rps == 2.0)
+        assert run.validity.valid and whole.requests_per_s == pytest.approx(2.0)
+        assert (whole.input_tokens_per_s, whole.output_tokens_per_s) == (pytest.approx(200.0), pytest.approx(6.0))
+        assert whole.ttft is not None and whole.ttft.mean_s == pytest.approx(0.25)
+        assert whole.ttft.percentiles_s["p50"] == pytest.approx(0.25)
+        assert whole.ttft.percentiles_s["p99"] == pytest.approx(0.397, rel=1e-3)
+        if case.tpot:
+            assert whole.tpot is not None and whole.tpot.percentiles_s["p50"] == pytest.approx(0.02)
+            assert whole.e2el is not None and whole.e2el.percentiles_s["p50"] == pytest.approx(0.29)
+        if name not in ("inference-perf", "llm-d"):
+            assert run.model == "org/m"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_is_recognised_by_what_is_in_it(name: str, tmp_path: Path) -> None:
+    written(tmp_path, CASES[name].files)
+    readings = [read_file(tmp_path / file) for file in CASES[name].files]
+    assert {reading.tool for reading in readings} == {CASES[name].tool}
+    assert sum(bool(reading.levels) for reading in readings) == 1
+    assert all(reading.skipped for reading in readings if not reading.levels)
+
+
+def test_what_is_not_read_is_named(tmp_path: Path) -> None:
+    written(tmp_path, {"x.json": {"hello": 1}})
+    with pytest.raises(StoreError, match=r"no known benchmark client.*begins with: hello"):
+        read_file(tmp_path / "x.json")
+    (tmp_path / "t.csv").write_text("Scenario,Division,Units,Result\nOffline,Closed,Tokens/s,1\n")
+    assert read_file(tmp_path / "t.csv").skipped
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a"\n')
+    with pytest.raises(StoreError, match="line 2"):
+        read_file(tmp_path / "bad.jsonl")
+
+
+def test_every_reader_has_a_case() -> None:
+    modules = {
+        "vllm_bench",
+        "aiperf",
+        "guidellm",
+        "inference_perf",
+        "llmd_report",
+        "genai_bench",
+        "evalscope",
+        "inferencex",
+    }
+    assert set(READERS) == modules | {"pdlab_level", "mlperf"}
+
+
+def test_requests_that_failed_are_left_out_of_statistics(tmp_path: Path) -> None:
+    failed = DETAILED | {
+        "completed": 3, "errors": ["", "", "", "boom"], "ttfts": [0.1, 0.2, 0.3, 9.0],
+        "mean_ttft_ms": None, "median_ttft_ms": None,
+    }  # fmt: skip
+    del failed["mean_ttft_ms"], failed["median_ttft_ms"]
+    (run,) = runs_of(written(tmp_path / "x", {"a.json": failed}))
+    assert run.whole.ttft is not None and run.whole.ttft.mean_s == pytest.approx(0.2)
