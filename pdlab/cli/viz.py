@@ -58,6 +58,7 @@ examples:
   python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
   python viz.py --exps bm_results/* --report out/report.html
+  python viz.py --exps published/* --dry-run
   python viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
@@ -134,6 +135,12 @@ class VizSettings(Settings):
         WHICH,
         several="times",
         value="PATTERN=TEXT",
+    )
+    dry_run: bool = setting(
+        False,
+        "print how each folder is understood: files, client, levels, lengths, model, GPUs, deployment, and the flags "
+        "that are needed; draw nothing",
+        WHICH,
     )
     view: Annotated[dict[str, Any], FlagsOf(View)] = Field(default_factory=dict)
     at: tuple[str, ...] = setting(
@@ -224,6 +231,8 @@ class VizSettings(Settings):
         if self.report is not None and self.report.suffix.lower() not in (".html", ".htm"):
             example = self.report.with_suffix(".html") if self.report.name else "report.html"
             raise UsageError(f"--report {self.report}: give an .html file, for example {example}")
+        if self.dry_run:
+            self.only("--dry-run, which draws nothing", "exps", "dry_run", "gpus", "label")
         if not self.exps:
             raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
 
@@ -272,6 +281,9 @@ def main(argv: list[str] | None = None) -> int:
         settings = parse(VizSettings, words)
         if settings.audit:
             return _audit(settings)
+        if settings.dry_run:
+            _dry_run(settings)
+            return 0
         _show(settings, words)
         return 0
 
@@ -295,6 +307,17 @@ def _audit(settings: VizSettings) -> int:
     )
     print(rules.render(findings, len(found.experiments)))
     return HAS_FINDINGS if findings else 0
+
+
+def _dry_run(settings: VizSettings) -> None:
+    from pdlab.report.load import find, stated_by_folder
+    from pdlab.results.description import Stated
+    from pdlab.results.understood import understood, understood_text
+
+    found = find(settings.exps, "--exps")
+    _note(f"{path}: faults made under load" for path in found.faults)
+    stated = stated_by_folder(settings.gpus, settings.label, found.experiments, "--exps")
+    print(understood_text([understood(path, stated.get(path, Stated())) for path in found.experiments]))
 
 
 def _show(settings: VizSettings, words: Sequence[str]) -> None:
