@@ -31,6 +31,7 @@ from pdlab.core.settings import (
     parse,
     setting,
 )
+from pdlab.core.text import choices
 from pdlab.core.workload import Slo, parse_slo
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ Formulas and units of every figure: docs/metrics.md
 HAS_FINDINGS = 3
 # What makes sense for folders of faults too, which have no load levels.
 WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
+EXPORTS = ("aiperf", "llmd", "inferencex", "csv", "parquet")
 WHICH, ANSWERED, MADE = "which results", "what is answered", "what is made"
 
 
@@ -95,6 +97,21 @@ def _labels(words: Sequence[str], flag: str) -> dict[str, str]:
             raise UsageError(f"{flag} {word}: {pattern} is given twice; keep one")
         labels[pattern] = label.strip()
     return labels
+
+
+def _exports(words: Sequence[str], flag: str) -> dict[str, Path]:
+    """Format -> where it goes, of words FORMAT=PATH. Raises UsageError."""
+    exports: dict[str, Path] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if name not in EXPORTS:
+            raise UsageError(f"{flag} {word}: expected FORMAT=PATH; {choices(name, EXPORTS)}")
+        if not path:
+            raise UsageError(f"{flag} {word}: expected FORMAT=PATH, for example {flag} csv=out/levels.csv")
+        if name in exports:
+            raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
+        exports[name] = Path(path)
+    return exports
 
 
 class VizSettings(Settings):
@@ -203,6 +220,14 @@ class VizSettings(Settings):
         "--show-tables to have these as well)",
         MADE,
         value="FILE",
+    )
+    export: Annotated[dict[str, Path], NamedValues(_exports)] = setting(
+        {},
+        "the levels in a format of others: aiperf=FOLDER and llmd=FOLDER (a file per level), inferencex=FILE, or a "
+        "table: csv=FILE, parquet=FILE (needs pyarrow); viz.py reads all of them; repeatable",
+        MADE,
+        several="times",
+        value="FORMAT=PATH",
     )
     show_tables: bool | None = setting(
         None, "print the tables, raw and per node", MADE, otherwise="yes; no with --report"
@@ -332,6 +357,10 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
         check_picture(plot_path, "--plot-path", make_folder=True)
     if settings.report is not None:
         check_output(settings.report, "--report")
+    if settings.export:
+        from pdlab.report.export import check_exports, write_exports
+
+        check_exports(settings.export)
     found = find(settings.exps, "--exps")
     if not found.given:
         settings.only("folders of faults, which have no load levels", *WITHOUT_LEVELS)
@@ -365,6 +394,9 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
 
         write_html(report, settings.report, command=typed("viz", *words), log_latency=settings.log_latency)
         print(f"Report: {settings.report}")
+    if settings.export:
+        for export in write_exports(results, settings.export):
+            print(export.line)
     print(text.verdict_text(report))
 
 

@@ -104,6 +104,8 @@ def _level(
     faults += _no_latencies(data)
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
+    if "invalid" in data:
+        faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
     latencies = _latencies(file, data, duration_s, gaps=output_tokens / completed - 1 if completed else 0.0)
     whole = Summary(

@@ -175,7 +175,7 @@ def _require_one_size(
     )
 
 
-class Deployed(NamedTuple):
+class MeasuredOn(NamedTuple):
     """The pools of one curve, and its GPUs; None if not known."""
 
     topology: Collocated | Disaggregated | None
@@ -187,7 +187,7 @@ def deployed(
     named: Collocated | Disaggregated | None,
     differences: tuple[Difference, ...],
     gpus: int | None,
-) -> Deployed:
+) -> MeasuredOn:
     """What a curve was measured on, by what is said of it, its files, their names and the folder's name, which says
     ``named``. Raises StoreError where two names contradict each other."""
     first = curve.levels[0]
@@ -202,7 +202,7 @@ def deployed(
     for stated in (gpus, first.gpus):
         if stated is not None and topology is not None and _gpus(topology) != stated:
             topology = None
-    return Deployed(topology, gpus or first.gpus or (_gpus(topology) if topology else None))
+    return MeasuredOn(topology, gpus or first.gpus or (_gpus(topology) if topology else None))
 
 
 def _experiment(
