@@ -59,10 +59,10 @@ def read_file(file: Path) -> FileReading:
         reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
         if reading is not None:
             return reading
-    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else type(content).__name__
+    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
-        f"{file}: no known benchmark client writes such a file (it begins with: {keys}); docs/results-of-others.md "
-        "lists those that are read; move the file elsewhere"
+        f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
+        "docs/results-of-others.md lists those that are read; move the file elsewhere"
     )
 
 
@@ -80,7 +80,8 @@ def _content(file: Path) -> Any:
             return _lines(content)
         return _parsed(content)
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{file}: cannot be read ({error})") from error
+        kind = file.suffix.removeprefix(".").upper()
+        raise StoreError(f"{file}: cannot be read as {kind} ({error})") from error
 
 
 def _parsed(content: bytes) -> Any:
