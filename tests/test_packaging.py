@@ -31,6 +31,7 @@ BASE = {
     "numpy": "numpy",
     "pydantic": "pydantic",
     "pydantic_core": "pydantic",
+    "scipy": "scipy",
     "yaml": "pyyaml",
 }
 # What the extras `serve` and `cpu` bring, by themselves or with Ray and vLLM.
@@ -218,7 +219,7 @@ def installed(
 
 def test_it_holds_neither_ray_nor_torch(installed: Installed) -> None:
     python = str(installed.bin / "python")
-    for module in ("ray", "torch", "vllm", "scipy", "pytest"):
+    for module in ("ray", "torch", "vllm", "pytest"):
         done = installed.run(python, "-c", f"import importlib.util as u; print(u.find_spec({module!r}))")
         assert done.stdout == "None\n", module
     done = installed.run(python, "-c", "import pdlab; print(pdlab.__file__)")
