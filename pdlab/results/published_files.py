@@ -17,7 +17,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.description import SaidOf, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
-from pdlab.results.readers import RawLevel, read_file
+from pdlab.results.readers import FileReading, RawLevel, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
 # Above this, a request rate is how a client writes "all at once", not a load.
@@ -37,10 +37,11 @@ _METRIC = {"e2e_latency": "e2el"}
 
 class PublishedLevel(NamedTuple):
     """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
-    name says, what people say of it, and the run. ``tool`` wrote the file. ``shown``: its path in the folder, and its
-    part."""
+    name says, what people say of it, and the run. ``tool`` wrote the file, which has the hash ``sha256``. ``shown``:
+    its path in the folder, and its part."""
 
     tool: str
+    sha256: str
     file: Path
     part: str
     shown: str
@@ -81,12 +82,12 @@ def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: S
     """Read one file in ``folder``, which is called ``label`` and whose name says ``named``. Raises StoreError, which
     names the file."""
     reading = read_file(file)
-    levels = tuple(_level(folder, file, reading.tool, raw, label, named, said) for raw in reading.levels)
+    levels = tuple(_level(folder, file, reading, raw, label, named, said) for raw in reading.levels)
     return FileLevels(levels, "" if levels else f"{reading.tool}: {reading.skipped or 'no level'}")
 
 
 def _level(
-    folder: Path, file: Path, tool: str, raw: RawLevel, label: str, named: FolderName, said: SaidOf
+    folder: Path, file: Path, reading: FileReading, raw: RawLevel, label: str, named: FolderName, said: SaidOf
 ) -> PublishedLevel:
     data = {**raw.data, "model_id": said.model} if said.model else raw.data
     inside = file.relative_to(folder)
@@ -140,7 +141,7 @@ def _level(
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(tool, file, raw.part, shown, data, name, said, run)
+    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, said, run)
 
 
 def number(value: Any) -> float | None:

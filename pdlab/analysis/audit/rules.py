@@ -34,6 +34,7 @@ from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
 from pdlab.results.published_files import number, offered_rps, peak_in_flight
+from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
@@ -49,14 +50,17 @@ def audit(
     *,
     recompute: bool = True,
     hashes: Mapping[Path, str] | None = None,
+    read: Mapping[Path, Sequence[SourcedExperiment]] | None = None,
 ) -> list[AuditFinding]:
     """All findings, folder by folder in the order given, those across folders first.
 
     ``gpus``: of folders that do not record theirs. ``recompute``: compare the figures of our levels with those that
     their requests give, which takes longest.
-    ``hashes``: of files of records that were read already.
+    ``hashes``: of files of records that were read already; ``read``: what was read of folders of others.
     """
-    folders = [folder for path in paths for folder in read_folder(path, (gpus or {}).get(path))]
+    folders = [
+        folder for path in paths for folder in read_folder(path, (gpus or {}).get(path), (read or {}).get(path, ()))
+    ]
     findings = list(_identical(folders))
     for folder in folders:
         if folder.error:
