@@ -41,6 +41,11 @@ class LevelFile:
     raw: dict[str, Any]
 
     @property
+    def counted(self) -> bool:
+        """Whether the file has the number of requests."""
+        return not self.raw.get("counts_unknown")
+
+    @property
     def name(self) -> str:
         return f"{self.path.parent.name}/{self.path.name}"
 
