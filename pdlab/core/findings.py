@@ -409,6 +409,10 @@ CODES: dict[str, FindingCode] = {
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: what depends on them is not checked",
     ),
+    "file_no_lengths": _file(
+        "a file, or a name, has the lengths of the requests",
+        "the file does not count {side} tokens, and no name gives their number: the workload is not known",
+    ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
         "the file's name says {name} {named:g}, its content {actual:g}",

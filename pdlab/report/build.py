@@ -85,7 +85,7 @@ class Report:
     def findings(self) -> tuple[AuditFinding, ...]:
         """What the audit finds in the folders."""
         folders = list(dict.fromkeys(each.folder for each in self.results.loaded))
-        return tuple(rules.audit(folders, self.results.stated))
+        return tuple(rules.audit(folders, self.results.stated, read=loading.of_others(self.results.loaded)))
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -179,7 +179,11 @@ def _audit_note(results: Results) -> list[ReportNote]:
     """That the audit finds something in these folders that makes a plot of them wrong."""
     paths = results.folders.experiments
     hashes = loading.hashes(results.loaded)
-    findings = rules.shared(rules.hard(rules.audit(paths, results.stated, recompute=False, hashes=hashes)))
+    findings = rules.shared(
+        rules.hard(
+            rules.audit(paths, results.stated, recompute=False, hashes=hashes, read=loading.of_others(results.loaded))
+        )
+    )
     if not findings:
         return []
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))

@@ -33,11 +33,13 @@ from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile, read_f
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
-from pdlab.results.published_files import number, offered_rps, peak_in_flight
+from pdlab.results.published_files import most_counted, number, offered_rps, peak_in_flight
+from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
 LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
+PEAK_SLACK = 1.1  # of the number of requests that can be counted in one second
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
 NAMES_DIFFER, CAPPED = ("file_name_differs", "file_tokens_differ"), "file_rate_capped"
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
@@ -49,14 +51,17 @@ def audit(
     *,
     recompute: bool = True,
     hashes: Mapping[Path, str] | None = None,
+    read: Mapping[Path, Sequence[SourcedExperiment]] | None = None,
 ) -> list[AuditFinding]:
     """All findings, folder by folder in the order given, those across folders first.
 
     ``gpus``: of folders that do not record theirs. ``recompute``: compare the figures of our levels with those that
     their requests give, which takes longest.
-    ``hashes``: of files of records that were read already.
+    ``hashes``: of files of records that were read already; ``read``: what was read of folders of others.
     """
-    folders = [folder for path in paths for folder in read_folder(path, (gpus or {}).get(path))]
+    folders = [
+        folder for path in paths for folder in read_folder(path, (gpus or {}).get(path), (read or {}).get(path, ()))
+    ]
     findings = list(_identical(folders))
     for folder in folders:
         if folder.error:
@@ -191,7 +196,11 @@ def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
                 )
         peak = peak_in_flight(level.raw)
         full = isinstance(load, Closed) and run.num_requests >= load.concurrency
-        if full and peak is not None and not 0.5 * load.value <= peak <= 2.2 * load.value:
+        if (
+            full
+            and peak is not None
+            and not 0.5 * load.value <= peak <= PEAK_SLACK * most_counted(load.value, run.whole)
+        ):
             yield AuditFinding(
                 "contradiction",
                 (level.name,),
@@ -239,14 +248,15 @@ def _collisions(folder: Folder) -> Iterator[AuditFinding]:
 def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
     """Levels of one server whose prompts come from one seed, in the order in which they ran."""
     levels = sorted(
-        folder.levels,
+        filter(lambda level: level.counted, folder.levels),
         key=lambda level: (str(level.raw.get("date") or level.run.started_at or ""), level.run.num_requests),
     )
     prompts_drawn: dict[tuple[int | None, str], int] = {}
     reused_shares: list[tuple[LevelFile, float]] = []
     for level in levels:
         run = level.run
-        stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
+        # The lengths of others are means of what was drawn: they vary from level to level of one curve.
+        stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}) if folder.ours else "")
         before = prompts_drawn.get(stream, 0)
         if before and run.num_requests and run.workload.sent_input_tokens > 1:
             reused_shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
@@ -274,7 +284,8 @@ def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     short_runs = [
         (level, level.run.num_requests / level.run.load.concurrency)
         for level in folder.levels
-        if isinstance(level.run.load, Closed)
+        if level.counted
+        and isinstance(level.run.load, Closed)
         and level.run.num_requests < LEAST_PER_CONCURRENCY * level.run.load.concurrency
     ]
     if short_runs:
