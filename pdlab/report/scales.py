@@ -24,6 +24,13 @@ def logarithmic(values: Sequence[Sequence[float]]) -> bool:
     return highest > SPAN * lowest or bool(others and highest > BEYOND * others[0])
 
 
+def rates_are_logarithmic(curves: Sequence[Curve], view: View) -> bool:
+    """Whether the throughput axis reads better in powers: the best level of one curve is far above that of another."""
+    best = [max((curve.throughput(p, view) for p in curve.points if p.valid), default=0.0) for curve in curves]
+    positive = [each for each in best if each > 0]
+    return bool(positive) and max(positive) > SPAN * min(positive)
+
+
 def loads_are_logarithmic(loads: Sequence[float], forced: bool | None) -> bool:
     """Whether a load axis is logarithmic; ``forced`` overrides it (None: where more than half of the loads would lie in
     the first tenth of a linear axis)."""
