@@ -176,10 +176,12 @@ def _per_node(view: View) -> View:
 
 
 class PageFacts(NamedTuple):
-    """What the head of the page says of everything shown. ``repeats``: fewest and most of a level; ``days``: first and
-    last; ``origins``: of experiments that were not measured; ``known_intervals``: some level has one."""
+    """What the head of the page says of everything shown. ``shared``: settings that all have. ``repeats``: fewest and
+    most of a level; ``days``: first and last; ``origins``: of experiments that were not measured; ``known_intervals``:
+    some level has one."""
 
     models: str
+    shared: str
     workloads: list[str]
     experiments: int
     published: int
@@ -199,6 +201,7 @@ def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageF
     origins = dict.fromkeys(f"{each.origin}{' (rehearsed)' if each.rehearsal else ''}" for each in manifests)
     return PageFacts(
         models=models_text(own(curves)),
+        shared=tables.shared_text(curves),
         workloads=list(dict.fromkeys(curve.workload for curve in curves)),
         experiments=len(curves) - published,
         published=published,

@@ -43,6 +43,7 @@ def figures(
                 "color": style.color,
                 "ink": text_color(style.color),
                 "marker": style.marker,
+                **({"quiet": True} if style.quiet else {}),
                 "dashes": style.dashes,
                 "gpus": curve.counted(view) if view.normalized else curve.gpus.counted(view.count),
                 "published": curve.published is not None,

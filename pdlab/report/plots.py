@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.comparable import groups, models_text, workloads_text
-from pdlab.analysis.curves import Curve, Point, configuration, own
+from pdlab.analysis.curves import Curve, Point, configuration, own, shared_settings
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontiers, spots
 from pdlab.analysis.view import View
@@ -30,6 +30,7 @@ from pdlab.report.scales import (
     rates_are_logarithmic,
 )
 from pdlab.report.style import CHOSEN, STYLE_FILE, Style, save, styles, text_color
+from pdlab.results.curve_names import PLAIN
 
 # All sizes in inches.
 LOAD_PANEL = (3.55, 2.75)
@@ -45,7 +46,7 @@ TITLE_SIZE, LEAST_TITLE_SIZE = 14.0, 9.0  # points
 TAIL: Statistic = "p99"
 
 LOAD_NAMES: dict[LoadKind, str] = {
-    "concurrency": "concurrency (requests in flight, whole deployment)",
+    "concurrency": "concurrency (in flight, whole deployment)",
     "rate": "request rate (requests/s, whole deployment)",
     "ramp": "rate at the end of a ramp (requests/s, whole deployment)",
 }
@@ -397,9 +398,6 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
 
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
         if style.quiet:
-            # It has no colour and no place in the legend: its name is at the frontier, if it is on it.
-            for point in [p for p in curve.points if id(p) in best][-1:]:
-                write(curve.label, point, (9, 14), size=7.3, weight="normal", color=SOFT)
             continue
         # One name for both kinds of load: thin and thick tell them apart.
         for line in list(curve.lines().values())[:1]:
@@ -411,6 +409,10 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
     for spot in sorted(spoken, key=lambda s: id(s.point) not in best):
         text = core_text.number(spot.point.requests_per_s * spot.curve.scale(drawn.view))
         write(text, spot.point, (6, 9, 13), size=7.3, color=text_color(looks[id(spot.curve)].color))
+    # A grey curve has no place in the legend: its name is at the frontier, where it is on it and there is room.
+    for curve in [each for each in drawn.curves if looks[id(each)].quiet]:
+        for point in [p for p in curve.points if id(p) in best][-1:]:
+            write(curve.label, point, (9, 14), size=7.3, color=SOFT)
 
 
 def _legend_columns(drawn: _Drawn) -> list[list[tuple[str, Style | None]]]:
@@ -527,7 +529,10 @@ def _title(drawn: _Drawn) -> str:
     curves = own(drawn.curves)
     workloads = dict.fromkeys(workloads_text(group.curves) for group in groups(curves, drawn.view))
     lengths = f"{core_text.listed(list(workloads))} tokens (input:output)"
-    return f"{models_text(curves)}, {lengths}" if any(curve.model for curve in curves) else lengths
+    shared = shared_settings(curves)
+    words = [models_text(curves)] if any(curve.model for curve in curves) else []
+    words += [" ".join(shared[key] for key in PLAIN if key in shared)]
+    return ", ".join([*filter(None, words), lengths])
 
 
 def _subtitle(drawn: _Drawn) -> str:

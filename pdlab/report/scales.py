@@ -32,11 +32,11 @@ def rates_are_logarithmic(curves: Sequence[Curve], view: View) -> bool:
 
 
 def loads_are_logarithmic(loads: Sequence[float], forced: bool | None) -> bool:
-    """Whether a load axis is logarithmic; ``forced`` overrides it (None: where more than half of the loads would lie in
+    """Whether a load axis is logarithmic; ``forced`` overrides it (None: where half of the loads or more would lie in
     the first tenth of a linear axis)."""
     if forced is not None:
         return forced
-    return sum(load <= CROWDED * max(loads) for load in loads) > len(loads) / 2
+    return sum(load <= CROWDED * max(loads) for load in loads) >= len(loads) / 2
 
 
 def latency_is_logarithmic(curves: Sequence[Curve], view: View, forced: bool | None) -> bool:

@@ -17,6 +17,7 @@ from pdlab.analysis.curves import Curve
 from pdlab.core.deployment import Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
+from pdlab.results.curve_names import PLAIN
 
 RGB = tuple[float, float, float]
 
@@ -102,11 +103,12 @@ def _few_coloured(curves: Sequence[Curve], chosen: Collection[str]) -> tuple[Sty
 
 
 def family(curve: Curve) -> str:
-    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``, or ``other`` where the configuration is not known."""
+    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``; where the configuration is not known ``h200_sxm vllm fp4``, or
+    ``other`` where its files do not say that either."""
     if curve.published is not None:
         return PUBLISHED
     if curve.deployment is None:
-        return OTHER
+        return " ".join(curve.settings[key] for key in PLAIN if key in curve.settings) or OTHER
     topology = curve.deployment.topology
     if curve.rehearsed:
         return f"rehearsed {topology.kind}"

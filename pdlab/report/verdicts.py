@@ -14,6 +14,7 @@ from pdlab.analysis.headline import Against, Compared, Matrix, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.analysis.view import View
+from pdlab.core import text
 from pdlab.core.bounds import Bounds
 from pdlab.core.rendering import said
 from pdlab.core.text import ROUNDING, percent, plain
@@ -94,7 +95,8 @@ def _matrix_cell(each: Against, view: View) -> MatrixCell:
     comparison = each.ratio("throughput")
     names = {"throughput": f"{view.throughput_metric} tokens/s", "ttft": "TTFT", "tpot": "TPOT"}
     known = [f"{names[ratio.figure]} {ratio_text(ratio.comparison)}" for ratio in each.ratios if ratio.comparison]
-    detail = f"{each.label} over {each.reference}: {', '.join(known) or 'not known at every load'}"
+    loads = text.counted(len(each.loads), "shared load")
+    detail = f"{each.label} over {each.reference}, {loads}: {', '.join(known) or 'not known at every load'}"
     if comparison is None:
         return MatrixCell("-", detail=detail)
     ratio = f"{comparison.ratio:.2f}" if comparison.ratio < 10 else f"{comparison.ratio:.0f}"
