@@ -64,6 +64,13 @@ class Report:
         """For each of ``at``, who serves most within it, by kind of load and group."""
         return tuple(tuple(readings(self.curves, bounds, self.view)) for bounds in self.at)
 
+    @property
+    def best(self) -> tuple[str, ...]:
+        """Labels of those that serve most within the bounds and SLOs, each once."""
+        rankings = [*(reading.ranking for answers in self.readings for reading in answers)]
+        rankings += [pick.ranking for pick in self.picks]
+        return tuple(dict.fromkeys(ranking[0].label for ranking in rankings if ranking))
+
     @cached_property
     def frontiers(self) -> tuple[Frontier, ...]:
         """The Pareto frontiers, one for each kind of load and group."""
