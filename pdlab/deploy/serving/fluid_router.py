@@ -7,6 +7,7 @@ and is a module of its own because Ray takes back that the router's module trave
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import random
 import uuid
@@ -14,7 +15,10 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+
+from pdlab.deploy.serving.ray_names import ROUTERS
+
+_routers: Any = importlib.import_module(ROUTERS)
 
 ROUTE = "pdlab_route"
 NAMESPACE = "serve"
@@ -24,7 +28,7 @@ ANSWER_S, AGAIN_S = 10.0, 0.2
 IDLE = ("joining", "leaving", "draining")
 
 
-class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     """Roles and loads come from the board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, those
     that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
 
