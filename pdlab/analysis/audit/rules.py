@@ -27,7 +27,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pdlab.analysis.audit import content_rules as content_rules  # registers its rules
 from pdlab.analysis.audit import registry
 from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import Folder, LevelFile, read_folder
