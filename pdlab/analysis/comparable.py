@@ -91,10 +91,13 @@ class Nature(NamedTuple):
         """Why not with the other one; empty where they may be compared."""
         if self == other:
             return []
-        known = self.asked and other.asked
         found: dict[Obstacle, bool] = {
             "model": not one_model(self.model, other.model),
-            "workload": not self.asked.like(other.asked) if known else self.workload != other.workload,
+            "workload": (
+                not self.asked.like(other.asked)
+                if self.asked is not None and other.asked is not None
+                else self.workload != other.workload
+            ),
             "rehearsal": self.rehearsed != other.rehearsed,
             "device": self.device != other.device,
             "size": self.size != other.size,
