@@ -14,7 +14,7 @@ from pathlib import Path
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import goodput, loading, published_tables, ranking
 from pdlab.analysis.audit import rules
-from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
 from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
 from pdlab.analysis.goodput import Pick
