@@ -31,6 +31,7 @@ BASE = {
     "numpy": "numpy",
     "pydantic": "pydantic",
     "pydantic_core": "pydantic",
+    "scipy": "scipy",
     "yaml": "pyyaml",
 }
 # What the extras `serve` and `cpu` bring, by themselves or with Ray and vLLM.
@@ -38,6 +39,8 @@ SERVING = {
     "fastapi", "httpx2", "huggingface_hub", "msgspec", "prometheus_client", "psutil", "ray", "starlette", "tokenizers",
     "torch", "transformers", "vllm", "zmq",
 }  # fmt: skip
+# What the extra `results` brings: optional, each with something in its place or one clear line, and in no lock file.
+OPTIONAL = {"orjson", "pyarrow"}
 EXTRA_LOCKS = {"serve": "requirements.txt", "cpu": "requirements-cpu.txt", "dev": "requirements-dev.txt"}
 
 
@@ -107,7 +110,8 @@ def test_the_wheel_of_a_source_archive_is_the_same(wheel: Path, tmp_path: Path) 
 def test_version_licence_and_command(wheel: Path, metadata: Message) -> None:
     assert metadata["Version"] == pdlab.__version__
     assert metadata["License-Expression"] == "Apache-2.0" and metadata.get_all("License-File") == ["LICENSE"]
-    assert set(metadata.get_all("Provides-Extra", [])) == set(EXTRA_LOCKS)
+    assert set(metadata.get_all("Provides-Extra", [])) == {*EXTRA_LOCKS, "results"}
+    assert {each.name for each in requirements(metadata, "results")} == OPTIONAL
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert "pdlab = pdlab.__main__:main" in archive.read(name).decode()
@@ -145,10 +149,10 @@ def test_every_import_is_declared_and_every_dependency_is_imported(metadata: Mes
             imported |= {name.partition(".")[0]: str(path.relative_to(ROOT)) for name in names}
     others = {name: path for name, path in imported.items() if name not in sys.stdlib_module_names}
     del others["pdlab"]
-    assert {name: path for name, path in others.items() if name not in BASE and name not in SERVING} == {}, (
+    assert {name: path for name, path in others.items() if name not in {*BASE, *SERVING, *OPTIONAL}} == {}, (
         "declare it in pyproject.toml, and here"
     )
-    assert SERVING - set(others) == set(), "nothing imports it any more"
+    assert (SERVING | OPTIONAL) - set(others) == set(), "nothing imports it any more"
     declared = {canonicalize_name(each.name) for each in requirements(metadata, None)}
     assert declared == {BASE[name] for name in others if name in BASE}
 
@@ -215,7 +219,7 @@ def installed(
 
 def test_it_holds_neither_ray_nor_torch(installed: Installed) -> None:
     python = str(installed.bin / "python")
-    for module in ("ray", "torch", "vllm", "scipy", "pytest"):
+    for module in ("ray", "torch", "vllm", "pytest"):
         done = installed.run(python, "-c", f"import importlib.util as u; print(u.find_spec({module!r}))")
         assert done.stdout == "None\n", module
     done = installed.run(python, "-c", "import pdlab; print(pdlab.__file__)")
@@ -286,4 +290,5 @@ def test_it_renders_a_deployment_and_finds_the_configurations_by_name(installed:
 def test_what_needs_ray_names_the_extra_in_one_line(installed: Installed, words: tuple[str, ...]) -> None:
     done = installed.run("pdlab", *words, code=1)
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "package ray is not installed" in error and "pdlab[serve]" in error
+    assert any(f"package {package} is not installed" in error for package in ("ray", "psutil")), error
+    assert "pdlab[serve]" in error

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, obstacles, one_model
+from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, nature, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, own
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
@@ -169,8 +169,9 @@ def _throughput(each: Against) -> float:
 def _all_shared(lines: Sequence[_Line], view: View) -> dict[tuple[int, int], _Shared]:
     """What every two lines share, by their numbers in either order; without those that share nothing."""
     found: dict[tuple[int, int], _Shared] = {}
+    natures = [nature(line.curve, view) for line in lines]
     for i, j in combinations(range(len(lines)), 2):
-        shared = _shared(lines[i], lines[j], view)
+        shared = None if natures[i].obstacles(natures[j]) else _shared(lines[i], lines[j], view)
         if shared is not None:
             found[i, j], found[j, i] = shared, shared.turned()
     return found
@@ -239,9 +240,7 @@ def _other_pairs(
 
 
 def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:
-    """None where the two may not be compared, or no load is shared by complete repeats."""
-    if obstacles(first.curve, second.curve, view):
-        return None
+    """What two that may be compared share; None where no load is shared by complete repeats."""
     both = (first, second)
     per_gpu = view.normalized and len({each.curve.gpus.counted(view.count) for each in both}) > 1
     levels = first.by_load(view, per_gpu=per_gpu), second.by_load(view, per_gpu=per_gpu)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Settings, parse, setting
+
+if TYPE_CHECKING:
+    from pdlab.results.understood import UnderstoodCurve
 
 EPILOG = """\
 examples:
@@ -39,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: DescribeSettings) -> int:
     from pdlab.core.files import replace
-    from pdlab.results.description import DESCRIPTION, Stated, of_folder
+    from pdlab.results.description import DESCRIPTION
     from pdlab.results.published_folders import require_folder
     from pdlab.results.store import MANIFEST
     from pdlab.results.understood import understood
@@ -50,7 +54,7 @@ def _run(settings: DescribeSettings) -> int:
     file = settings.folder / DESCRIPTION
     if file.exists() and not (settings.force or settings.dry_run):
         raise UsageError(f"{file} is there already: correct it, or write it again with --force")
-    curves = understood(settings.folder, Stated(entries=of_folder(settings.folder)))
+    curves = understood(settings.folder).curves
     if not curves:
         raise UsageError(f"{settings.folder} holds no result files; give another folder")
     text = describing(curves)
@@ -63,16 +67,13 @@ def _run(settings: DescribeSettings) -> int:
     return 0
 
 
-def describing(curves: Sequence[object]) -> str:
+def describing(curves: Sequence[UnderstoodCurve]) -> str:
     """The description of these `UnderstoodCurve`, with what was found as comments."""
     import yaml
 
-    from pdlab.results.understood import UnderstoodCurve
-
     lines = ["# How pdlab understands these results. Correct it; viz.py reads it with the results.", "results:"]
     for curve in curves:
-        assert isinstance(curve, UnderstoodCurve)
-        lines.append(f"# {', '.join(curve.tools)}: {len(curve.levels)} levels, {curve.loads}, {curve.lengths} tokens")
+        lines.append(f"# {', '.join(curve.tools)}: {len(curve.runs)} levels, {curve.loads}, {curve.lengths} tokens")
         if curve.gpus is None:
             lines.append("# The number of GPUs is not known: give it, or the deployment.")
         for match in curve.matches:

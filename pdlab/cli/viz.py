@@ -31,6 +31,7 @@ from pdlab.core.settings import (
     parse,
     setting,
 )
+from pdlab.core.text import choices
 from pdlab.core.workload import Slo, parse_slo
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ examples:
   python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
   python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
   python viz.py --exps bm_results/* --report out/report.html
+  python viz.py --exps published/* --dry-run
   python viz.py --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
@@ -67,6 +69,7 @@ Formulas and units of every figure: docs/metrics.md
 HAS_FINDINGS = 3
 # What makes sense for folders of faults too, which have no load levels.
 WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
+EXPORTS = ("aiperf", "llmd", "inferencex", "csv", "parquet")
 WHICH, ANSWERED, MADE = "which results", "what is answered", "what is made"
 
 
@@ -94,6 +97,21 @@ def _labels(words: Sequence[str], flag: str) -> dict[str, str]:
             raise UsageError(f"{flag} {word}: {pattern} is given twice; keep one")
         labels[pattern] = label.strip()
     return labels
+
+
+def _exports(words: Sequence[str], flag: str) -> dict[str, Path]:
+    """Format -> where it goes, of words FORMAT=PATH. Raises UsageError."""
+    exports: dict[str, Path] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if name not in EXPORTS:
+            raise UsageError(f"{flag} {word}: expected FORMAT=PATH; {choices(name, EXPORTS)}")
+        if not path:
+            raise UsageError(f"{flag} {word}: expected FORMAT=PATH, for example {flag} csv=out/levels.csv")
+        if name in exports:
+            raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
+        exports[name] = Path(path)
+    return exports
 
 
 class VizSettings(Settings):
@@ -134,6 +152,12 @@ class VizSettings(Settings):
         WHICH,
         several="times",
         value="PATTERN=TEXT",
+    )
+    dry_run: bool = setting(
+        False,
+        "print how each folder is understood: files, client, levels, lengths, model, GPUs, deployment, and the flags "
+        "that are needed; draw nothing",
+        WHICH,
     )
     view: Annotated[dict[str, Any], FlagsOf(View)] = Field(default_factory=dict)
     at: tuple[str, ...] = setting(
@@ -197,6 +221,14 @@ class VizSettings(Settings):
         MADE,
         value="FILE",
     )
+    export: Annotated[dict[str, Path], NamedValues(_exports)] = setting(
+        {},
+        "the levels in a format of others: aiperf=FOLDER and llmd=FOLDER (a file per level), inferencex=FILE, or a "
+        "table: csv=FILE, parquet=FILE (needs pyarrow); viz.py reads all of them; repeatable",
+        MADE,
+        several="times",
+        value="FORMAT=PATH",
+    )
     show_tables: bool | None = setting(
         None, "print the tables, raw and per node", MADE, otherwise="yes; no with --report"
     )
@@ -224,6 +256,8 @@ class VizSettings(Settings):
         if self.report is not None and self.report.suffix.lower() not in (".html", ".htm"):
             example = self.report.with_suffix(".html") if self.report.name else "report.html"
             raise UsageError(f"--report {self.report}: give an .html file, for example {example}")
+        if self.dry_run:
+            self.only("--dry-run, which draws nothing", "exps", "dry_run", "gpus", "label")
         if not self.exps:
             raise UsageError("--exps is needed: the folders to compare (or --audit and the folders to examine)")
 
@@ -272,6 +306,9 @@ def main(argv: list[str] | None = None) -> int:
         settings = parse(VizSettings, words)
         if settings.audit:
             return _audit(settings)
+        if settings.dry_run:
+            _dry_run(settings)
+            return 0
         _show(settings, words)
         return 0
 
@@ -297,6 +334,17 @@ def _audit(settings: VizSettings) -> int:
     return HAS_FINDINGS if findings else 0
 
 
+def _dry_run(settings: VizSettings) -> None:
+    from pdlab.report.load import find, stated_by_folder
+    from pdlab.results.description import Stated
+    from pdlab.results.understood import understood, understood_text
+
+    found = find(settings.exps, "--exps")
+    _note(f"{path}: faults made under load" for path in found.faults)
+    stated = stated_by_folder(settings.gpus, settings.label, found.experiments, "--exps")
+    print(understood_text([understood(path, stated.get(path, Stated())) for path in found.experiments]))
+
+
 def _show(settings: VizSettings, words: Sequence[str]) -> None:
     """Load, build the report, and print, draw and write it."""
     from pdlab.report import text
@@ -309,6 +357,10 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
         check_picture(plot_path, "--plot-path", make_folder=True)
     if settings.report is not None:
         check_output(settings.report, "--report")
+    if settings.export:
+        from pdlab.report.export import check_exports, write_exports
+
+        check_exports(settings.export)
     found = find(settings.exps, "--exps")
     if not found.given:
         settings.only("folders of faults, which have no load levels", *WITHOUT_LEVELS)
@@ -342,6 +394,9 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
 
         write_html(report, settings.report, command=typed("viz", *words), log_latency=settings.log_latency)
         print(f"Report: {settings.report}")
+    if settings.export:
+        for export in write_exports(results, settings.export):
+            print(export.line)
     print(text.verdict_text(report))
 
 

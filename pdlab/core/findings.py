@@ -404,6 +404,7 @@ CODES: dict[str, FindingCode] = {
         "answers ended before --otl {asked}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
+    "file_not_valid": _file("a table of levels calls a level valid", "not valid when the table was written: {reasons}"),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: what depends on them is not checked",

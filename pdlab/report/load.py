@@ -15,6 +15,7 @@ from pdlab.core.bounds import Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.output_paths import distinct
 from pdlab.core.text import choices, listed
+from pdlab.core.workload import Closed, Ramp
 from pdlab.results import chaos as chaos_results
 from pdlab.results.chaos import Chaos
 from pdlab.results.description import Stated, of_flags
@@ -183,10 +184,16 @@ def _row(label: str, source: Loaded, run: Run) -> Row:
     row: Row = {
         "experiment": label,
         "folder": str(source.folder),
+        "model": source.experiment.model,
         "gpus": gpus_of(source.experiment).total,
         "load_kind": run.key.kind,
         "load": run.key.value,
         "repeat": run.key.repeat,
+        "burstiness": None if isinstance(run.load, Closed) else run.load.burstiness,
+        "ramp_start_rps": run.load.start_rps if isinstance(run.load, Ramp) else None,
+        "ramp_shape": run.load.shape if isinstance(run.load, Ramp) else None,
+        "requests": run.num_requests,
+        "failed": run.failed,
         "valid": run.validity.valid,
         "reasons": "; ".join(run.validity.reasons),
         "window": "steady" if steady else "whole",

@@ -37,8 +37,10 @@ _METRIC = {"e2e_latency": "e2el"}
 
 class PublishedLevel(NamedTuple):
     """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
-    name says, what people say of it, and the run. ``shown``: its path in the folder, and its part."""
+    name says, what people say of it, and the run. ``tool`` wrote the file. ``shown``: its path in the folder, and its
+    part."""
 
+    tool: str
     file: Path
     part: str
     shown: str
@@ -68,16 +70,24 @@ class PublishedLevel(NamedTuple):
         return int(stated) if stated else None
 
 
-def read_levels(
-    folder: Path, file: Path, label: str, named: FolderName, said: SaidOf
-) -> list[tuple[PublishedLevel, str]]:
-    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``: its levels, each with the
-    client that wrote it. A file that is no level of its own has none. Raises StoreError, which names the file."""
+class FileLevels(NamedTuple):
+    """The levels of one file. A file that is no level of its own has none: ``skipped`` says what it is."""
+
+    levels: tuple[PublishedLevel, ...]
+    skipped: str = ""
+
+
+def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: SaidOf) -> FileLevels:
+    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``. Raises StoreError, which
+    names the file."""
     reading = read_file(file)
-    return [(_level(folder, file, raw, label, named, said), reading.tool) for raw in reading.levels]
+    levels = tuple(_level(folder, file, reading.tool, raw, label, named, said) for raw in reading.levels)
+    return FileLevels(levels, "" if levels else f"{reading.tool}: {reading.skipped or 'no level'}")
 
 
-def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderName, said: SaidOf) -> PublishedLevel:
+def _level(
+    folder: Path, file: Path, tool: str, raw: RawLevel, label: str, named: FolderName, said: SaidOf
+) -> PublishedLevel:
     data = {**raw.data, "model_id": said.model} if said.model else raw.data
     inside = file.relative_to(folder)
     name = parse_file_name(inside.with_suffix("").as_posix())
@@ -94,6 +104,8 @@ def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderNam
     faults += _no_latencies(data)
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
+    if "invalid" in data:
+        faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
     latencies = _latencies(file, data, duration_s, gaps=output_tokens / completed - 1 if completed else 0.0)
     whole = Summary(
@@ -128,7 +140,7 @@ def _level(folder: Path, file: Path, raw: RawLevel, label: str, named: FolderNam
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(file, raw.part, shown, data, name, said, run)
+    return PublishedLevel(tool, file, raw.part, shown, data, name, said, run)
 
 
 def number(value: Any) -> float | None:

@@ -16,8 +16,8 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguard
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
 from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
-from pdlab.results.published_curves import Difference, PublishedCurve, separated
-from pdlab.results.published_files import PublishedLevel, read_levels
+from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
+from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
 from pdlab.results.readers import SUFFIXES
 from pdlab.results.schema import Experiment, Manifest, Run
@@ -121,7 +121,7 @@ def _published(
 ) -> tuple[SourcedExperiment, ...]:
     name = _folder_name(path)
     named = parse_name(name)
-    levels = [level for level, _ in read_folder_levels(path, files, entries)]
+    levels = read_folder_levels(path, files, entries).levels
     if not levels:
         raise StoreError(f"{path} holds no result files: {files[0].name} is no level of its own; give another folder")
     if gpus is None and named.topology is None and all(size_of(level) is None for level in levels):
@@ -131,18 +131,27 @@ def _published(
     return tuple(_experiment(path, curve, named.topology, differences, gpus) for curve in curves)
 
 
-def read_folder_levels(
-    path: Path, files: list[Path], entries: tuple[DescribedResults, ...]
-) -> list[tuple[PublishedLevel, str]]:
-    """The levels in the files of a folder, each with the client that wrote it. Raises StoreError."""
+class FolderLevels(NamedTuple):
+    """The levels in the files of a folder, and what the files without levels are."""
+
+    levels: list[PublishedLevel]
+    skipped: dict[Path, str]
+
+
+def read_folder_levels(path: Path, files: list[Path], entries: tuple[DescribedResults, ...]) -> FolderLevels:
+    """Read the files of a folder. Raises StoreError."""
     name = _folder_name(path)
     named = parse_name(name)
-    levels: list[tuple[PublishedLevel, str]] = []
+    found = FolderLevels([], {})
     for file in files:
         said = said_of(path, file.relative_to(path), entries)
-        if not said.skip:
-            levels += read_levels(path, file, name, named, said)
-    return levels
+        reading = (
+            FileLevels((), "left out by its description") if said.skip else read_levels(path, file, name, named, said)
+        )
+        found.levels.extend(reading.levels)
+        if not reading.levels:
+            found.skipped[file] = reading.skipped
+    return found
 
 
 def size_of(level: PublishedLevel) -> int | None:
@@ -166,6 +175,36 @@ def _require_one_size(
     )
 
 
+class MeasuredOn(NamedTuple):
+    """The pools of one curve, and its GPUs; None if not known."""
+
+    topology: Collocated | Disaggregated | None
+    gpus: int | None
+
+
+def deployed(
+    curve: PublishedCurve,
+    named: Collocated | Disaggregated | None,
+    differences: tuple[Difference, ...],
+    gpus: int | None,
+) -> MeasuredOn:
+    """What a curve was measured on, by what is said of it, its files, their names and the folder's name, which says
+    ``named``. Raises StoreError where two names contradict each other."""
+    first = curve.levels[0]
+    in_file = first.topology
+    if in_file is not None and named is not None and in_file != named and gpus is None:
+        raise StoreError(
+            f"{first.file}: the file's name says {in_file.label}, the folder's name {named.label}; rename one"
+        )
+    topology = named or in_file
+    if in_file is None and any(difference.of_deployment for difference in differences):
+        topology = None
+    for stated in (gpus, first.gpus):
+        if stated is not None and topology is not None and _gpus(topology) != stated:
+            topology = None
+    return MeasuredOn(topology, gpus or first.gpus or (_gpus(topology) if topology else None))
+
+
 def _experiment(
     path: Path,
     curve: PublishedCurve,
@@ -174,19 +213,7 @@ def _experiment(
     gpus: int | None,
 ) -> SourcedExperiment:
     folder, first = _folder_name(path), curve.levels[0]
-    in_file = first.topology
-    if in_file is not None and topology is not None and in_file != topology and gpus is None:
-        raise StoreError(
-            f"{first.file}: the file's name says {in_file.label}, the folder's name {topology.label}; rename one"
-        )
-    topology = topology or in_file
-    if gpus is not None and topology is not None and _gpus(topology) != gpus:
-        topology = None
-    if any(difference.of_deployment for difference in differences) and in_file is None:
-        topology = None
-    if first.gpus is not None and topology is not None and _gpus(topology) != first.gpus:
-        topology = None
-    total = gpus or first.gpus or (_gpus(topology) if topology else None)
+    topology, total = deployed(curve, topology, differences, gpus)
     if total is None:
         raise _unknown_size(path)
     runs: list[SourcedRun] = []
@@ -207,7 +234,14 @@ def _experiment(
         origin="imported", label=label or folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
     )
     name = label or (f"{folder} ({curve.part})" if curve.part else folder)
-    experiment = Experiment(name=name, part=curve.part, manifest=manifest, runs=tuple(each.run for each in runs))
+    settings = {key: value for key, value in curve.settings.items() if key not in BARE}
+    experiment = Experiment(
+        name=name,
+        part=curve.part,
+        settings=settings,
+        manifest=manifest,
+        runs=tuple(each.run for each in runs),
+    )
     return SourcedExperiment(experiment, tuple(runs))
 
 

@@ -1,42 +1,47 @@
-"""How result files of others are understood: a row per curve that a folder holds, whether or not its size is known."""
+"""How result files are understood: a row per curve that a folder holds, whether or not its size is known."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdlab.results.description import DescribedResults, Stated
+from pdlab.core.text import counted, table
+from pdlab.results.description import DescribedResults, Stated, of_folder
 from pdlab.results.published_curves import separated
-from pdlab.results.published_files import PublishedLevel
-from pdlab.results.published_folders import read_folder_levels, result_files, size_of
+from pdlab.results.published_folders import deployed, read_folder_levels, require_folder, result_files
+from pdlab.results.published_names import parse_name
+from pdlab.results.schema import Experiment, Run
+from pdlab.results.store import MANIFEST, Store
+
+# A curve of more patterns is better described in a file than by flags.
+MOST_FLAGS = 2
 
 
 @dataclass(frozen=True)
 class UnderstoodCurve:
     """One curve of a folder. ``matches``: patterns that fit its files and no others, as a description takes them.
     ``part``: what tells it from the others. ``tools``: the clients that wrote its files. ``deployment``: its label, as
-    far as names and files give it; ``gpus``: None if not known."""
+    far as names and files give it; ``gpus``: None if not known. ``label``: what people call it."""
 
     folder: Path
     part: str
     matches: tuple[str, ...]
+    files: int
     tools: tuple[str, ...]
-    levels: tuple[PublishedLevel, ...]
+    runs: tuple[Run, ...]
+    model: str | None
     deployment: str | None
     gpus: int | None
-
-    @property
-    def model(self) -> str | None:
-        models = {level.run.model for level in self.levels if level.run.model}
-        return models.pop() if len(models) == 1 else None
+    label: str | None = None
 
     @property
     def loads(self) -> str:
         """``concurrency 4 to 64, rate 2``: the loads of its levels."""
         found: dict[str, list[float]] = {}
-        for level in self.levels:
-            found.setdefault(level.run.key.kind, []).append(level.run.key.value)
+        for run in self.runs:
+            found.setdefault(run.key.kind, []).append(run.key.value)
         return ", ".join(
             f"{kind} {min(values):g}" + (f" to {max(values):g}" if len(set(values)) > 1 else "")
             for kind, values in found.items()
@@ -45,38 +50,117 @@ class UnderstoodCurve:
     @property
     def lengths(self) -> str:
         """Input and output tokens of the workloads, ``5000:250``."""
-        return " and ".join(dict.fromkeys(level.run.workload.label for level in self.levels))
+        return " and ".join(dict.fromkeys(run.workload.label for run in self.runs))
+
+    @property
+    def flags(self) -> str | None:
+        """What gives its size, if that is not known."""
+        if self.gpus is not None:
+            return None
+        name = self.folder.resolve().name
+        if len(self.matches) > MOST_FLAGS:
+            return f"--gpus {shlex.quote(f'{name}=N')} if all its curves used N GPUs, or pdlab describe"
+        patterns = [name if match == "*" else match for match in self.matches]
+        return " ".join(f"--gpus {shlex.quote(f'{pattern}=N')}" for pattern in patterns)
 
     def entry(self, match: str) -> DescribedResults:
         """The same as an entry of a description."""
-        said = self.levels[0].said
         return DescribedResults(
-            match=match, deployment=self.deployment, gpus=self.gpus, label=said.label, model=self.model
+            match=match, deployment=self.deployment, gpus=self.gpus, label=self.label, model=self.model
         )
 
 
-def understood(folder: Path, stated: Stated = Stated()) -> list[UnderstoodCurve]:  # noqa: B008
-    """The curves in the files of one folder of others. Raises StoreError for a file that cannot be read."""
-    levels = read_folder_levels(folder, result_files(folder), stated.entries)
-    curves = separated([level for level, _ in levels]).curves
-    tools = {level.shown: tool for level, tool in levels}
-    every = {level.file for level, _ in levels}
-    found = []
-    for curve in curves:
+@dataclass(frozen=True)
+class UnderstoodFolder:
+    """The curves of one folder, and what its other files are: why -> files."""
+
+    folder: Path
+    curves: tuple[UnderstoodCurve, ...]
+    skipped: dict[str, tuple[Path, ...]]
+
+
+def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # noqa: B008
+    """How one folder is understood, ours or that of others. Raises StoreError for a file that cannot be read."""
+    require_folder(folder)
+    if (folder / MANIFEST).is_file():
+        return UnderstoodFolder(folder, (_own(folder, Store(folder).load(), stated.gpus),), {})
+    reading = read_folder_levels(folder, result_files(folder), (*stated.entries, *of_folder(folder)))
+    named = parse_name(folder.resolve().name).topology
+    separate = separated(reading.levels)
+    every = {level.file for level in reading.levels}
+    curves = []
+    for curve in separate.curves:
         files = sorted({level.file for level in curve.levels})
-        topology = curve.levels[0].topology
-        found.append(
+        topology, gpus = deployed(curve, named, separate.differences, stated.gpus)
+        models = {level.run.model for level in curve.levels if level.run.model}
+        curves.append(
             UnderstoodCurve(
                 folder=folder,
                 part=curve.part,
                 matches=_patterns(folder, files, every),
-                tools=tuple(dict.fromkeys(tools[level.shown] for level in curve.levels)),
-                levels=curve.levels,
+                files=len(files),
+                tools=tuple(dict.fromkeys(level.tool for level in curve.levels)),
+                runs=tuple(level.run for level in curve.levels),
+                model=models.pop() if len(models) == 1 else None,
                 deployment=topology.label if topology else None,
-                gpus=stated.gpus or size_of(curve.levels[0]),
+                gpus=gpus,
+                label=curve.levels[0].said.label,
             )
         )
-    return found
+    skipped: dict[str, tuple[Path, ...]] = {}
+    for file, why in reading.skipped.items():
+        skipped[why] = (*skipped.get(why, ()), file.relative_to(folder))
+    return UnderstoodFolder(folder, tuple(curves), skipped)
+
+
+def understood_text(folders: Sequence[UnderstoodFolder]) -> str:
+    """A table with a row per curve; under it what else is in the folders, and the flags that are needed."""
+    head = ("folder", "curve", "files", "client", "levels", "load", "input:output", "model", "GPUs", "deployment")
+    rows = [
+        (
+            str(curve.folder),
+            curve.label or curve.part or "-",
+            str(curve.files),
+            ", ".join(curve.tools),
+            str(len(curve.runs)),
+            curve.loads or "-",
+            curve.lengths or "-",
+            curve.model or "-",
+            "?" if curve.gpus is None else str(curve.gpus),
+            curve.deployment or "-",
+        )
+        for folder in folders
+        for curve in folder.curves
+    ]
+    lines = [table(head, rows, left=(0, 1, 3, 5, 7, 9))] if rows else []
+    for folder in folders:
+        if not folder.curves:
+            lines.append(f"{folder.folder}: no levels")
+        for why, files in folder.skipped.items():
+            more = f" and {len(files) - 2} more" if len(files) > 2 else ""
+            lines.append(f"{folder.folder}: no level of its own: {', '.join(map(str, files[:2]))}{more} ({why})")
+    unknown = [curve for folder in folders for curve in folder.curves if curve.flags]
+    if unknown:
+        lines.append(f"{counted(len(unknown), 'curve')} of unknown size; give the number N of GPUs:")
+        lines += [f"  {curve.folder} ({curve.part or 'all files'}): {curve.flags}" for curve in unknown]
+    return "\n".join(lines)
+
+
+def _own(folder: Path, experiment: Experiment, gpus: int | None) -> UnderstoodCurve:
+    manifest = experiment.manifest
+    deployment = manifest.deployment
+    return UnderstoodCurve(
+        folder=folder,
+        part="",
+        matches=("*",),
+        files=len(experiment.runs),
+        tools=("pdlab",),
+        runs=experiment.runs,
+        model=experiment.model,
+        deployment=deployment.label if deployment else None,
+        gpus=deployment.gpus if deployment else manifest.gpus or gpus,
+        label=manifest.label,
+    )
 
 
 def _patterns(folder: Path, files: Sequence[Path], every: set[Path]) -> tuple[str, ...]:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from pdlab.core.errors import StoreError
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml")
+SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
 # In the order in which a file is offered to them: the first that recognises its content reads it.
 READERS = (
     "pdlab_level",
+    "levels_table",
     "vllm_bench",
     "aiperf",
     "guidellm",
@@ -59,16 +60,18 @@ def read_file(file: Path) -> FileReading:
         reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
         if reading is not None:
             return reading
-    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else type(content).__name__
+    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
-        f"{file}: no known benchmark client writes such a file (it begins with: {keys}); docs/results-of-others.md "
-        "lists those that are read; move the file elsewhere"
+        f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
+        "docs/results-of-others.md lists those that are read; move the file elsewhere"
     )
 
 
 def _content(file: Path) -> Any:
-    """The parsed file: JSON as it is; JSON lines and CSV as a list of dictionaries."""
+    """The parsed file: JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
     try:
+        if file.suffix == ".parquet":
+            return _parquet(file)
         content = file.read_bytes()
         if file.suffix == ".csv":
             return _rows(content)
@@ -80,12 +83,13 @@ def _content(file: Path) -> Any:
             return _lines(content)
         return _parsed(content)
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{file}: cannot be read ({error})") from error
+        kind = file.suffix.removeprefix(".").upper()
+        raise StoreError(f"{file}: cannot be read as {kind} ({error})") from error
 
 
 def _parsed(content: bytes) -> Any:
     try:
-        import orjson  # type: ignore[import-not-found, unused-ignore]
+        import orjson
     except ImportError:
         return json.loads(content)
     try:
@@ -103,6 +107,15 @@ def _lines(content: bytes) -> list[Any]:
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
     return parsed
+
+
+def _parquet(file: Path) -> list[Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise StoreError(f"{file}: Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
+    rows: list[Any] = pyarrow.parquet.read_table(file).to_pylist()
+    return rows
 
 
 def _rows(content: bytes) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import keyed
+from pdlab.results.readers.statistics import REGULAR, keyed, of_export
 
 TOOL = "AIPerf"
 _METRICS = {
@@ -40,8 +40,8 @@ def read(file: Path, content: Any) -> FileReading | None:
         return None
     if file.name == "inputs.json" and "data" in content:
         return FileReading(TOOL, skipped="the prompts that were sent")
-    latency = content.get("request_latency")
-    if not ("request_throughput" in content and isinstance(latency, dict) and "unit" in latency):
+    throughput = content.get("request_throughput")
+    if not (isinstance(throughput, dict) and "unit" in throughput):
         return None
     return FileReading(TOOL, (RawLevel("", _level(content)),))
 
@@ -64,6 +64,7 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
         "total_output_tokens": outputs,
         "model_id": _model(config),
         **_load(config, command),
+        **of_export(content),
     }
     for theirs, ours in _METRICS.items():
         statistics = content.get(theirs)
@@ -100,17 +101,22 @@ def _model(config: dict[str, Any]) -> str | None:
 def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
     """Load of the profiling phase: from the configuration, of earlier versions from the command."""
     flags = {name: float(value) for name, value in _FLAG.findall(command)}
+    burstiness = None
     phases = [phase for phase in config.get("phases") or [] if isinstance(phase, dict)]
     profiling = [phase for phase in phases if phase.get("kind", phase.get("name")) in ("profiling", None)] or phases
     for phase in profiling:
         for name, key in (("concurrency", "concurrency"), ("rate", "request-rate"), ("request_rate", "request-rate")):
             if isinstance(phase.get(name), int | float):
                 flags.setdefault(key, float(phase[name]))
+        if isinstance(phase.get("smoothness"), int | float):
+            burstiness = float(phase["smoothness"])
+        elif phase.get("type") == "constant":
+            burstiness = REGULAR
     generator = config.get("loadgen") or {}
     for name, key in (("concurrency", "concurrency"), ("request_rate", "request-rate")):
         if isinstance(generator.get(name), int | float):
             flags.setdefault(key, float(generator[name]))
-    load: dict[str, Any] = {"request_rate": flags.get("request-rate", "inf")}
+    load: dict[str, Any] = {"request_rate": flags.get("request-rate", "inf"), "burstiness": burstiness}
     if "concurrency" in flags:
         load["max_concurrency"] = int(flags["concurrency"])
     return load

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import keyed
+from pdlab.results.readers.statistics import REGULAR, keyed
 
 _METRICS = {
     "time_to_first_token_ms": ("ttft", 1.0),
@@ -98,6 +98,5 @@ def _load(benchmark: dict[str, Any]) -> dict[str, Any]:
     if kind in ("concurrent", "throughput"):
         return {"max_concurrency": strategy.get("streams") or strategy.get("max_concurrency")}
     rate = strategy.get("rate")
-    # Constant arrivals are less bursty than Poisson's: a burstiness without end. 1000 is as regular as it gets.
-    regular = {"burstiness": 1000.0} if kind == "constant" else {}
+    regular = {"burstiness": REGULAR} if kind == "constant" else {}
     return {"request_rate": rate, "max_concurrency": strategy.get("max_concurrency"), **regular} if rate else {}

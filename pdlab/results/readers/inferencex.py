@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import of_export
 
 TOOL = "InferenceX"
 REQUESTS = 1000
@@ -103,6 +104,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         "total_output_tokens": REQUESTS * osl,
         "counts_unknown": True,
         "num_gpus": int(gpus),
+        **of_export(row),
     }
     for name in _NAMES:
         value = _first(row, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import keyed
+from pdlab.results.readers.statistics import keyed, of_export
 
 _METRICS = {
     "time_to_first_token": "ttft",
@@ -52,6 +52,7 @@ def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, An
         "total_input_tokens": _tokens(requests.get("input_length"), completed),
         "total_output_tokens": _tokens(requests.get("output_length"), completed),
         **_scenario(content.get("scenario") or {}),
+        **of_export(content),
     }
     for theirs, ours in _METRICS.items():
         statistics = performance["latency"].get(theirs)
@@ -74,15 +75,20 @@ def _tokens(statistics: Any, completed: float) -> float | None:
 def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
     load = scenario.get("load") or {}
     standardized: dict[str, Any] = load.get("standardized") or {}
-    model = scenario.get("model") or {}
-    accelerators = [
-        each.get("accelerator")
-        for each in [*(scenario.get("stack") or []), *((scenario.get("host") or {}).get("accelerator") or [])]
+    hosts = (scenario.get("host") or {}).get("accelerator") or []
+    parts = [
+        {**each, **(each.get("standardized") or {})}
+        for each in [*(scenario.get("stack") or []), *hosts]
         if isinstance(each, dict)
     ]
+    models = [scenario.get("model"), *(each.get("model") for each in parts)]
+    model = next((each for each in models if isinstance(each, dict) and each.get("name")), {})
+    accelerators = [each.get("accelerator") for each in parts]
+    if any((each.get("replicas") or 1) > 1 for each in parts):
+        accelerators = []  # whether the count is of one replica or of all is not said
     return {
         "request_rate": standardized.get("rate_qps"),
         "max_concurrency": standardized.get("concurrency"),
-        "model_id": model.get("name") if isinstance(model, dict) else None,
+        "model_id": model.get("name"),
         "num_gpus": sum(each.get("count") or 0 for each in accelerators if isinstance(each, dict)) or None,
     }

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PERCENTILES = (50, 90, 95, 99)
+# Arrivals at a constant rate are less bursty than Poisson's: a burstiness without end. 1000 is as regular as it gets.
+REGULAR = 1000.0
 
 
 def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]) -> None:
@@ -36,3 +38,11 @@ def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, me
         elif name[:1] == "p" and name[1:].replace("p", "", 1).replace(".", "", 1).isdigit():
             found[f"p{name[1:].replace('p', '.')}_{metric}_ms"] = value * to_ms
     return found
+
+
+def of_export(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says that viz.py exported: the curve's name and its GPUs, which the format has no place for."""
+    origin = content.get("pdlab")
+    if not isinstance(origin, dict):
+        return {}
+    return {"label": origin.get("experiment"), "num_gpus": origin.get("gpus")}

@@ -1,0 +1,362 @@
+"""Levels in the formats of others: AIPerf's JSON, InferenceX's rows, llm-d's benchmark report; and as a table.
+
+The formats of clients have the figures of the whole run, as those clients do. They have no place for the reason why a
+level is not valid, nor for a ramp: such levels are left out. The table, CSV or Parquet, has every level.
+`pdlab.results.readers` reads all of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdlab.analysis.curves import gpus_of, short_labels
+from pdlab.core.deployment import Collocated, Disaggregated, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.files import replace
+from pdlab.core.output_paths import check_folder, check_output
+from pdlab.core.text import counted
+from pdlab.core.version import __version__
+from pdlab.core.workload import Closed, Ramp
+from pdlab.report.load import Results
+from pdlab.results.schema import Distribution, Experiment, Run, Summary
+
+AIPERF_SCHEMA, LLMD_SCHEMA = "1.4", "0.2"
+
+
+class ExportedLevel(NamedTuple):
+    """A level that is written. ``name``: of its curve, as in the tables."""
+
+    name: str
+    experiment: Experiment
+    run: Run
+
+    @property
+    def gpus(self) -> int:
+        return gpus_of(self.experiment).total
+
+    @property
+    def pools(self) -> tuple[Pool | None, Pool | None]:
+        """Of prefill and of decode; a collocated deployment has the second."""
+        topology = self.experiment.manifest.deployment and self.experiment.manifest.deployment.topology
+        if isinstance(topology, Disaggregated):
+            return topology.prefill, topology.decode
+        return None, topology.pool if isinstance(topology, Collocated) else None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the formats have no place for."""
+        deployment = self.experiment.manifest.deployment
+        return {
+            "version": __version__,
+            "experiment": self.name,
+            "deployment": deployment.label if deployment else None,
+            "gpus": self.gpus,
+            "repeat": self.run.key.repeat,
+        }
+
+
+class Written(NamedTuple):
+    """Where one format went, and the line that says so."""
+
+    path: Path
+    line: str
+
+
+def check_exports(exports: Mapping[str, Path]) -> None:
+    """Raises UsageError where a file cannot be written, or what writes it is not installed."""
+    for name, path in exports.items():
+        if name in PER_LEVEL:
+            check_folder(path, "--export")
+        else:
+            check_output(path, "--export")
+    if "parquet" in exports:
+        _parquet()
+
+
+def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written]:
+    """Write the levels in these formats. Raises UsageError as `check_exports`."""
+    labels = short_labels(results.experiments)
+    levels = [
+        ExportedLevel(label, experiment, run)
+        for label, experiment in zip(labels, results.experiments, strict=True)
+        for run in experiment.runs
+    ]
+    written = []
+    for name, path in exports.items():
+        if name in TABLES:
+            rows = results.levels()
+            TABLES[name](rows, path)
+            written.append(Written(path, f"Export: {path} ({counted(len(rows), 'level')})"))
+            continue
+        reasons = [(level, _left_out(level.run, name)) for level in levels]
+        kept = [level for level, reason in reasons if reason is None]
+        if not kept:
+            raise UsageError(f"--export {name}={path}: no level can be written ({_counts(reasons)}); use csv")
+        if name == "inferencex":
+            replace(path, _json([_inferencex(level) for level in kept]))
+        else:
+            file, make = PER_LEVEL[name]
+            for level, folder in zip(kept, _folders(kept), strict=True):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+                replace(path / folder / file, _json(make(level)))
+        left = f"; left out: {_counts(reasons)}" if len(kept) < len(levels) else ""
+        written.append(Written(path, f"Export: {path} ({counted(len(kept), 'level')}{left})"))
+    return written
+
+
+def _left_out(run: Run, name: str) -> str | None:
+    """Why a level cannot be written in the format of a client; None if it can."""
+    if not run.validity.valid:
+        return "not valid"
+    if isinstance(run.load, Ramp):
+        return "a ramp"
+    if name == "inferencex" and not isinstance(run.load, Closed):
+        return "no closed loop"
+    if name == "llmd" and not isinstance(run.load, Closed) and run.load.burstiness != 1:
+        return "arrivals other than Poisson's"
+    return None if run.completed else "no request was answered"
+
+
+def _counts(reasons: list[tuple[ExportedLevel, str | None]]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in Counter(why for _, why in reasons if why).items())
+
+
+def _folders(levels: list[ExportedLevel]) -> list[str]:
+    """A folder per level, of another name for each."""
+    found: Counter[str] = Counter()
+    names = []
+    for level in levels:
+        curve = re.sub(r"[^A-Za-z0-9.]+", "-", level.name).strip("-.").lower() or "curve"
+        name = f"{curve}/{level.run.key.stem}"
+        found[name] += 1
+        names.append(name if found[name] == 1 else f"{curve}-{found[name]}/{level.run.key.stem}")
+    return names
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+class _MeanTokens(NamedTuple):
+    """Mean input and output tokens of a request."""
+
+    input: float
+    output: float
+
+
+def _mean_tokens(whole: Summary) -> _MeanTokens:
+    return _MeanTokens(
+        whole.input_tokens_per_s * whole.duration_s / whole.completed,
+        whole.output_tokens_per_s * whole.duration_s / whole.completed,
+    )
+
+
+def _latencies(whole: Summary, names: Mapping[str, str]) -> dict[str, Distribution]:
+    """Their name -> the latency, of those that are known."""
+    return {theirs: known for ours, theirs in names.items() if (known := getattr(whole, ours)) is not None}
+
+
+def _statistics(latency: Distribution, mean: str, scale: float) -> dict[str, float]:
+    known = {} if latency.mean_s is None else {mean: latency.mean_s * scale}
+    return known | {name: value * scale for name, value in latency.percentiles_s.items()}
+
+
+def _aiperf(level: ExportedLevel) -> dict[str, Any]:
+    """``profile_export_aiperf.json``."""
+    run, whole = level.run, level.run.whole
+    lengths = _mean_tokens(whole)
+
+    def figure(unit: str, value: float, **more: float) -> dict[str, Any]:
+        return {"unit": unit, "avg": value, **more}
+
+    if isinstance(run.load, Closed):
+        phase: dict[str, Any] = {"type": "concurrency", "concurrency": run.load.concurrency}
+    else:
+        assert not isinstance(run.load, Ramp)
+        phase = {"type": "gamma", "rate": run.load.rate_rps, "smoothness": run.load.burstiness}
+        if run.load.burstiness == 1:
+            phase = {"type": "poisson", "rate": run.load.rate_rps}
+    names = {
+        "ttft": "time_to_first_token",
+        "tpot": "inter_token_latency",
+        "itl": "inter_chunk_latency",
+        "e2el": "request_latency",
+    }
+    latencies = _latencies(whole, names)
+    return {
+        "schema_version": AIPERF_SCHEMA,
+        "pdlab": level.origin,
+        "request_throughput": figure("requests/sec", whole.requests_per_s),
+        "request_count": figure("requests", whole.completed),
+        "error_request_count": figure("requests", run.failed),
+        "benchmark_duration": figure("sec", whole.duration_s),
+        **{name: {"unit": "ms", **_statistics(each, "avg", 1000.0)} for name, each in latencies.items()},
+        "input_sequence_length": figure("tokens", lengths.input, sum=lengths.input * whole.completed),
+        "output_sequence_length": figure("tokens", lengths.output, sum=lengths.output * whole.completed),
+        "output_token_throughput": figure("tokens/sec", whole.output_tokens_per_s),
+        "total_token_throughput": figure("tokens/sec", whole.total_tokens_per_s),
+        "input_config": {
+            "models": {"items": [{"name": level.experiment.model}] if level.experiment.model else []},
+            "phases": [{"name": "profiling", "kind": "profiling", "requests": run.num_requests, **phase}],
+        },
+        "start_time": run.started_at,
+        "end_time": run.finished_at,
+    }
+
+
+def _inferencex(level: ExportedLevel) -> dict[str, Any]:
+    """A row of the aggregated JSON: latencies in s, throughput per GPU."""
+    run, whole = level.run, level.run.whole
+    assert isinstance(run.load, Closed)
+    prefill, decode = level.pools
+    lengths, manifest = _mean_tokens(whole), level.experiment.manifest
+    row: dict[str, Any] = {
+        "pdlab": level.origin,
+        "hw": manifest.hardware.get("gpus"),
+        "model": level.experiment.model,
+        "framework": "vllm" if manifest.versions.get("vllm") else None,
+        "framework_version": manifest.versions.get("vllm"),
+        "isl": lengths.input,
+        "osl": lengths.output,
+        "conc": run.load.concurrency,
+        "num_gpus": level.gpus,
+        "tp": decode.tp if decode else None,
+        "disagg": prefill is not None,
+        "tput_per_gpu": whole.total_tokens_per_s / level.gpus,
+        "output_tput_per_gpu": whole.output_tokens_per_s / level.gpus,
+        "input_tput_per_gpu": whole.input_tokens_per_s / level.gpus,
+    }
+    if prefill is not None and decode is not None:
+        for role, pool in (("prefill", prefill), ("decode", decode)):
+            row[f"{role}_tp"], row[f"{role}_num_workers"] = pool.tp, pool.replicas
+            row[f"num_{role}_gpu"] = pool.gpus
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        latency: Distribution | None = getattr(whole, metric)
+        if latency is not None:
+            statistics = _statistics(latency, "mean", 1.0)
+            row |= {f"{'median' if name == 'p50' else name}_{metric}": value for name, value in statistics.items()}
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _llmd(level: ExportedLevel) -> dict[str, Any]:
+    """Benchmark report 0.2. A component of the stack is one replica."""
+    run, whole = level.run, level.run.whole
+    lengths, manifest = _mean_tokens(whole), level.experiment.manifest
+    if isinstance(run.load, Closed):
+        load: dict[str, Any] = {"concurrency": run.load.concurrency}
+    else:
+        assert not isinstance(run.load, Ramp)
+        load = {"rate_qps": run.load.rate_rps}
+    names = {
+        "ttft": "time_to_first_token",
+        "tpot": "time_per_output_token",
+        "itl": "inter_token_latency",
+        "e2el": "request_latency",
+    }
+    units = {"tpot": "s/token", "itl": "s/token"}
+    latencies = {
+        theirs: {"units": units.get(ours, "s"), **_statistics(latency, "mean", 1.0)}
+        for ours, theirs in names.items()
+        if (latency := getattr(whole, ours)) is not None
+    }
+    prefill, decode = level.pools
+    roles = [("prefill", prefill), ("decode" if prefill else "replica", decode)]
+    stack = [
+        {
+            "metadata": {"label": f"{role}-{number}"},
+            "standardized": {
+                "kind": "inference_engine",
+                "tool": "vllm",
+                "tool_version": manifest.versions.get("vllm"),
+                "role": role,
+                "replicas": 1,
+                "model": {"name": level.experiment.model},
+                "accelerator": {
+                    "model": manifest.hardware.get("gpus"),
+                    "count": pool.gpus // pool.replicas,
+                    "parallelism": {"tp": pool.tp},
+                },
+            },
+        }
+        for role, pool in roles
+        if pool is not None
+        for number in range(pool.replicas)
+    ]
+    return {
+        "version": LLMD_SCHEMA,
+        "run": {
+            "uid": f"{level.name}/{run.key.stem}",
+            "time": {"start": run.started_at, "end": run.finished_at, "duration": f"PT{whole.duration_s}S"},
+        },
+        "pdlab": level.origin,
+        "scenario": {
+            "stack": stack,
+            "load": {
+                "standardized": {
+                    "tool": "vllm-benchmark",
+                    "input_seq_len": {"distribution": "other", "value": lengths.input},
+                    "output_seq_len": {"distribution": "other", "value": lengths.output},
+                    **load,
+                }
+            },
+        },
+        "results": {
+            "request_performance": {
+                "aggregate": {
+                    "requests": {
+                        "total": run.num_requests,
+                        "failures": run.failed,
+                        "input_length": {"units": "count", "mean": lengths.input},
+                        "output_length": {"units": "count", "mean": lengths.output},
+                    },
+                    "latency": latencies,
+                    "throughput": {
+                        "request_rate": {"units": "queries/s", "mean": whole.requests_per_s},
+                        "input_token_rate": {"units": "tokens/s", "mean": whole.input_tokens_per_s},
+                        "output_token_rate": {"units": "tokens/s", "mean": whole.output_tokens_per_s},
+                        "total_token_rate": {"units": "tokens/s", "mean": whole.total_tokens_per_s},
+                    },
+                }
+            }
+        },
+    }
+
+
+def _csv(rows: list[dict[str, Any]], path: Path) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace(path, text.getvalue().encode())
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError("--export parquet=FILE needs pyarrow, which is not installed: pip install pyarrow") from error
+    return pyarrow
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    pyarrow = _parquet()
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    replace(path, sink.getvalue())
+
+
+# Formats with a file per level: its name, and what makes it.
+PER_LEVEL: dict[str, tuple[str, Callable[[ExportedLevel], dict[str, Any]]]] = {
+    "aiperf": ("profile_export_aiperf.json", _aiperf),
+    "llmd": ("benchmark_report.json", _llmd),
+}
+TABLES: dict[str, Callable[[list[dict[str, Any]], Path], None]] = {"csv": _csv, "parquet": _write_parquet}
+FORMATS = (*PER_LEVEL, "inferencex", *TABLES)

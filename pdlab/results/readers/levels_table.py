@@ -1,0 +1,65 @@
+"""The table of levels that ``viz.py --export csv=FILE`` and ``parquet=FILE`` write, a level a row.
+
+Its figures may be those of a steady window. A row has no duration: that is its requests over their rate.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pdlab.results.readers import FileReading, RawLevel
+
+TOOL = "table of pdlab"
+_MARKS = {"experiment", "load_kind", "load", "completed", "requests", "requests_per_s", "output_tokens_per_s", "window"}
+_LATENCY = re.compile(r"(ttft|tpot|itl|e2el)_(mean|p[\d.]+)_ms")
+
+
+def read(file: Path, content: Any) -> FileReading | None:
+    """None unless every row has the columns of the table."""
+    if not isinstance(content, list) or not content:
+        return None
+    if not all(isinstance(row, dict) and row.keys() >= _MARKS for row in content):
+        return None
+    levels = [RawLevel(f"row {number}", level) for number, row in enumerate(content, 1) if (level := _level(row))]
+    return FileReading(TOOL, tuple(levels), "" if levels else "no level that a request was answered in")
+
+
+def _level(row: dict[str, Any]) -> dict[str, Any] | None:
+    rate, completed = _number(row["requests_per_s"]), _number(row["completed"])
+    if not rate or not completed:
+        return None
+    duration = completed / rate
+    kind, load = row["load_kind"], _number(row["load"])
+    level: dict[str, Any] = {
+        "label": row["experiment"],
+        "model_id": row.get("model") or None,
+        "num_gpus": _number(row.get("gpus")),
+        "request_throughput": rate,
+        "duration": duration,
+        "completed": completed,
+        "num_prompts": completed + (_number(row.get("failed")) or 0),
+        "total_input_tokens": (_number(row.get("input_tokens_per_s")) or 0) * duration,
+        "total_output_tokens": (_number(row["output_tokens_per_s"]) or 0) * duration,
+        "max_concurrency": load if kind == "concurrency" else None,
+        "request_rate": load if kind == "rate" else None,
+        "burstiness": _number(row.get("burstiness")),
+        "invalid": (row.get("reasons") or "not valid") if str(row.get("valid")) == "False" else None,
+    }
+    if kind == "ramp":
+        level |= {"ramp_up_strategy": row.get("ramp_shape"), "ramp_up_start_rps": _number(row.get("ramp_start_rps"))}
+        level["ramp_up_end_rps"] = load
+    for name, value in row.items():
+        match, figure = _LATENCY.fullmatch(name), _number(value)
+        if match and figure is not None:
+            statistic = "median" if match[2] == "p50" else match[2]
+            level[f"{statistic}_{match[1]}_ms"] = figure
+    return {name: value for name, value in level.items() if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value in (None, "") else float(value)
+    except (TypeError, ValueError):
+        return None

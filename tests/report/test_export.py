@@ -1,0 +1,158 @@
+"""Every export is read back by the reader of its format, with the same figures."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import folders, published
+
+import pdlab
+from pdlab.cli import viz
+from pdlab.cli.viz import EXPORTS
+from pdlab.report.export import FORMATS
+from pdlab.report.load import Row
+
+OF_CLIENTS = ("aiperf", "llmd", "inferencex")
+FIGURES = ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s", "gpus", "load")
+
+
+def exported(kind: str, target: Path, *sources: Path) -> Path:
+    """The folder with the export."""
+    path = (
+        target / kind / ("" if kind in ("aiperf", "llmd") else "levels.json" if kind == "inferencex" else f"x.{kind}")
+    )
+    assert viz.main(["--exps", *map(str, sources), "--no-plot", "--export", f"{kind}={path}"]) == 0
+    return target / kind
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    return row["load_kind"], row["load"], row["gpus"], row["requests_per_s"]
+
+
+def figures(row: Row) -> dict[str, Any]:
+    kept = {name: row[name] for name in FIGURES}
+    return kept | {name: value for name, value in row.items() if name.endswith("_ms") and value is not None}
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> list[Path]:
+    """Two of ours, one collocated and one PD, with repeats; and one of others with percentiles."""
+    ours = [folders.write(tmp_path / f"e{i}", each, repeats=2) for i, each in enumerate(folders.deployments(2))]
+    tail = {f"p{percent}_{metric}_ms": 100.0 + percent for percent in (90, 95, 99) for metric in ("ttft", "e2el")}
+    return [*ours, published.write(tmp_path / "x_2xtp4", {"conc64": published.content(64, **tail)})]
+
+
+def test_the_formats_are_those_of_the_flag() -> None:
+    assert sorted(FORMATS) == sorted(EXPORTS)
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_what_is_exported_is_read_back_with_the_same_figures(kind: str, closed: list[Path], tmp_path: Path) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    back = sorted(pdlab.load(exported(kind, tmp_path / "out", *closed)).levels(), key=key)
+    source = pdlab.load(*closed)
+    if kind in OF_CLIENTS:  # they have the figures of the whole run
+        whole = [
+            each._replace(
+                experiment=each.experiment.model_copy(
+                    update={"runs": tuple(run.model_copy(update={"steady": None}) for run in each.experiment.runs)}
+                )
+            )
+            for each in source.loaded
+        ]
+        source = type(source)(source.folders, source.stated, tuple(whole))
+    expected = sorted(source.levels(), key=key)
+    assert len(back) == len(expected) == 13
+    for new, old in zip(back, expected, strict=True):
+        wanted, found = figures(old), figures(new)
+        if kind == "inferencex":  # it has no number of requests, so more percentiles may be shown of it
+            found = {name: value for name, value in found.items() if name in wanted}
+        assert found == pytest.approx(wanted, rel=1e-9)
+        assert (new["model"], new["load_kind"]) == (old["model"], old["load_kind"])
+        assert new["valid"] and (kind == "inferencex" or new["completed"] == old["completed"])
+
+
+@pytest.mark.parametrize("kind", ["aiperf", "csv"])
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"request_rate": 2.0}, {"load_kind": "rate", "load": 2.0, "burstiness": 1.0}),
+        ({"request_rate": 2.0, "burstiness": 0.5}, {"load_kind": "rate", "load": 2.0, "burstiness": 0.5}),
+    ],
+)
+def test_open_loops(kind: str, changes: dict[str, Any], shown: dict[str, Any], tmp_path: Path) -> None:
+    free = {"max_concurrency": None, "max_concurrent_requests": None}
+    source = published.write(tmp_path / "x_1xtp2", {"a": published.content(64, **free, **changes)})
+    (row,) = pdlab.load(exported(kind, tmp_path / "out", source)).levels()
+    assert {name: row[name] for name in shown} == shown
+
+
+def test_what_a_format_cannot_say_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 9.0}
+    files = {"a": published.content(8), "b": published.content(64, request_rate=2.0, burstiness=0.5)}
+    files |= {"c": published.content(64, **ramp), "d": published.content(16, num_prompts=400)}
+    source = published.write(tmp_path / "x_1xtp2", files)
+    counts = {}
+    for kind in ("aiperf", "llmd", "inferencex", "csv"):
+        counts[kind] = len(pdlab.load(exported(kind, tmp_path / "out", source)).levels())
+    assert counts == {"aiperf": 2, "llmd": 1, "inferencex": 1, "csv": 4}
+    out = capsys.readouterr().out
+    assert "1 not valid" in out and "1 a ramp" in out
+    (invalid,) = (row for row in pdlab.load(tmp_path / "out" / "csv").levels() if not row["valid"])
+    assert invalid["load"] == 16.0 and "80 of 400 requests failed" in str(invalid["reasons"])
+    ramps = published.write(tmp_path / "r_1xtp2", {"c": files["c"]})
+    assert viz.main(["--exps", str(ramps), "--no-plot", "--export", f"aiperf={tmp_path / 'none'}"]) == 2
+
+
+def without(name: str, real: Callable[..., Any] = builtins.__import__) -> Callable[..., Any]:
+    def imported(module: str, *args: Any, **kwargs: Any) -> Any:
+        if module.partition(".")[0] == name:
+            raise ImportError(module)
+        return real(module, *args, **kwargs)
+
+    return imported
+
+
+def test_parquet_without_pyarrow_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = published.write(tmp_path / "x_1xtp2", {"a": published.content(8)})
+    monkeypatch.setattr(builtins, "__import__", without("pyarrow"))
+    words = ["--exps", str(source), "--no-plot", "--export", f"parquet={tmp_path / 'a.parquet'}"]
+    assert viz.main(words) == 2
+    out, err = capsys.readouterr()
+    assert not out and "pip install pyarrow" in err and err.count("\n") == 1
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.parquet").write_bytes(b"PAR1")
+    assert viz.main(["--exps", str(tmp_path / "t"), "--no-plot"]) == 2
+    assert "pip install pyarrow" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["xml=a.xml"], "xml"),
+        (["csv="], "csv="),
+        (["csv"], "csv"),
+        (["csv=a.csv", "--export", "csv=b.csv"], "given twice"),
+        (["csv=/"], "/"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = published.write(tmp_path / "x_1xtp2", {"a": published.content(8)})
+    assert viz.main(["--exps", str(source), "--no-plot", "--export", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and named in err and err.count("\n") == 1
+
+
+def test_pyarrow_is_there_where_the_round_trip_of_parquet_is_to_run() -> None:
+    if importlib.util.find_spec("ray") is not None:
+        assert importlib.util.find_spec("pyarrow") is not None
