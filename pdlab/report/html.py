@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
 from pdlab.analysis.headline import Against, Compared, Headline, Matrix, OtherPairs, compared
