@@ -40,7 +40,8 @@ from pdlab.results import roles_log  # noqa: E402
 from pdlab.results.schema import Manifest  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
 from pdlab.roles.observed import ObservedPool  # noqa: E402
-from pdlab.roles.policy import Decision, Policy, RoleRules  # noqa: E402
+from pdlab.roles.policy import Decision, Policy  # noqa: E402
+from pdlab.roles.spec import FluidSpec  # noqa: E402
 from pdlab.sim.fluid import Controller  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import SimulatedLevel, records, to_run  # noqa: E402
@@ -63,7 +64,7 @@ class Oracle:
 
     def __init__(self, splits: Sequence[int], every_s: float, lead_s: float) -> None:
         self.splits, self.every_s, self.lead_s = splits, every_s, lead_s
-        self.learns = Policy(RoleRules(slo_ttft_s=SLO.ttft_s, slo_tpot_s=SLO.tpot_s))
+        self.learns = Policy(FluidSpec(slo_ttft_s=SLO.ttft_s, slo_tpot_s=SLO.tpot_s))
 
     def decide(self, observed: ObservedPool) -> Decision:
         self.learns.decide(observed)  # when engines are done draining follows from rates

@@ -172,15 +172,27 @@ def test_tests_mirror_pdlab() -> None:
         assert home is None or folder in home, f"{path.relative_to(ROOT)}: that module is in {sorted(home or ())}"
 
 
-# Package -> the modules of it that may name what is private to Ray. Another module takes the name from one of these.
-PRIVATE = re.compile(r"ray\._private|ray\.llm\._internal|ray\.serve\._private|ray\._raylet|_bound_deployment")
+# Package -> the module of it that may name what is private to Ray, or to vLLM, of which every module is. Another module
+# takes the name from that one. Whether the names exist is tested in tests/contract/test_private_names.py.
+PRIVATE = {
+    "ray": re.compile(r"ray\.(_private|llm\._internal|serve\._private|_raylet|dashboard\.\w)|_bound_deployment"),
+    "vllm": re.compile(r"(?<![\w./])vllm(\.(?!pdlab\b)\w+)+"),  # vllm.pdlab is the guard's logger
+}
 PRIVATE_HOMES = {
-    "deploy/serving": {"ray_names.py", "prefill_router.py", "fluid_router.py"},
-    "deploy/cpu_engine": {"replica.py"},
-    "deploy": {"metrics_page.py"},
-    "cluster": {"connection.py", "fast_start.py", "loopback.py"},
-    "faults": {"run.py"},
-    "rehearsal": {"engine.py", "http.py"},
+    "ray": {
+        "cluster": {"ray_names.py"},
+        "deploy/serving": {"ray_names.py"},
+        "faults": {"run.py"},
+        "rehearsal": {"ray_names.py"},
+    },
+    "vllm": {
+        "bench/client": {"vllm_names.py"},
+        "cluster": {"vllm_names.py"},
+        "deploy/serving": {"vllm_names.py"},
+        "guard": {"vllm_names.py"},
+        "rehearsal": {"stand_ins.py"},
+        "sim": {"vllm_names.py"},
+    },
 }
 
 
@@ -199,9 +211,10 @@ def code_strings_and_imports(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_what_is_private_to_ray_is_named_in_few_modules() -> None:
+@pytest.mark.parametrize("library", PRIVATE)
+def test_what_is_private_is_named_in_one_module_per_package(library: str) -> None:
     found: dict[str, set[str]] = {}
     for path in sorted(PDLAB.rglob("*.py")):
-        if any(PRIVATE.search(text) for text in code_strings_and_imports(path)):
+        if any(PRIVATE[library].search(text) for text in code_strings_and_imports(path)):
             found.setdefault(path.parent.relative_to(PDLAB).as_posix(), set()).add(path.name)
-    assert found == PRIVATE_HOMES
+    assert found == PRIVATE_HOMES[library]

@@ -57,11 +57,65 @@ def same_model(first: str, second: str) -> bool:
 def same_workload(first: Iterable[Workload], second: Iterable[Workload]) -> bool:
     """Whether the requests of two sweeps are alike: mode, kind of lengths and shared prefix are equal, and their ranges
     of mean lengths are no further apart than `LENGTH_TOLERANCE`."""
-    one, other = list(first), list(second)
-    if {_kind(each) for each in one} != {_kind(each) for each in other}:
-        return False
-    means = [[each.mean_tokens for each in workloads] for workloads in (one, other)]
-    return all(_ranges_near(*([mean[side] for mean in each] for each in means)) for side in (0, 1))
+    return _asked(first).like(_asked(second))
+
+
+class Asked(NamedTuple):
+    """What is compared of the workloads of a sweep. ``means``: fewest and most tokens in the mean, of the input and of
+    the output."""
+
+    kinds: frozenset[tuple[str, str, int]]
+    means: tuple[tuple[float, float], ...]
+
+    def like(self, other: Asked) -> bool:
+        return self.kinds == other.kinds and all(map(_ranges_near, self.means, other.means))
+
+
+def _asked(workloads: Iterable[Workload]) -> Asked:
+    every = list(workloads)
+    sides = zip(*(each.mean_tokens for each in every), strict=True)
+    return Asked(frozenset(map(_kind, every)), tuple((min(side), max(side)) for side in sides))
+
+
+class Nature(NamedTuple):
+    """What decides with which other curves a curve may be compared. ``asked``: None where no level says it."""
+
+    model: str | None
+    asked: Asked | None
+    workload: str
+    rehearsed: bool
+    device: str
+    size: int | None
+
+    def obstacles(self, other: Nature) -> list[Obstacle]:
+        """Why not with the other one; empty where they may be compared."""
+        if self == other:
+            return []
+        found: dict[Obstacle, bool] = {
+            "model": not one_model(self.model, other.model),
+            "workload": (
+                not self.asked.like(other.asked)
+                if self.asked is not None and other.asked is not None
+                else self.workload != other.workload
+            ),
+            "rehearsal": self.rehearsed != other.rehearsed,
+            "device": self.device != other.device,
+            "size": self.size != other.size,
+        }
+        return [obstacle for obstacle in OBSTACLES if found[obstacle]]
+
+
+def nature(curve: Curve, view: View) -> Nature:
+    """Of many curves it is worked out once each. The size counts where the view does not normalise."""
+    workloads = workloads_of(curve)
+    return Nature(
+        model=curve.model,
+        asked=_asked(workloads) if workloads else None,
+        workload=curve.workload,
+        rehearsed=curve.rehearsed,
+        device=curve.gpus.device,
+        size=None if view.normalized else curve.gpus.total,
+    )
 
 
 def _kind(workload: Workload) -> tuple[str, str, int]:
@@ -73,8 +127,8 @@ def near(first: float, second: float) -> bool:
     return max(first, second) <= (1 + LENGTH_TOLERANCE) * min(first, second)
 
 
-def _ranges_near(first: Sequence[float], second: Sequence[float]) -> bool:
-    low, high = max(min(first), min(second)), min(max(first), max(second))
+def _ranges_near(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    low, high = max(first[0], second[0]), min(first[1], second[1])
     return low <= high or near(low, high)
 
 
@@ -88,16 +142,7 @@ def obstacles(first: Curve, second: Curve, view: View) -> list[Obstacle]:
 
     A model that is not known is not the same as one that is known; two that are not known are taken as one.
     """
-    ones, others = workloads_of(first), workloads_of(second)
-    known = ones and others
-    found: dict[Obstacle, bool] = {
-        "model": not one_model(first.model, second.model),
-        "workload": not same_workload(ones, others) if known else first.workload != second.workload,
-        "rehearsal": first.rehearsed != second.rehearsed,
-        "device": first.gpus.device != second.gpus.device,
-        "size": not view.normalized and first.gpus.total != second.gpus.total,
-    }
-    return [obstacle for obstacle in OBSTACLES if found[obstacle]]
+    return nature(first, view).obstacles(nature(second, view))
 
 
 def one_model(first: str | None, second: str | None) -> bool:
@@ -114,13 +159,17 @@ def workloads_of(curve: Curve) -> tuple[Workload, ...]:
 def groups(curves: Sequence[Curve], view: View) -> list[Group]:
     """The curves that may be ranked, in groups of which every two members may be compared; in the order given."""
     members: list[list[Curve]] = []
+    natures: list[dict[Nature, None]] = []
     for curve in own(curves):
-        fitting = (each for each in members if not any(obstacles(curve, other, view) for other in each))
+        its = nature(curve, view)
+        fitting = (i for i, each in enumerate(natures) if not any(its.obstacles(other) for other in each))
         found = next(fitting, None)
         if found is None:
             members.append([curve])
+            natures.append({its: None})
         else:
-            found.append(curve)
+            members[found].append(curve)
+            natures[found][its] = None
     if len(members) == 1:
         return [Group(tuple(members[0]), None)]
     apart = _between(members, view)
@@ -132,12 +181,14 @@ def _name(curves: Sequence[Curve], obstacle: Obstacle) -> str:
 
 
 def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
+    # Many curves are of a few natures.
+    natures = dict.fromkeys(frozenset(nature(curve, view) for curve in each) for each in members)
     found = {
         obstacle
-        for group, another in combinations(members, 2)
+        for group, another in combinations(natures, 2)
         for one in group
         for other in another
-        for obstacle in obstacles(one, other, view)
+        for obstacle in one.obstacles(other)
     }
     return [obstacle for obstacle in OBSTACLES if obstacle in found]
 

@@ -223,7 +223,9 @@ class Curve(Frozen):
     """One experiment ready to compare: points ordered by (load kind, load).
 
     ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
-    ``model`` is the one that was served, None where no file says it. ``published`` names the source of a table taken
+    ``folder``: of several curves, empty where the curve is the only one of its folder.
+    ``settings`` are what the files of others say, key -> value. ``model`` is the one that was served, None where no
+    file says it. ``published`` names the source of a table taken
     from elsewhere: shown, never ranked. ``splits`` has where the TTFT goes, by (kind of load, load), mean over valid
     repeats, where the engines told.
     ``searches`` are those for the highest rate within an SLO, of any repeat. ``tuning``: where its engine settings come
@@ -232,6 +234,8 @@ class Curve(Frozen):
 
     name: str
     label: str
+    folder: str = ""
+    settings: dict[str, str] = Field(default_factory=dict)
     gpus: Gpus
     deployment: Deployment | None = None
     model: str | None = None
@@ -292,6 +296,8 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
         Curve(
             name=experiment.name,
             label=label,
+            folder=experiment.manifest.label if experiment.part else "",
+            settings=experiment.settings,
             gpus=gpus_of(experiment),
             deployment=experiment.manifest.deployment,
             model=model_of(experiment),
@@ -468,9 +474,13 @@ def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def short_labels(experiments: Sequence[Experiment]) -> list[str]:
-    """One short unique label each: the configuration; where several share it, their workload or name too."""
+    """One short unique label each: the configuration; where several share it, their workload or name too.
+
+    Where all experiments are parts of one folder of others, its name is left out.
+    """
+    one_folder = len({e.manifest.label for e in experiments}) == 1
     short = [
-        (configuration(e.manifest.deployment) if e.manifest.deployment else e.name)
+        (configuration(e.manifest.deployment) if e.manifest.deployment else e.part if e.part and one_folder else e.name)
         + (" rehearsed" if e.manifest.rehearsal else "")
         + (f" ({e.part})" if e.part and e.manifest.deployment else "")
         for e in experiments
@@ -490,6 +500,14 @@ def short_labels(experiments: Sequence[Experiment]) -> list[str]:
         unnumbered.append(label)
         labels.append(f"{label} #{copies + 1}" if copies else label)
     return labels
+
+
+def shared_settings(curves: Sequence[Curve]) -> dict[str, str]:
+    """Key -> value of what all of these curves have in common."""
+    first, *others = curves
+    return {
+        key: value for key, value in first.settings.items() if all(each.settings.get(key) == value for each in others)
+    }
 
 
 def _words(name: str) -> list[str]:

@@ -115,6 +115,8 @@ def estimate_prior(variances: Sequence[LevelVariance]) -> Prior | None:
     count = len(variances)
     if count < LEAST:
         return None
+    from scipy.special import digamma
+
     logs = [math.log(v) - digamma(d / 2) + math.log(d / 2) for v, d in variances]
     mean = math.fsum(logs) / count
     spread = math.fsum((e - mean) ** 2 for e in logs) / (count - 1)
@@ -134,24 +136,11 @@ def _relative_variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / mean**2
 
 
-def digamma(x: float) -> float:
-    """Derivative of ln gamma, for x > 0 (recurrence, then Abramowitz and Stegun 6.3.18)."""
-    shift = 0.0
-    while x < 8:
-        shift -= 1 / x
-        x += 1
-    y = 1 / (x * x)
-    return shift + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y * (1 / 252 - y / 240)))
-
-
 def trigamma(x: float) -> float:
-    """Second derivative of ln gamma, for x > 0 (recurrence, then Abramowitz and Stegun 6.4.12)."""
-    shift = 0.0
-    while x < 8:
-        shift += 1 / (x * x)
-        x += 1
-    y = 1 / (x * x)
-    return shift + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y * (1 / 42 - y / 30)))
+    """Second derivative of ln gamma, for x > 0: Hurwitz's zeta function of 2."""
+    from scipy.special import zeta
+
+    return float(zeta(2, x))
 
 
 def inverse_trigamma(value: float) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 from pdlab.cluster import loopback
 from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words
 from pdlab.cluster.namespaces import INSIDE
+from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
@@ -101,14 +102,12 @@ class Cluster:
 
         Ray counts free GPUs but does not say which: the lowest indexes stand for them.
         """
-        from ray._private.state import available_resources_per_node
-
         if self.local:
             self._await_nodes(self.local.count)
         alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
         _refuse_one_name_for_two(alive)
         facts = self._local_facts() if self.local else self.call_nodes(machine_facts)
-        free = available_resources_per_node()
+        free = importlib.import_module(STATE).available_resources_per_node()
         nodes = []
         for node in alive:
             fact = facts.get(node["NodeID"])
@@ -256,14 +255,14 @@ def _refuse_unanswered(address: str) -> None:
     of another cache folder do: ``ray.init`` would go on asking for many minutes."""
     if _uses_tls():
         return
-    services = importlib.import_module("ray._private.services")
+    services = importlib.import_module(SERVICES)
     try:
         head = services.canonicalize_bootstrap_address(address)
     except Exception:  # an address that is none: ray.init says so
         return
     if head is None:
         return
-    token = importlib.import_module("ray._private.authentication.grpc_authentication_client_interceptor")
+    token = importlib.import_module(TOKEN)
     status = _status_of_call(head, token._get_authentication_metadata_tuple())
     if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         raise ClusterError(

@@ -27,13 +27,10 @@ from typing import Any
 
 from pdlab.cluster.after_import import change_after_import
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
+from pdlab.cluster.ray_names import CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER
 
 LATER = "torch"
-RECORDER = "ray._private.telemetry.open_telemetry_metric_recorder"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
-CONTROLLER = "ray.serve._private.controller"
-DEPLOYMENTS = "ray.serve._private.deployment_state"  # has the loop's interval as well: it paces health checks by it
-HAPROXY = "ray.serve._private.haproxy"
 AT_REST_S = 10.0  # longer than anything takes that follows once an application runs
 SELDOM_S = 1.0
 
@@ -43,7 +40,7 @@ def install() -> None:
     modules: Any = sys.modules  # None: importing it raises ImportError, as if it were not installed
     modules.setdefault("pandas", None)
     changes = {
-        "ray.llm._internal.common.utils.import_utils": _import_later,
+        IMPORTS: _import_later,
         RECORDER: _record_at_once,
         AGGREGATION: _count_times,
         CONTROLLER: _change_controller,
@@ -144,6 +141,7 @@ def _look_seldom_at_rest(module: Any) -> None:
             busy_at_s = time.monotonic()
         at_rest = time.monotonic() - busy_at_s >= AT_REST_S
         interval_s = max(SELDOM_S, often_s) if at_rest else often_s
+        # Ray paces health checks by the interval of `DEPLOYMENTS`.
         module.CONTROL_LOOP_INTERVAL_S = sys.modules[DEPLOYMENTS].CONTROL_LOOP_INTERVAL_S = interval_s  # type: ignore[attr-defined]
 
     controller.run_control_loop_step = run_control_loop_step

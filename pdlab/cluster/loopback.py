@@ -30,6 +30,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pdlab.cluster.after_import import change_after_import
+from pdlab.cluster.ray_names import AGENT, HAPROXY_TEMPLATES, NODE, REPLICA, SERVICES
+from pdlab.cluster.vllm_names import SIDE_CHANNEL
 
 LISTEN = "PDLAB_LISTEN"  # the node's address
 NODE_NUMBER = "PDLAB_NODE"  # of the nodes side by side on this machine
@@ -176,11 +178,11 @@ def _need(owner: Any, name: str) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
-    "ray._private.services": _services,
-    "ray._private.node": _node,
-    "ray.serve._private.replica": _replica,
-    "ray.serve._private.haproxy_templates": _haproxy,
-    "ray.dashboard.http_server_agent": _agent,
+    SERVICES: _services,
+    NODE: _node,
+    REPLICA: _replica,
+    HAPROXY_TEMPLATES: _haproxy,
+    AGENT: _agent,
     "torch.distributed.rendezvous": _rendezvous,
-    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils": _side_channel,
+    SIDE_CHANNEL: _side_channel,
 }

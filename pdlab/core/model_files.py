@@ -62,10 +62,12 @@ def _next(model: str) -> str:
 def _of_hub(model: str) -> ModelFiles | str:
     """Asked once in a process: a hub that does not answer costs seconds."""
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
     except ImportError:
         return f"huggingface_hub is not installed to fetch {CONFIG} of {model}; {_next(model)}"
+    if reason := _unreached(constants.ENDPOINT):
+        return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({reason}); {_next(model)}"
     try:
         config = Path(hf_hub_download(model, CONFIG, etag_timeout=HUB_TIMEOUT_S))
         with contextlib.suppress(EntryNotFoundError):
@@ -77,6 +79,21 @@ def _of_hub(model: str) -> ModelFiles | str:
     except Exception as error:  # connections fail with classes of httpx, urllib3 and huggingface_hub
         return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({type(error).__name__}); {_next(model)}"
     return config_of_folder(config.parent, f"model {model} in {config.parent}")
+
+
+def _unreached(endpoint: str) -> str:
+    """Why the hub does not answer; empty: it does. huggingface_hub would try again for half a minute."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        error.close()
+        return ""
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
 
 
 def _snapshot(model: str) -> Path | None:

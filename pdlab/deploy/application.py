@@ -23,7 +23,7 @@ from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
 from pdlab.core.schema import Frozen
 from pdlab.deploy.serve_config import ServeApp
-from pdlab.deploy.serving.ray_names import MODELS
+from pdlab.deploy.serving.ray_names import MODELS, WORKER
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
 
@@ -207,9 +207,8 @@ class Application:
         """What ``read(folder, app, since)`` finds in every node's logs."""
         if self.cluster.local:
             return [read(str(self.cluster.local.logs), APP, self._submitted)]
-        import ray
-
-        folder = str(Path(ray._private.worker._global_node.get_session_dir_path()) / "logs")
+        worker: Any = importlib.import_module(WORKER)
+        folder = str(Path(worker._global_node.get_session_dir_path()) / "logs")
         return list(self.cluster.call_nodes(read, folder, APP, self._submitted).values())
 
     def bundles(self, deployment: Deployment, view: ClusterView, model_id: str) -> dict[Role, list[list[str]]]:

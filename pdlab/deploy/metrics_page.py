@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from pdlab.core.errors import ClusterError
 from pdlab.deploy import http_client
+from pdlab.deploy.serving.ray_names import TELEMETRY
 
 TIMEOUT_S = 30.0  # a page of Ray's agent takes seconds where all cores are busy
 AGAIN_S = 0.2
 # vLLM's own names, those that Ray's exporters make of them, and pdlab's.
 ENGINE = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_", "pdlab_", "ray_pdlab_")
-_RAY = "ray._private.telemetry."
 
 
 class MetricSample(NamedTuple):
@@ -37,7 +37,7 @@ class MetricSample(NamedTuple):
         """Written by Ray's exporter (ray/_private/telemetry of Ray 2.60), which makes the sum of a histogram of its
         buckets' middles, not of what was observed: a queue of 1 ms, in a bucket from 0 to 0.3 s, counts as 0.15 s.
         (Its older exporter, with ``RAY_enable_open_telemetry=0``, has exact sums, and fails on Ray Serve's metrics.)"""
-        return self.labels.get("otel_scope_name", "").startswith(_RAY)
+        return self.labels.get("otel_scope_name", "").startswith(f"{TELEMETRY}.")
 
 
 def samples(

@@ -20,6 +20,7 @@ from pdlab.core.schema import Frozen
 from pdlab.core.served_model import in_bucket
 from pdlab.deploy.engine_arguments import reads_tool_calls
 from pdlab.placement.place import bundle_nodes, node_selector
+from pdlab.roles.spec import FluidSpec
 
 OPENAI_BUILDER = "pdlab.deploy.serving.builders:build_openai_app"
 DP_BUILDER = "pdlab.deploy.serving.builders:build_dp_openai_app"
@@ -86,7 +87,7 @@ def render(
             # The engines of local nodes find pdlab itself.
             ingress["kv_guard"] = {"bring": placement.device == "gpu"}
     if isinstance(deployment.topology, Fluid):
-        fluid = {"llm_config": configs["fluid"], "roles": roles(deployment.topology), **ingress}
+        fluid = {"llm_config": configs["fluid"], "roles": FluidSpec.of(deployment.topology).changed, **ingress}
         return ServeApp(import_path=FLUID_BUILDER, args=fluid, scaled=deployment.topology.moves)
     if isinstance(deployment.topology, Disaggregated):
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
@@ -94,19 +95,6 @@ def render(
     if deployment.topology.pool.dp > 1:
         return ServeApp(import_path=DP_BUILDER, args={"llm_config": configs["collocated"], **ingress})
     return ServeApp(import_path=OPENAI_BUILDER, args={"llm_configs": [configs["collocated"]], **ingress})
-
-
-def roles(topology: Fluid) -> dict[str, Any]:
-    """Fields of `pdlab.deploy.serving.role_board.BoardSpec`."""
-    bounds = {"p_min": topology.p_min, "d_min": topology.d_min}
-    slo = {"slo_ttft_s": topology.slo_ttft_s, "slo_tpot_s": topology.slo_tpot_s}
-    told = {"split": topology.roles, **bounds, **slo, "local_below": topology.prefill_locally_below}
-    if topology.prefix_affinity:
-        told["prefix_affinity"] = True
-    if topology.moves:
-        told |= {"engines": topology.pool.replicas, "least": topology.least, "most": topology.most}
-        told |= {"down_after_s": topology.down_after_s}
-    return told
 
 
 def model_id(deployment: Deployment, shape: ModelShape | None) -> str:

@@ -10,15 +10,12 @@ import logging
 import threading
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector as VllmMultiConnector
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
-
 from pdlab.guard.leases import LEASE_KEY, LeaseBook
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
 from pdlab.guard.questions import AnswerTable, Inquirer
 from pdlab.guard.receives import Admission, ReceiveBook
+from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
+from pdlab.guard.vllm_names import MultiConnector as VllmMultiConnector
 from pdlab.guard.worker import GIVEN_BACK, GuardWorker, WorkerReport
 
 logger = logging.getLogger("vllm.pdlab.guard")

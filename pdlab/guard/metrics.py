@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats, NixlPromMetrics
-from vllm.v1.metrics.utils import create_metric_per_engine
-
 from pdlab.guard.receives import ACTIONS
+from pdlab.guard.vllm_names import NixlKVConnectorStats, NixlPromMetrics, create_metric_per_engine
 
 PREFIX = "pdlab_guard_"
 

@@ -8,7 +8,6 @@ knows what to say. Decode asks from its scheduler's thread and never waits: Zero
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -31,7 +30,6 @@ RECONNECT_MS = 5000
 # sends again after ever longer pauses, up to two minutes, and would be as late once the link is back. The same for a
 # connection that does not come about.
 SILENT_MS = 10_000
-VLLM_SOCKETS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils"
 
 
 class Peer(NamedTuple):
@@ -147,4 +145,6 @@ class Inquirer:
 
 
 def _make_zmq_socket(**kwargs: Any) -> Any:
-    return importlib.import_module(VLLM_SOCKETS).make_zmq_socket(**kwargs)
+    from pdlab.guard.vllm_names import make_zmq_socket
+
+    return make_zmq_socket(**kwargs)

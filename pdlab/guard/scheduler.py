@@ -11,13 +11,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.request import RequestStatus
-
 from pdlab.guard.connector import MultiConnector, NixlConnector
 from pdlab.guard.receives import Outcome, ReceiveBook
+from pdlab.guard.vllm_names import AsyncScheduler, EngineCoreOutput, EngineCoreOutputs, RequestStatus, Scheduler
 
 logger = logging.getLogger("vllm.pdlab.guard")
 

@@ -8,11 +8,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
-
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
+from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
 
 logger = logging.getLogger("vllm.pdlab.guard")
 

@@ -23,8 +23,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.llm._internal.serve.core.configs import openai_api_models as openai
-from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 
 from pdlab.core.deployment import Collocated
 from pdlab.deploy.serving.sequences import join, split
@@ -36,9 +34,11 @@ from pdlab.rehearsal.protocol import (
     CompletionResponseChoice,
     UsageInfo,
 )
+from pdlab.rehearsal.ray_names import LLMEngine, openai
 from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
 from pdlab.rehearsal.shared_state import RehearsalFolder, SharedLinks
 from pdlab.rehearsal.spec import read_spec
+from pdlab.rehearsal.stand_ins import RENDERER
 from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likeliest
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, link_of, transfer_costs
@@ -71,7 +71,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._front = SimpleNamespace(frontend_free_s=0.0)
         self._folder = RehearsalFolder(Path(spec.folder))
         self._vocabulary = Vocabulary(Path(spec.tokenizer))
-        self._renderer: Any = importlib.import_module("vllm.renderers.base").BaseRenderer()
+        self._renderer: Any = importlib.import_module(RENDERER).BaseRenderer()
         BaseRenderer.encode = self._vocabulary.encode
         self._links: dict[str, SharedLinks] = {}
         self._leases: dict[int, asyncio.TimerHandle] = {}

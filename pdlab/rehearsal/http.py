@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from ray.llm._internal.serve.core.configs import openai_api_models as openai
-from ray.llm._internal.serve.core.protocol import RawRequestInfo
+
+from pdlab.rehearsal.ray_names import RawRequestInfo, openai
 
 
 def build_app(engine: Any) -> FastAPI:

@@ -29,6 +29,7 @@ WITHOUT_ARROW = {
 }
 ARGUMENTS = Path(__file__).resolve().parents[1] / "deploy" / "assets" / "vllm_arguments.json"
 _PROTOCOL = "pdlab.rehearsal.protocol"
+RENDERER = "vllm.renderers.base"
 # Module of vLLM -> the classes of `pdlab.rehearsal.protocol` that are there.
 PROTOCOLS: dict[str, tuple[str, ...]] = {
     "vllm.entrypoints.openai.chat_completion.protocol": (
@@ -60,7 +61,7 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {
         "TranscriptionResponse",
         "TranscriptionStreamResponse",
     ),
-    "vllm.renderers.base": ("BaseRenderer",),
+    RENDERER: ("BaseRenderer",),
 }
 
 

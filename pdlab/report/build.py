@@ -14,7 +14,7 @@ from pathlib import Path
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import goodput, loading, published_tables, ranking
 from pdlab.analysis.audit import rules
-from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
 from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
 from pdlab.analysis.goodput import Pick
@@ -63,6 +63,13 @@ class Report:
     def readings(self) -> tuple[tuple[Reading, ...], ...]:
         """For each of ``at``, who serves most within it, by kind of load and group."""
         return tuple(tuple(readings(self.curves, bounds, self.view)) for bounds in self.at)
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """Labels of those that serve most within the bounds and SLOs, each once."""
+        rankings = [*(reading.ranking for answers in self.readings for reading in answers)]
+        rankings += [pick.ranking for pick in self.picks]
+        return tuple(dict.fromkeys(ranking[0].label for ranking in rankings if ranking))
 
     @cached_property
     def frontiers(self) -> tuple[Frontier, ...]:

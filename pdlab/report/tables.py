@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pdlab.analysis.comparable import incomparable, length_notes
-from pdlab.analysis.curves import Curve, Point, Rate, own
+from pdlab.analysis.curves import Curve, Point, Rate, own, shared_settings
 from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, LevelKey, frontier_points, level_key, order_changes
 from pdlab.analysis.view import View
@@ -59,6 +59,18 @@ class TableFacts:
     def latencies(self) -> list[tuple[Metric, Statistic]]:
         statistics: list[Statistic] = list(dict.fromkeys([self.view.statistic, "p99"]))
         return [(metric, statistic) for metric in LATENCIES for statistic in statistics]
+
+    @property
+    def settings(self) -> list[str]:
+        """The keys of the settings that differ between the curves; not one that is their number of GPUs."""
+        sizes = [str(curve.gpus.total) for curve in self.curves]
+        keys = dict.fromkeys(key for curve in self.curves for key in curve.settings)
+        values = {key: [curve.settings.get(key) for curve in self.curves] for key in keys}
+        return [key for key, each in values.items() if len(set(each)) > 1 and each != sizes]
+
+    @property
+    def shared(self) -> str:
+        return shared_text(self.curves)
 
     @property
     def with_role(self) -> list[Curve]:
@@ -184,6 +196,11 @@ def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[s
 def load_name(point: Point) -> str:
     """``concurrency 4``, ``7.5 requests/s``."""
     return said(TABLES, "load_name", point)
+
+
+def shared_text(curves: Sequence[Curve]) -> str:
+    """``gpu=h200_sxm, precision=fp4``: what the files of all of these curves say; empty if it is nothing."""
+    return ", ".join(f"{key}={value}" for key, value in shared_settings(curves).items())
 
 
 def unit(curves: Sequence[Curve]) -> str:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from pdlab.core.workload import Closed, Ramp
+from pdlab.results.curve_names import short_names
 from pdlab.results.published_files import PublishedLevel
 from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
 
@@ -20,12 +21,13 @@ from pdlab.results.published_names import deployment_in, is_of_deployment, is_si
 SAME_LENGTHS = 1.25
 # Repeats of one session: levels of the same load further apart saw another start, or another version.
 ONE_SESSION = timedelta(days=1)
-MOST_SHOWN = 40  # characters of a value in a curve's name
 
 DEPLOYMENT = "the deployment in the file's name"
 SAID = "what is said of it"
 _METADATA, _BURSTINESS = "metadata", "burstiness"
 _MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
+# Their values say by themselves what they are.
+BARE = (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, SAID, _WORDS, _DATE)
 # Text that every client writes about the load, the run or its result, which tells no curve from another.
 _OF_THE_RUN = frozenset(
     {
@@ -72,10 +74,12 @@ class Difference(NamedTuple):
 
 
 class PublishedCurve(NamedTuple):
-    """Files that are one curve; ``part`` says what tells it from others of its folder (empty: it is the only one)."""
+    """Files that are one curve; ``part`` says what tells it from others of its folder (empty: it is the only one).
+    ``settings``: key -> value of what its files say of themselves, where the folder holds several curves."""
 
     part: str
     levels: tuple[PublishedLevel, ...]
+    settings: dict[str, str]
 
 
 class Separated(NamedTuple):
@@ -112,9 +116,10 @@ def separated(levels: Sequence[PublishedLevel]) -> Separated:
         Difference(key, {file: value.get(key, "not given") for file, value in zip(files, values, strict=True)})
         for key in keys
     ]
+    parts = _grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
     curves = [
-        PublishedCurve(_part(values[group[0]], keys), tuple(levels[i] for i in group))
-        for group in _grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
+        PublishedCurve(name, tuple(levels[i] for i in group), values[group[0]] if keys else {})
+        for name, group in zip(short_names([values[group[0]] for group in parts], keys, BARE), parts, strict=True)
     ]
     return Separated(tuple(curves), tuple(differences))
 
@@ -242,15 +247,3 @@ def _grouped(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[
 
 def _differ(key: str, values: Sequence[dict[str, str]]) -> bool:
     return len({value.get(key) for value in values}) > 1
-
-
-def _part(values: dict[str, str], keys: Sequence[str]) -> str:
-    """``1000:100, tag=a``: the values that differ in the folder."""
-    texts = []
-    for key in keys:
-        text = values.get(key)
-        if key in (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, SAID, _WORDS, _DATE):
-            texts.append(text or "")
-        else:
-            texts.append(f"no {key}" if text is None else f"{key}={text[:MOST_SHOWN]}")
-    return ", ".join(dict.fromkeys(filter(None, texts)))

@@ -16,7 +16,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguard
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
 from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
-from pdlab.results.published_curves import Difference, PublishedCurve, separated
+from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
 from pdlab.results.readers import SUFFIXES
@@ -235,7 +235,14 @@ def _experiment(
         origin="imported", label=label or folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
     )
     name = label or (f"{folder} ({curve.part})" if curve.part else folder)
-    experiment = Experiment(name=name, part=curve.part, manifest=manifest, runs=tuple(each.run for each in runs))
+    settings = {key: value for key, value in curve.settings.items() if key not in BARE}
+    experiment = Experiment(
+        name=name,
+        part=curve.part,
+        settings=settings,
+        manifest=manifest,
+        runs=tuple(each.run for each in runs),
+    )
     return SourcedExperiment(experiment, tuple(runs))
 
 

@@ -565,11 +565,12 @@ class Experiment(Frozen):
     """A manifest and its runs, ordered by (kind, value, repeat), and its searches for an SLO's highest rate.
 
     ``part``: of a folder of others that holds several curves, what tells this one from them (empty: it is the only
-    one).
+    one). ``settings``: key -> value of what its files say of themselves, where the folder holds several curves.
     """
 
     name: str
     part: str = ""
+    settings: dict[str, str] = Field(default_factory=dict)
     manifest: Manifest
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()

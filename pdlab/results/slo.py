@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.text import plain
@@ -130,18 +129,18 @@ class ShareBounds(NamedTuple):
     high: float
 
 
-@lru_cache(maxsize=4096)
 def share_bounds(met: int, judged: int, confidence: float) -> ShareBounds:
     """Clopper-Pearson bounds of a share: each holds by itself with ``confidence``; (0, 1) without requests.
 
     Lower: the share p at which ``met`` or more of ``judged`` has probability 1 - confidence; upper: at
-    which ``met`` or fewer has.
+    which ``met`` or fewer has. Both are quantiles of a beta distribution.
     """
+    from scipy.special import betaincinv
+
     if not judged:
         return ShareBounds(0.0, 1.0)
-    error = 1 - confidence
-    low = 0.0 if not met else _solve(lambda p: 1 - _at_most(met - 1, judged, p), error, rising=True)
-    high = 1.0 if met == judged else _solve(lambda p: _at_most(met, judged, p), error, rising=False)
+    low = float(betaincinv(met, judged - met + 1, 1 - confidence)) if met else 0.0
+    high = float(betaincinv(met + 1, judged - met, confidence)) if met < judged else 1.0
     return ShareBounds(low, high)
 
 
@@ -223,29 +222,3 @@ def bracket(points: Sequence[SloPoint]) -> Bracket:
     high = min((point.rate_rps for point in points if point.verdict == "misses"), default=None)
     meeting = [point.rate_rps for point in points if point.verdict == "meets"]
     return Bracket(max((rate for rate in meeting if high is None or rate < high), default=None), high)
-
-
-def _at_most(k: int, n: int, p: float) -> float:
-    """P(X <= k) of a binomial(n, p), summed over the shorter tail."""
-    if p <= 0:
-        return 1.0
-    if p >= 1:
-        return 1.0 if k >= n else 0.0
-    upper = 2 * k > n
-    tail = range(k + 1, n + 1) if upper else range(k + 1)
-    all_ways, odds = math.lgamma(n + 1) + n * math.log1p(-p), math.log(p) - math.log1p(-p)
-    tail_probability = math.fsum(
-        math.exp(all_ways - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * odds) for i in tail
-    )
-    return max(0.0, 1 - tail_probability) if upper else min(1.0, tail_probability)
-
-
-def _solve(probability: Callable[[float], float], target: float, *, rising: bool) -> float:
-    low, high = 0.0, 1.0
-    for _ in range(48):
-        middle = (low + high) / 2
-        if (probability(middle) < target) == rising:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2

@@ -11,25 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdlab.roles.policy import Demand, best_split
+from pdlab.roles.spec import FluidSpec
 
 Load = Callable[[int], float | None]
 """The load of so many engines; None: not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountRules:
-    """``least`` to ``most`` engines. One more is wanted once their load was above ``up_above`` for ``up_after_s``
-    seconds, one fewer once the load of one fewer would have been below ``down_below`` for ``down_after_s``. In the
-    first ``settle_s`` seconds there are never fewer than the ``first`` ones: a launch is being checked then."""
-
-    first: int
-    least: int
-    most: int
-    up_above: float = 0.9
-    up_after_s: float = 10.0
-    down_below: float = 0.6
-    down_after_s: float = 120.0
-    settle_s: float = 600.0
+# One more engine is wanted once their load was above `UP_ABOVE` for so long, one fewer once the load of one fewer would
+# have been below `DOWN_BELOW` for the specification's ``down_after_s``.
+UP_ABOVE, UP_AFTER_S, DOWN_BELOW = 0.9, 10.0, 0.6
+# So long there are never fewer than the first ones: a launch is being checked then.
+SETTLE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +37,8 @@ class CountDecision:
 class CountPolicy:
     """`decide` at every look. One step at a time: the next one only when the last one is done."""
 
-    rules: CountRules
+    spec: FluidSpec
+    settle_s: float = SETTLE_S
     _began_s: float | None = None
     _above_since_s: float | None = None
     _below_since_s: float | None = None
@@ -53,31 +46,32 @@ class CountPolicy:
     def decide(self, now_s: float, playing: int, wanted: int, load: Load) -> CountDecision:
         """``playing``: engines that take work; ``wanted``: engines that were decided on last; times of any clock that
         only goes forward, in seconds."""
-        rules = self.rules
+        spec = self.spec
+        least, most = spec.least or spec.engines, spec.most or spec.engines
         self._began_s = now_s if self._began_s is None else self._began_s
-        if not rules.least <= wanted <= rules.most:
-            bound = rules.least if wanted < rules.least else rules.most
-            return self._step(wanted, 1 if wanted < bound else -1, f"{rules.least} to {rules.most} are allowed")
+        if not least <= wanted <= most:
+            bound = least if wanted < least else most
+            return self._step(wanted, 1 if wanted < bound else -1, f"{least} to {most} are allowed")
         now, fewer = load(playing), load(wanted - 1)
         # Not before the last step is done: what it changes is not seen until then.
-        above = now is not None and now > rules.up_above and playing >= wanted
-        below = fewer is not None and fewer < rules.down_below
+        above = now is not None and now > UP_ABOVE and playing >= wanted
+        below = fewer is not None and fewer < DOWN_BELOW
         self._above_since_s = (now_s if self._above_since_s is None else self._above_since_s) if above else None
         self._below_since_s = (now_s if self._below_since_s is None else self._below_since_s) if below else None
         if now is None:
             return CountDecision(wanted, False, f"{wanted} engines stay: rates are not known yet")
         text = f"{playing} are loaded {now:.0%}"
-        if self._above_since_s is not None and wanted < rules.most:
+        if self._above_since_s is not None and wanted < most:
             above_s = now_s - self._above_since_s
-            if above_s >= rules.up_after_s:
-                return self._step(wanted, 1, f"{text}, more than {rules.up_above:.0%} for {above_s:.0f} s")
-        early = wanted <= rules.first and now_s - self._began_s < rules.settle_s
-        if self._below_since_s is not None and wanted > rules.least and playing <= wanted and not early:
+            if above_s >= UP_AFTER_S:
+                return self._step(wanted, 1, f"{text}, more than {UP_ABOVE:.0%} for {above_s:.0f} s")
+        early = wanted <= spec.engines and now_s - self._began_s < self.settle_s
+        if self._below_since_s is not None and wanted > least and playing <= wanted and not early:
             below_s = now_s - self._below_since_s
-            if below_s >= rules.down_after_s:
-                why = f"{wanted - 1} would be loaded {fewer:.0%}, less than {rules.down_below:.0%} for {below_s:.0f} s"
+            if below_s >= spec.down_after_s:
+                why = f"{wanted - 1} would be loaded {fewer:.0%}, less than {DOWN_BELOW:.0%} for {below_s:.0f} s"
                 return self._step(wanted, -1, why)
-        would = "" if fewer is None or wanted <= rules.least else f", {wanted - 1} would be {fewer:.0%}"
+        would = "" if fewer is None or wanted <= least else f", {wanted - 1} would be {fewer:.0%}"
         return CountDecision(wanted, False, f"{wanted} engines stay: {text}{would}")
 
     def _step(self, wanted: int, step: int, why: str) -> CountDecision:

@@ -21,41 +21,27 @@ from dataclasses import dataclass, field
 from pdlab.roles.assign import assign
 from pdlab.roles.observed import EngineLoad, ObservedPool, Role, Window
 from pdlab.roles.rates import AnswerTokens, DecodeStep, Fading, PrefillRate
+from pdlab.roles.spec import FluidSpec
 
 LATENCIES_S = 5.0  # how far back latencies are looked at
 PATIENCE_S = 10.0  # of arrivals, for the first answer to end
 LONG_S = 60.0  # how long requests stay whose answers are not known yet
 MOST_LOAD = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class RoleRules:
-    """What the controller keeps to. ``slo_ttft_s`` and ``slo_tpot_s``: the latencies to stay below (None: 2 s, and
-    twice the decode step of an almost empty engine). The other numbers were tuned in simulation (docs/fluid.md)."""
-
-    p_min: int = 1
-    d_min: int = 1
-    slo_ttft_s: float | None = None
-    slo_tpot_s: float | None = None
-    every_s: float = 1.0  # between two decisions at least
-    gain: float = 0.1  # by which share of it a split's worst load must be lower to be taken;
-    gain_to_decode: float = 0.3  # so many times that where engines are to decode that prefill now: it stalls nobody;
-    back: float = 2.0  # and so many times where the last change went the other way
-    settle_s: float = 10.0  # less than so long ago
-    idle_below: float = 0.5  # a split whose worst load is lower stays
-    window_s: float = 2.0  # half-life of the rates of arrivals
-    horizon_s: float = 5.0  # how far decode is looked ahead
-    tpot_share: float = 0.9  # of the TPOT bound is planned for
-    waiting_share: float = 0.25  # of the TTFT bound prompts may wait without being a backlog
-    urgent_share: float = 0.5  # and from here on engines stop draining,
-    drained_share: float = 0.15  # which they do otherwise down to so much of a full batch
-    margin_step: float = 0.02  # by which `Margin` moves
-    most_margin: float = 1.3
-
-    @property
-    def ttft_s(self) -> float:
-        """The bound of TTFT that is planned for."""
-        return 2.0 if self.slo_ttft_s is None else self.slo_ttft_s
+# What the controller keeps to, tuned in simulation (docs/fluid.md).
+EVERY_S = 1.0  # between two decisions at least
+GAIN = 0.1  # by which share of it a split's worst load must be lower to be taken;
+GAIN_TO_DECODE = 0.3  # so many times that where engines are to decode that prefill now: it stalls nobody;
+BACK = 2.0  # and so many times where the last change went the other way
+SETTLE_S = 10.0  # less than so long ago
+IDLE_BELOW = 0.5  # a split whose worst load is lower stays
+WINDOW_S = 2.0  # half-life of the rates of arrivals
+HORIZON_S = 5.0  # how far decode is looked ahead
+TPOT_SHARE = 0.9  # of the TPOT bound is planned for
+WAITING_SHARE = 0.25  # of the TTFT bound prompts may wait without being a backlog
+URGENT_SHARE = 0.5  # and from here on engines stop draining,
+DRAINED_SHARE = 0.15  # which they do otherwise down to so much of a full batch
+MARGIN_STEP = 0.02  # by which `Margin` moves
+MOST_MARGIN = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +95,18 @@ class Margin:
 
     decode: float = 1.0
 
-    def learn(self, ttft_share: float | None, tpot_share: float | None, rules: RoleRules) -> None:
+    def learn(self, ttft_share: float | None, tpot_share: float | None) -> None:
         """Latencies over their bounds; None: no request told."""
         if ttft_share is None or tpot_share is None:
             return
-        step = 1 + rules.margin_step
+        step = 1 + MARGIN_STEP
         if tpot_share > 1 >= ttft_share:
             self.decode *= step
         elif ttft_share > 1 >= tpot_share:
             self.decode /= step
         elif max(ttft_share, tpot_share) <= 1:
             self.decode = max(self.decode / step, 1.0) if self.decode > 1 else min(self.decode * step, 1.0)
-        self.decode = min(max(self.decode, 1 / rules.most_margin), rules.most_margin)
+        self.decode = min(max(self.decode, 1 / MOST_MARGIN), MOST_MARGIN)
 
 
 def ninth_decile(values: Iterable[float]) -> float | None:
@@ -133,7 +119,7 @@ def ninth_decile(values: Iterable[float]) -> float | None:
 class Policy:
     """The controller. `decide` at every look; what it learns lives here, so that a new one begins anew."""
 
-    rules: RoleRules
+    spec: FluidSpec
     prefill_rate: PrefillRate = field(default_factory=PrefillRate)
     decode_step: DecodeStep = field(default_factory=DecodeStep)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
@@ -150,26 +136,26 @@ class Policy:
     _direction: int = 0
 
     def __post_init__(self) -> None:
-        self._prompts = Fading(self.rules.window_s)
-        self._prompt_tokens = Fading(self.rules.window_s)
-        self._seconds = Fading(self.rules.window_s)
+        self._prompts = Fading(WINDOW_S)
+        self._prompt_tokens = Fading(WINDOW_S)
+        self._seconds = Fading(WINDOW_S)
 
     def decide(self, observed: ObservedPool) -> Decision:
         """The split from now on. Raises ValueError where there are fewer engines than the rules want."""
         engines = observed.engines
-        rules = self.rules
-        if len(engines) < rules.p_min + rules.d_min:
+        spec = self.spec
+        if len(engines) < spec.p_min + spec.d_min:
             raise ValueError(
-                f"{len(engines)} engines are fewer than {rules.p_min} to prefill and {rules.d_min} to decode"
+                f"{len(engines)} engines are fewer than {spec.p_min} to prefill and {spec.d_min} to decode"
             )
         self._learn(observed)
         now = sum(each.role != "decode" for each in engines)
-        prefill = min(max(now, rules.p_min), len(engines) - rules.d_min)
+        prefill = min(max(now, spec.p_min), len(engines) - spec.d_min)
         reason = f"{now}:{len(engines) - now} is out of bounds" if prefill != now else ""
         demand = self.demand(engines)
         if demand is None:
             reason = reason or "rates are not known yet"
-        elif not reason and observed.now_s - self._decided_s < rules.every_s * (1 - 1e-6):
+        elif not reason and observed.now_s - self._decided_s < EVERY_S * (1 - 1e-6):
             reason = f"decided {observed.now_s - self._decided_s:.2f} s ago"
         elif not reason:
             prefill, reason = self._choose(demand, prefill, len(engines), observed.now_s)
@@ -186,7 +172,7 @@ class Policy:
 
     def demand(self, engines: tuple[EngineLoad, ...]) -> Demand | None:
         """None: no rates are known yet."""
-        rules, rate, batch = self.rules, self.prefill_rate.tokens_per_s, self.full_batch
+        spec, rate, batch = self.spec, self.prefill_rate.tokens_per_s, self.full_batch
         seconds = self._seconds.total
         if rate is None or batch is None or not seconds:
             return None
@@ -194,19 +180,19 @@ class Policy:
             return None
         waiting_tokens = sum(each.waiting_prompt_tokens for each in engines)
         open_engines = max(sum(each.role == "prefill" for each in engines), 1)
-        usual_tokens = open_engines * rate * rules.waiting_share * rules.ttft_s
-        backlog_tokens_per_s = max(waiting_tokens - usual_tokens, 0.0) / rules.ttft_s
+        usual_tokens = open_engines * rate * WAITING_SHARE * spec.ttft_s
+        backlog_tokens_per_s = max(waiting_tokens - usual_tokens, 0.0) / spec.ttft_s
         requests = sum(each.total for each in self._requests.values())
         arriving_tokens_per_s = self._prompt_tokens.total / seconds
-        full = full_load(self._prompt_tokens.total / max(self._prompts.total, 1e-9) / rate, rules.ttft_s)
+        full = full_load(self._prompt_tokens.total / max(self._prompts.total, 1e-9) / rate, spec.ttft_s)
         decoding = [each.running for each in engines if each.role == "decode"]
         coming = stays_s = 0.0
         for size, arrived in self._requests.items():
             tokens = self.answer_tokens.mean(size)
             stay_s = LONG_S if tokens is None else max(tokens * self.tpot_s, 1e-3)
-            coming += arrived.total / seconds * stay_s * -math.expm1(-rules.horizon_s / stay_s)
+            coming += arrived.total / seconds * stay_s * -math.expm1(-HORIZON_S / stay_s)
             stays_s += arrived.total * stay_s
-        left = math.exp(-rules.horizon_s * requests / stays_s) if stays_s else 0.0
+        left = math.exp(-HORIZON_S * requests / stays_s) if stays_s else 0.0
         return Demand(
             prefill=(arriving_tokens_per_s / full + backlog_tokens_per_s) / rate,
             staying=sum(decoding) * left / batch * self.margin.decode,
@@ -217,8 +203,8 @@ class Policy:
     @property
     def tpot_s(self) -> float:
         """The decode step that is planned for. Only where rates are known."""
-        if self.rules.slo_tpot_s is not None:
-            return self.rules.tpot_share * self.rules.slo_tpot_s
+        if self.spec.slo_tpot_s is not None:
+            return TPOT_SHARE * self.spec.slo_tpot_s
         assert self.decode_step.line is not None
         return 2 * self.decode_step.line[0]
 
@@ -242,26 +228,26 @@ class Policy:
         self._prompts.add(sum(each.requests for each in window.prompts.values()), window.seconds)
         for size in {*window.prompts, *window.local, *self._requests}:
             came = window.prompts[size].requests if size in window.prompts else 0
-            arrived = self._requests.setdefault(size, Fading(self.rules.window_s))
+            arrived = self._requests.setdefault(size, Fading(WINDOW_S))
             arrived.add(came + window.local.get(size, 0), window.seconds)
 
     def _shares(self) -> tuple[float | None, float | None]:
         """The 90th percentiles of the latest TTFT and TPOT, over their bounds."""
         ttft_s = ninth_decile(value for window in self._latest for value in window.ttft_s)
         tpot_s = ninth_decile(value for window in self._latest for value in window.tpot_s)
-        bound_s = self.rules.slo_tpot_s
+        bound_s = self.spec.slo_tpot_s
         return (
-            None if ttft_s is None else ttft_s / self.rules.ttft_s,
+            None if ttft_s is None else ttft_s / self.spec.ttft_s,
             None if tpot_s is None or bound_s is None else tpot_s / bound_s,
         )
 
     def _choose(self, demand: Demand, now: int, engines: int, now_s: float) -> tuple[int, str]:
-        rules = self.rules
+        spec = self.spec
         self._decided_s = now_s
         ttft_share, tpot_share = self._shares()
-        if now_s - self._changed_s >= rules.settle_s:  # until then latencies are those of the change
-            self.margin.learn(ttft_share, tpot_share, rules)
-        best = best_split(demand, engines, rules.p_min, rules.d_min)
+        if now_s - self._changed_s >= SETTLE_S:  # until then latencies are those of the change
+            self.margin.learn(ttft_share, tpot_share)
+        best = best_split(demand, engines, spec.p_min, spec.d_min)
         worst, least = demand.worst(now, engines - now), demand.worst(best, engines - best)
         work = f"prefill {demand.prefill:.1f}, decode {demand.decode(engines - now):.1f} engines of work"
         if self.margin.decode != 1.0:
@@ -269,24 +255,24 @@ class Policy:
         kept = f"{now}:{engines - now} stays: {work}"
         if best == now:
             return now, f"{kept}, no split is loaded less than {worst:.0%}"
-        if worst < rules.idle_below:
+        if worst < IDLE_BELOW:
             return now, f"{kept}, loaded {worst:.0%} at most"
         direction = 1 if best > now else -1
-        back = direction != self._direction and now_s - self._changed_s < rules.settle_s
-        gain = rules.gain * (rules.back if back else 1.0) * (rules.gain_to_decode if direction < 0 else 1.0)
+        back = direction != self._direction and now_s - self._changed_s < SETTLE_S
+        gain = GAIN * (BACK if back else 1.0) * (GAIN_TO_DECODE if direction < 0 else 1.0)
         if least > worst * (1 - gain):
             return now, f"{kept}, {best}:{engines - best} would be loaded {least:.0%} instead of {worst:.0%}"
         return best, f"{now}:{engines - now} -> {best}:{engines - best}: {work}, loaded {worst:.0%} -> {least:.0%}"
 
     def roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
         """Who prefills where so many do: prompts wait for engines that drain up to a share of the TTFT bound."""
-        rules, rate = self.rules, self.prefill_rate.tokens_per_s
+        spec, rate = self.spec, self.prefill_rate.tokens_per_s
         opened = 1
         if rate is not None:
             waiting_tokens = sum(each.waiting_prompt_tokens for each in engines)
-            opened = max(1, math.ceil(waiting_tokens / (rate * rules.urgent_share * rules.ttft_s)))
+            opened = max(1, math.ceil(waiting_tokens / (rate * URGENT_SHARE * spec.ttft_s)))
         batch = self.full_batch or 0.0
-        return assign(engines, prefill, most_running=rules.drained_share * batch, opened=min(opened, prefill))
+        return assign(engines, prefill, most_running=DRAINED_SHARE * batch, opened=min(opened, prefill))
 
 
 def _percent(share: float | None) -> str:

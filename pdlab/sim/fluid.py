@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdlab.core.deployment import Fluid
-from pdlab.roles.assign import assign, first_split
+from pdlab.roles.assign import assign
 from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
-from pdlab.roles.policy import Decision, Policy, RoleRules
+from pdlab.roles.policy import Decision, Policy
+from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
 from pdlab.sim.level import RoleSplit
 
@@ -97,21 +98,14 @@ class FluidPool:
         self.tokens_sent = [[0] * len(engines) for _ in engines]  # and by those of the engines
         self.tells = 0
         self.by_engine = {member.engine: member for member in self.members}
+        spec = FluidSpec.of(topology)
         self.controller = controller
         if controller is None and topology.split is None:
-            rules = RoleRules(
-                p_min=topology.p_min,
-                d_min=topology.d_min,
-                slo_ttft_s=topology.slo_ttft_s,
-                slo_tpot_s=topology.slo_tpot_s,
-            )
-            self.controller = Policy(rules)
+            self.controller = Policy(spec)
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
         self.splits: list[RoleSplit] = []
-        count = len(engines)
-        first = topology.split or first_split(count, topology.p_min, topology.d_min)
-        self._take(assign([member.load(0.0) for member in self.members], first[0]))
+        self._take(assign([member.load(0.0) for member in self.members], spec.first(len(engines))[0]))
         self._log(0.0, "given" if topology.split else "the first split, nothing is known yet")
         self._begin(0.0)
 

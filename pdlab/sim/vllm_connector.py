@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+from pdlab.sim.vllm_names import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 
 # In kv_transfer_params, as NIXL's connector names them.
 FETCHES, IS_FETCHED = "do_remote_prefill", "do_remote_decode"

@@ -112,7 +112,7 @@ class VllmEngine(Engine):
 
     def take(self, step: ScheduledStep) -> list[Any]:
         """Give vLLM the step's made-up output. Returns vLLM's outputs, one per request with a token."""
-        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+        from pdlab.sim.vllm_names import KVConnectorOutput, ModelRunnerOutput
 
         names = list(step.output.num_scheduled_tokens)
         told = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)

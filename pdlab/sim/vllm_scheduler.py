@@ -54,13 +54,18 @@ def scheduler_parts(
         what = "pipeline stages" if pool.pp > 1 else "latent KV cache"
         raise UsageError(f"vLLM's scheduler is not simulated with {what}; use the simulator alone")
     try:
-        from vllm.config import KVTransferConfig
-        from vllm.sampling_params import SamplingParams
-        from vllm.utils.hashing import get_hash_fn_by_name
-        from vllm.v1.core import kv_cache_utils
-        from vllm.v1.kv_cache_interface import KVCacheConfig
-        from vllm.v1.request import Request
-        from vllm.v1.structured_output import StructuredOutputManager
+        from pdlab.sim.vllm_names import (
+            KVCacheConfig,
+            KVTransferConfig,
+            Request,
+            SamplingParams,
+            StructuredOutputManager,
+            get_hash_fn_by_name,
+            get_kv_cache_groups,
+            get_request_block_hasher,
+            init_none_hash,
+            resolve_kv_cache_block_sizes,
+        )
     except ImportError as error:
         raise UsageError("vLLM's scheduler is simulated with vLLM's own code, which is not installed here") from error
 
@@ -70,7 +75,7 @@ def scheduler_parts(
     )
     config = _config(hardware, shape, capacity, transfer)
     config.scheduler_config.async_scheduling = asynchronous
-    groups = kv_cache_utils.get_kv_cache_groups(config, _kv_specs(hardware, shape, pool))
+    groups = get_kv_cache_groups(config, _kv_specs(hardware, shape, pool))
     # Groups share one pool of blocks; a block has a page of every layer of the largest group.
     layers = max(len(group.layer_names) for group in groups)
     block_bytes = kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
@@ -79,10 +84,10 @@ def scheduler_parts(
         raise UsageError(f"{shape.name} does not fit an engine of TP {pool.tp}; use a larger TP")
     kv_cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     config.cache_config.num_gpu_blocks = blocks
-    block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache, config)
+    block_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache, config)
     hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-    kv_cache_utils.init_none_hash(hash_function)
-    hasher = kv_cache_utils.get_request_block_hasher(hash_tokens, hash_function)
+    init_none_hash(hash_function)
+    hasher = get_request_block_hasher(hash_tokens, hash_function)
 
     def make() -> Any:
         return config.scheduler_config.get_scheduler_cls()(
@@ -103,7 +108,7 @@ def scheduler_parts(
 
 def _config(hardware: Hardware, shape: ModelShape, capacity: int, transfer: Any) -> Any:
     """A `VllmConfig` of a model of that shape, without weights or tokenizer. Raises UsageError."""
-    from vllm.engine.arg_utils import EngineArgs
+    from pdlab.sim.vllm_names import EngineArgs
 
     if not shape.architecture.startswith("GptOss"):
         raise UsageError(f"vLLM's scheduler is simulated for gpt-oss models, not for {shape.architecture}")
@@ -145,7 +150,8 @@ def _config(hardware: Hardware, shape: ModelShape, capacity: int, transfer: Any)
 def _kv_specs(hardware: Hardware, shape: ModelShape, pool: Pool) -> dict[str, Any]:
     """What vLLM's attention layers of the model say of their KV: windowed ones first, as in gpt-oss."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    from pdlab.sim.vllm_names import FullAttentionSpec, SlidingWindowSpec
 
     page = {
         "block_size": hardware.block_tokens,

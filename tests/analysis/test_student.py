@@ -20,6 +20,9 @@ from pdlab.analysis.student import student_t
         (0.9, 3, 1.638),
         (0.975, 120, 1.980),
         (0.975, math.inf, 1.960),
+        # One and two degrees of freedom in closed form: tan(pi (p - 1/2)) and (2 p - 1) / sqrt(2 p (1 - p)).
+        (0.999, 1, math.tan(0.499 * math.pi)),
+        (0.999, 2, 0.998 / math.sqrt(0.001998)),
         (0.025, 2, -4.303),
     ],
 )

@@ -80,7 +80,7 @@ def test_the_engines_have_no_autoscaling_of_ray_serves(direct: bool, monkeypatch
     for each in found.values():
         assert each._deployment_config.autoscaling_config is None, "Ray Serve refuses both at once"
     spec = engines.func_or_class.board_spec
-    assert (spec["engines"], spec["least"], spec["most"]) == (2, 2, 3)
+    assert (spec.engines, spec.least, spec.most) == (2, 2, 3)
 
 
 def scheduler(nodes: list[str], head: str) -> Any:

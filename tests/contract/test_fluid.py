@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from pdlab.deploy.serve_config import KV_DRAIN_S, SHUTDOWN_WINDOW_S
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.builders import BY_VALUE, FLUID_ROUTER
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, MOST_NEWS_S, NAMESPACE, SILENT_S, TELL_S
+from pdlab.roles.messages import EngineReport, RoleNews
+from pdlab.roles.spec import FluidSpec
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 ROUTERS = "ray.serve._private.request_router"
@@ -43,7 +46,7 @@ def test_the_built_application_plays_roles(direct: bool, monkeypatch: pytest.Mon
     assert config.request_router_config.request_router_class == FLUID_ROUTER
     told = config.request_router_config.request_router_kwargs
     assert told == {"board": served.board_name, "prefill": 1} and served.board_name.startswith(BOARD_PREFIX)
-    assert served.board_spec["split"] == "1:2"
+    assert served.board_spec.split == "1:2"
     (llm_config,) = [value for value in engines.init_kwargs.values() if hasattr(value, "engine_kwargs")]
     assert llm_config.engine_kwargs["kv_transfer_config"]["kv_role"] == "kv_consumer"
     again = built("pd-fluid-3xtp1-p1d2", direct=direct, monkeypatch=monkeypatch)
@@ -95,7 +98,7 @@ def router(roles: dict[str, str], loads: dict[str, tuple[int, int]] | None = Non
     )
     found.initialize_state(board="nobody", prefill=1)
     found._following = SimpleNamespace(done=lambda: False)
-    found._known = {"version": 1, "tick": 1, "roles": roles, "loads": loads or {}}
+    found._known = RoleNews(1, 1, roles, loads or {})
     found._own = own
     found.update_replicas([Replica("a", "1"), Replica("b", "1"), Replica("c", "2"), Replica("d", "2")])
     return found
@@ -158,7 +161,7 @@ def test_prompts_and_requests_that_were_sent_are_counted_apart() -> None:
     """An engine that was given a prompt as the roles changed is not one with hundreds of requests."""
     ours = router({"a": "prefill", "b": "prefill", "c": "prefill", "d": "decode"})
     ours._count(ours._playing("decode", frozenset())[0], 0, 500)
-    ours._known["roles"] = ROLES
+    ours._known = replace(ours._known, roles=ROLES)
     assert asked(ours, None, times=40) == {"b", "d"}
 
 
@@ -322,14 +325,11 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
         "import asyncio, sys\n"
         "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
         "from ray import cloudpickle\n"
-        "board, plays, make = cloudpickle.loads(sys.stdin.buffer.read())\n"
+        "board, plays, make, spec, report = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "cloudpickle.dumps(make.__globals__['RoleBoard'])  # as a replica does that makes the actor\n"
-        "made = board({'split': '1:1'})\n"
-        "names = ('waiting_prompt_tokens', 'coming', 'running', 'generated_tokens', 'prefilled_tokens',\n"
-        "         'computed_tokens')\n"
-        "counts = {**dict.fromkeys(names, 0),\n"
-        "          'prefill_busy_s': 0.0, 'prompts': {3: (1, 7)}, 'local': {}, 'answers': {}, 'ttft_s': [],\n"
-        "          'tpot_s': [], 'handoff_s': []}\n"
+        "made = board(cloudpickle.loads(cloudpickle.dumps(spec(split='1:1'))))\n"
+        "counts = report(prompts={3: (1, 7)}).fields\n"
+        "assert b'EngineReport' not in cloudpickle.dumps(counts), 'the class goes with every message'\n"
         "async def live():\n"
         "    for name in 'ab':\n"
         "        await made.report(name, 'node', counts)\n"
@@ -342,7 +342,7 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], capture_output=True, cwd="/", timeout=300,
-        input=cloudpickle.dumps((role_board.RoleBoard, fluid.PlaysRoles, role_board.board)),
+        input=cloudpickle.dumps((role_board.RoleBoard, fluid.PlaysRoles, role_board.board, FluidSpec, EngineReport)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
 

@@ -286,6 +286,7 @@ def test_a_vocabulary_that_is_not_there_is_known_by_what_harmony_says(
 
 def test_vllms_statuses_and_parser_are_those_that_errors_are_explained_with() -> None:
     from pdlab.deploy.serving import engine_errors
+    from pdlab.deploy.serving.vllm_names import HARMONY
 
     serving = quietly("vllm.entrypoints.openai.chat_completion.serving").OpenAIServingChat
     completion = quietly("vllm.entrypoints.openai.completion.serving").OpenAIServingCompletion
@@ -298,7 +299,7 @@ def test_vllms_statuses_and_parser_are_those_that_errors_are_explained_with() ->
     engine = inspect.getsource(quietly(f"{SERVE}.engines.vllm.vllm_engine"))
     for name, method in engine_errors._SERVINGS.items():
         assert f"self.{name}.{method}(" in engine
-    parser = quietly(engine_errors._HARMONY_PARSER).HarmonyParser
+    parser = quietly(HARMONY).HarmonyParser
     assert "count_reasoning_tokens" not in vars(parser), "it counts itself: take ours out"
     engine_errors.count_reasoning_of(SimpleNamespace(parser_cls=parser))
     try:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pdlab.bench.client.worker import ENGINES_OWN
+from pdlab.bench.client.vllm_names import ENGINES_OWN
 
 PROGRAM = """
 import sys

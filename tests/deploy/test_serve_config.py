@@ -30,8 +30,8 @@ from pdlab.deploy.serve_config import (
     render,
     serve_config,
 )
-from pdlab.deploy.serving.role_board import BoardSpec
 from pdlab.placement.place import place
+from pdlab.roles.spec import FluidSpec
 
 
 def app_of(deployment: Deployment, view: ClusterView | None = None) -> ServeApp:
@@ -307,8 +307,8 @@ def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> No
     assert engine["scheduler_cls"] == KV_GUARD_SCHEDULER and app.args["kv_guard"] == {"bring": True}
     assert app.args["llm_config"]["deployment_config"]["num_replicas"] == 4
     assert "request_router_config" not in app.args["llm_config"]["deployment_config"], "it has the board's name"
-    assert BoardSpec(**app.args["roles"]) == BoardSpec(
-        split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto", prefix_affinity=True
+    assert FluidSpec(**app.args["roles"]) == FluidSpec(
+        split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto", prefix_affinity=True, engines=4
     )
     assert app.args["prefill_call"]["on_failure"] == ["retry", "local"]
     assert not app.scaled and "external_scaler_enabled" not in serve_config(app)["applications"][0]
@@ -318,7 +318,7 @@ def test_a_number_of_engines_that_moves_is_the_boards() -> None:
     app = app_of(Deployment(topology=parse_label("pd-fluid-4xtp2-n2to8")), load_cluster("p5.48xlarge-x2"))
     deployed = app.args["llm_config"]["deployment_config"]
     assert deployed["num_replicas"] == 4 and "autoscaling_config" not in deployed
-    spec = BoardSpec(**app.args["roles"])
+    spec = FluidSpec(**app.args["roles"])
     assert (spec.engines, spec.least, spec.most, spec.down_after_s) == (4, 2, 8, 120.0)
     assert serve_config(app)["applications"][0]["external_scaler_enabled"] is True
     nodes = {value for each in deployed["placement_group_bundle_label_selector"] for value in each.values()}

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from live.conftest import BUSY_MACHINE, Stack
 
-from pdlab.core.catalog import ModelShape, load_cluster
+from pdlab.core.catalog import load_cluster, require_shape
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.files import CONFIGS
-from pdlab.core.schema import load_yaml
 from pdlab.core.workload import Level
 from pdlab.placement.place import place
 from pdlab.results.store import Store
@@ -84,7 +82,7 @@ def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) ->
     assert run.whole.ttft is not None and run.whole.tpot is not None
     in_pace = "rehearsed_pace" not in run.validity.failed_gates
     if in_pace and label == SMOKE:  # of several replicas Ray's routers choose, and draw other ones
-        shape = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+        shape = require_shape("gpt-oss-120b")
         level = Level(load=run.load, num_requests=run.num_requests, seed=run.seed or 0)
         hardware = load_hardware("h100-vllm-0.11")
         means = figures(simulate(deployment, [level], run.workload, hardware, shape, scattered=False)[0])

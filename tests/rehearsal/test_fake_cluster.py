@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.core.catalog import ModelShape, load_cluster, load_deployment, resolve_model
+from pdlab.core.catalog import load_cluster, load_deployment, require_shape, resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.schema import load_yaml
 from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.options import LaunchRequest, LaunchSettings, request_from, request_from_json, request_to_json
@@ -22,7 +20,7 @@ from pdlab.results.schema import Manifest
 from pdlab.sim.hardware import load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
-SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+SHAPE = require_shape("gpt-oss-120b")
 
 
 def asked(*words: str) -> LaunchRequest:
@@ -66,7 +64,7 @@ def test_flags_that_contradict_it(line: str, reason: str) -> None:
     ("line", "reason"),
     [
         ("--pd-spread --rehearse --hardware cpu-vllm-0.29", "is of CPU engines"),
-        ("--pd-spread --rehearse --model some/model", "needs the shape of some/model"),
+        ("--pd-spread --rehearse --model some/model", "--model some/model: "),
     ],
 )
 def test_what_cannot_be_simulated(line: str, reason: str) -> None:

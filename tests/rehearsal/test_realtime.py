@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
-from pdlab.core.files import CONFIGS
-from pdlab.core.schema import load_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.rehearsal.clock import Clock, SlowClock, Timer
 from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
@@ -24,7 +22,7 @@ from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import engine_of, simulate
 
 HARDWARE = load_hardware("h100-vllm-0.11")
-SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+SHAPE = require_shape("gpt-oss-120b")
 PD = Disaggregated(prefill=Pool(tp=4), decode=Pool(tp=4), placement="pack")
 TOPOLOGIES = [Collocated(pool=Pool(tp=4)), PD]
 

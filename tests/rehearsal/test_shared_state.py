@@ -8,15 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Disaggregated, Pool
-from pdlab.core.files import CONFIGS
-from pdlab.core.schema import load_yaml
 from pdlab.rehearsal.shared_state import RehearsalFolder, SharedLinks
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import LinkKind, transfer_costs
 
-SHAPE = load_yaml(CONFIGS / "models" / "gpt-oss-120b.yaml", ModelShape)
+SHAPE = require_shape("gpt-oss-120b")
 PD = Disaggregated(prefill=Pool(tp=4, replicas=2), decode=Pool(tp=4, replicas=2), placement="spread")
 
 

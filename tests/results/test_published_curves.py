@@ -89,7 +89,7 @@ RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps":
         ({"a": {"tag": "x"}, "b": {}}, ["tag=x", "no tag"]),
         ({"a": {"version": "0.3"}, "b": {"version": "0.4", "max_concurrency": 16}}, ["version=0.3", "version=0.4"]),
         ({"a": {"label": "mine"}, "b": {"label": "yours"}}, ["label=mine", "label=yours"]),
-        ({"a": {"backend": "vllm"}, "b": {"backend": "sglang"}}, ["backend=vllm", "backend=sglang"]),
+        ({"a": {"backend": "vllm"}, "b": {"backend": "sglang"}}, ["vllm", "sglang"]),
         ({"a": {"tokenizer_id": "org/other"}, "b": {}}, ["tokenizer_id=org/other", "tokenizer_id=org/model-a"]),
         (
             {"a": {"request_rate": 2, "burstiness": 0.5}, "b": {"request_rate": 2}},

@@ -236,7 +236,7 @@ def test_refused_folders(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         load_experiment(tmp_path / "nowhere")
     (nothing / "conc4.json").write_text("{")
-    with pytest.raises(StoreError, match=r"conc4\.json: cannot be read"):
+    with pytest.raises(StoreError, match=r"conc4\.json: cannot be read as JSON"):
         load_experiment(nothing)
     zero = tmp_path / "x_0xtp2"
     shutil.copytree(PUBLISHED / PD, zero)

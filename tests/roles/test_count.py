@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdlab.roles.count import CountDecision, CountPolicy, CountRules, load_of
+from pdlab.roles.count import DOWN_BELOW, UP_ABOVE, CountDecision, CountPolicy, load_of
 from pdlab.roles.policy import Demand
+from pdlab.roles.spec import FluidSpec
 
 LOOK_S = 0.5
-RULES = CountRules(first=2, least=2, most=6, settle_s=0.0)
+SPEC = FluidSpec(engines=2, least=2, most=6)
 
 
 @dataclass
@@ -46,8 +47,8 @@ class Pool:
         return changes
 
 
-def pool(wanted: int = 2, rules: CountRules = RULES) -> Pool:
-    return Pool(CountPolicy(rules), wanted)
+def pool(wanted: int = 2, policy: CountPolicy | None = None) -> Pool:
+    return Pool(policy or CountPolicy(SPEC, settle_s=0.0), wanted)
 
 
 def test_more_work_than_all_can_do_starts_one_engine_after_another() -> None:
@@ -83,19 +84,19 @@ def test_a_pause_is_no_reason_to_stop_one() -> None:
 
 
 def test_a_launch_is_checked_with_the_engines_that_it_began_with() -> None:
-    made = pool(wanted=3, rules=CountRules(first=3, least=2, most=6))
+    made = pool(wanted=3, policy=CountPolicy(FluidSpec(engines=3, least=2, most=6)))
     assert not made.run(599, work=0.0)
     assert [each.engines for each in made.run(10, work=0.0)] == [2]
 
 
 def test_a_number_that_another_has_set_comes_within_bounds() -> None:
-    decided = CountPolicy(RULES).decide(0.0, 9, 9, lambda engines: 0.5)
+    decided = CountPolicy(SPEC, settle_s=0.0).decide(0.0, 9, 9, lambda engines: 0.5)
     assert decided == CountDecision(8, True, "9 -> 8 engines: 2 to 6 are allowed")
-    assert CountPolicy(RULES).decide(0.0, 1, 1, lambda engines: None).engines == 2
+    assert CountPolicy(SPEC, settle_s=0.0).decide(0.0, 1, 1, lambda engines: None).engines == 2
 
 
 def test_what_is_not_known_changes_nothing() -> None:
-    decided = CountPolicy(RULES).decide(0.0, 3, 3, lambda engines: None)
+    decided = CountPolicy(SPEC, settle_s=0.0).decide(0.0, 3, 3, lambda engines: None)
     assert decided == CountDecision(3, False, "3 engines stay: rates are not known yet")
 
 
@@ -115,12 +116,12 @@ def test_a_stationary_load_gets_one_number_and_keeps_it(begins: int, work: float
     changes = [each.engines for each in made.run(1500, work, jitter, seed)]
     assert len(changes) <= 4 and changes in (sorted(changes), sorted(changes, reverse=True)), "one way alone"
     assert all(abs(b - a) == 1 for a, b in zip([begins, *changes], changes, strict=False)), "one step at a time"
-    assert RULES.least <= made.wanted <= RULES.most
+    assert 2 <= made.wanted <= 6
     assert not made.run(600, work, jitter, seed + 1) or jitter, "and stays"
     lightest = work * (1 - jitter) / made.wanted
-    assert lightest <= RULES.up_above or made.wanted == RULES.most
+    assert lightest <= UP_ABOVE or made.wanted == 6
     heaviest_of_fewer = work * (1 + jitter) / (made.wanted - 1)
-    assert heaviest_of_fewer >= RULES.down_below * (1 - jitter) or made.wanted == RULES.least
+    assert heaviest_of_fewer >= DOWN_BELOW * (1 - jitter) or made.wanted == 2
 
 
 def test_the_load_is_that_of_the_best_split() -> None:

@@ -13,13 +13,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
-from pdlab.roles.policy import Decision, Demand, Margin, Policy, RoleRules, best_split, full_load, ninth_decile
+from pdlab.roles.policy import (
+    GAIN,
+    MOST_MARGIN,
+    TPOT_SHARE,
+    Decision,
+    Demand,
+    Margin,
+    Policy,
+    best_split,
+    full_load,
+    ninth_decile,
+)
+from pdlab.roles.spec import FluidSpec
 
 LOOK_S = 0.5
 PREFILL_TOKENS_PER_S = 40_000.0
 EMPTY_STEP_S, STEP_PER_REQUEST_S = 0.0054, 0.0002
-RULES = RoleRules(slo_ttft_s=2.0, slo_tpot_s=0.012)
-FULL_BATCH = (RULES.tpot_share * 0.012 - EMPTY_STEP_S) / STEP_PER_REQUEST_S
+SPEC = FluidSpec(slo_ttft_s=2.0, slo_tpot_s=0.012)
+FULL_BATCH = (TPOT_SHARE * 0.012 - EMPTY_STEP_S) / STEP_PER_REQUEST_S
 
 
 @dataclass
@@ -96,7 +108,7 @@ def known_loads(engines: int, prefill: int, rps: float, tokens: tuple[int, int])
     """The loads of prefill and decode at a split, by the rates of the queue itself."""
     prefill_s = tokens[0] / PREFILL_TOKENS_PER_S
     needed = rps * prefill_s / full_load(prefill_s, 2.0)
-    batches = rps * tokens[1] * RULES.tpot_share * 0.012 / FULL_BATCH
+    batches = rps * tokens[1] * TPOT_SHARE * 0.012 / FULL_BATCH
     return needed / prefill, batches / (engines - prefill)
 
 
@@ -127,11 +139,11 @@ def stationary(draw: st.DrawFn) -> tuple[int, int, float, tuple[int, int]]:
 def test_a_stationary_load_gets_its_best_split_and_keeps_it(case: tuple[int, int, float, tuple[int, int]]) -> None:
     engines, begins, rps, tokens = case
     pool = Pool(engines, begins)
-    changes = run(pool, Policy(RULES), 120, rps, tokens, None)
+    changes = run(pool, Policy(SPEC), 120, rps, tokens, None)
     best = min(worst_load(engines, prefill, rps, tokens) for prefill in range(1, engines))
     reached = sum(role != "decode" for role in pool.roles.values())
     # Within the hysteresis, and what rounding to whole requests makes of the rates.
-    assert worst_load(engines, reached, rps, tokens) <= best / (1 - RULES.gain) * 1.08
+    assert worst_load(engines, reached, rps, tokens) <= best / (1 - GAIN) * 1.08
     assert sum(at_s > 60 for at_s, _ in changes) <= 1
 
 
@@ -143,7 +155,7 @@ def test_a_random_load_of_constant_rate_makes_no_oscillation(
 ) -> None:
     engines, begins, rps, tokens = case
     pool = Pool(engines, begins)
-    changes = run(pool, Policy(RULES), 180, rps, tokens, random.Random(seed))
+    changes = run(pool, Policy(SPEC), 180, rps, tokens, random.Random(seed))
     late = [decision.prefill for at_s, decision in changes if at_s > 60]
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(late, late[1:], late[2:], strict=False))
     # In two minutes, of 120 decisions; between splits next to each other, which are loaded nearly the same.
@@ -156,7 +168,7 @@ def test_a_random_load_of_constant_rate_makes_no_oscillation(
 def test_the_split_stays_within_its_bounds(case: tuple[int, int, float, tuple[int, int]], p_min: int, d_min: int):
     engines, begins, rps, tokens = case
     engines += 2
-    pool, policy = Pool(engines, begins), Policy(RoleRules(p_min=p_min, d_min=d_min, slo_tpot_s=0.012))
+    pool, policy = Pool(engines, begins), Policy(FluidSpec(p_min=p_min, d_min=d_min, slo_tpot_s=0.012))
     for _ in range(60):
         decision = policy.decide(pool.look(rps * LOOK_S, *tokens))
         assert decision.prefill >= p_min and decision.decode >= d_min
@@ -167,7 +179,7 @@ def test_the_split_stays_within_its_bounds(case: tuple[int, int, float, tuple[in
 
 
 def test_another_mix_is_followed_within_seconds() -> None:
-    pool, policy = Pool(16, 8), Policy(RULES)
+    pool, policy = Pool(16, 8), Policy(SPEC)
     tokens = (1000, 1000)
     run(pool, policy, 60, 30, tokens, None)
     before = sum(role != "decode" for role in pool.roles.values())
@@ -178,7 +190,7 @@ def test_another_mix_is_followed_within_seconds() -> None:
 
 
 def test_a_decision_says_why_in_numbers() -> None:
-    pool, policy = Pool(8, 6), Policy(RULES)
+    pool, policy = Pool(8, 6), Policy(SPEC)
     (_, first), *_ = run(pool, policy, 60, 10, (1000, 1000), None)
     assert first.reason.startswith(f"6:2 -> {first.prefill}:{first.decode}: prefill ")
     assert "engines of work" in first.reason and "%" in first.reason
@@ -186,7 +198,7 @@ def test_a_decision_says_why_in_numbers() -> None:
 
 
 def test_nothing_changes_before_anything_is_known_nor_twice_a_second() -> None:
-    pool, policy = Pool(8, 6), Policy(RULES)
+    pool, policy = Pool(8, 6), Policy(SPEC)
     first = policy.decide(pool.look(5, 1000, 1000))
     assert not first.changed and first.reason == "rates are not known yet"
     changed = [at_s for at_s, _ in run(pool, policy, 60, 10, (1000, 1000), None)]
@@ -194,13 +206,13 @@ def test_nothing_changes_before_anything_is_known_nor_twice_a_second() -> None:
 
 
 def test_an_idle_pool_keeps_its_split() -> None:
-    pool, policy = Pool(8, 5), Policy(RULES)
+    pool, policy = Pool(8, 5), Policy(SPEC)
     assert not run(pool, policy, 60, 2, (1000, 100), None)
     assert policy.decide(pool.look(0, 1000, 1000)).reason.endswith("% at most")
 
 
 def test_a_pool_that_lost_engines_is_brought_within_its_bounds_at_once() -> None:
-    policy = Policy(RoleRules(d_min=2))
+    policy = Policy(FluidSpec(d_min=2))
     engines = tuple(EngineLoad(f"e{index}", "prefill", 0, 0) for index in range(3))
     decision = policy.decide(ObservedPool(0.0, engines, Window(0.5, {}, {})))
     assert (decision.prefill, decision.decode, decision.changed) == (1, 2, True)
@@ -229,18 +241,18 @@ def test_long_prompts_leave_less_of_an_engine_to_load() -> None:
 
 def test_the_margin_follows_the_latency_that_is_beyond_its_bound() -> None:
     margin = Margin()
-    margin.learn(0.5, 1.2, RULES)
+    margin.learn(0.5, 1.2)
     assert margin.decode == pytest.approx(1.02)
-    margin.learn(0.5, 0.9, RULES)
+    margin.learn(0.5, 0.9)
     assert margin.decode == 1.0
-    margin.learn(1.5, 0.9, RULES)
+    margin.learn(1.5, 0.9)
     assert margin.decode == pytest.approx(1 / 1.02)
-    margin.learn(1.5, 1.5, RULES)
-    margin.learn(None, 1.5, RULES)
+    margin.learn(1.5, 1.5)
+    margin.learn(None, 1.5)
     assert margin.decode == pytest.approx(1 / 1.02)
     for _ in range(100):
-        margin.learn(0.5, 1.2, RULES)
-    assert margin.decode == RULES.most_margin
+        margin.learn(0.5, 1.2)
+    assert margin.decode == MOST_MARGIN
 
 
 def test_the_ninth_decile() -> None:
@@ -250,7 +262,7 @@ def test_the_ninth_decile() -> None:
 
 
 def test_engines_drain_until_prompts_have_waited_for_long() -> None:
-    pool, policy = Pool(8, 2), Policy(RULES)
+    pool, policy = Pool(8, 2), Policy(SPEC)
     run(pool, policy, 30, 8, (1000, 250), None)
 
     def roles(waiting_tokens: int) -> list[Role]:
@@ -268,7 +280,7 @@ def test_prompts_that_stay_are_decoded_all_the_same(stays: float, seed: int) -> 
     """Of two pools with the same requests one computes a share of the prompts where they are decoded: decode has as
     much to do, prefill less."""
     rng = random.Random(seed)
-    policies = Policy(RULES), Policy(RULES)
+    policies = Policy(SPEC), Policy(SPEC)
     engines = (EngineLoad("p", "prefill", 0, 0, 4000, 0.4, 0), EngineLoad("d", "decode", 0, 20, 0, 0.0, 1000))
     size = size_class(1000)
     answers = {size: Count(4, 1000)}

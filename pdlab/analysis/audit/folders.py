@@ -10,23 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import PdlabError, UsageError
-from pdlab.core.findings import Evidenced
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
 from pdlab.results.published_folders import SourcedExperiment, SourcedRun, sourced_experiments
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
-
-
-@dataclass(frozen=True)
-class AuditFinding(Evidenced):
-    """One defect of result files. ``percent``: how far a figure in the plot may be off, where that can be said."""
-
-    percent: float | None = None
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return self.where
 
 
 @dataclass(frozen=True)

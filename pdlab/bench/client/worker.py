@@ -42,6 +42,7 @@ from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
 from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel
+from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
 from pdlab.deploy.endpoint import key_of
 from pdlab.results.schema import RequestRecord
@@ -52,9 +53,6 @@ MAX_DRAWS = 50
 MIN_WORDS = 400
 ERROR_CHARS = 300
 PR_SET_PDEATHSIG = 1
-# Modules that vLLM's benchmark imports and a load generator has no use for, with what is taken from them: torch's
-# compiler and LoRA layers, 3 of 10 seconds of imports (CPU time, measured on 2 cores, python -X importtime).
-ENGINES_OWN = {"vllm.env_override": (), "vllm.lora.utils": ("get_adapter_absolute_path",)}
 
 RequestFunc = Callable[..., Awaitable[Any]]
 
@@ -66,7 +64,7 @@ def import_benchmark() -> None:
         for attribute in taken:
             setattr(stub, attribute, None)
         sys.modules.setdefault(name, stub)
-    importlib.import_module("vllm.benchmarks.serve")
+    importlib.import_module(BENCHMARK)
 
 
 def main() -> int:
@@ -156,9 +154,8 @@ async def _drive(
 ) -> ClientAnswer:
     """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
     import numpy as np
-    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
-    from vllm.benchmarks.serve import TaskType, benchmark
-    from vllm.utils.gc_utils import freeze_gc_heap
+
+    from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, TaskType, benchmark, freeze_gc_heap
 
     meter = Meter(level, answers)
     ASYNC_REQUEST_FUNCS["pdlab"] = partial(meter.request, _request_func(level))
@@ -262,7 +259,7 @@ class Meter:
         try:
             output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
-            from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+            from pdlab.bench.client.vllm_names import RequestFuncOutput
 
             cut = isinstance(error, asyncio.CancelledError)
             if not cut:
@@ -347,7 +344,7 @@ def _records(
 
 
 def _request_func(level: ClientLevel) -> RequestFunc:
-    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
+    from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS
 
     if level.prefill_url and level.decode_url:
         ASYNC_REQUEST_FUNCS["pd-bare"] = partial(_pd_bare, level.prefill_url, level.decode_url)
@@ -358,7 +355,7 @@ def _request_func(level: ClientLevel) -> RequestFunc:
 async def _pd_bare(prefill_url: str, decode_url: str, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
     """One request through two bare vLLM servers: prefill posts, then decode streams with the
     transfer parameters that prefill answered. Timing starts before the prefill post."""
-    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput, async_request_openai_completions
+    from pdlab.bench.client.vllm_names import RequestFuncOutput, async_request_openai_completions
 
     start = time.perf_counter()
     body = {
@@ -405,7 +402,7 @@ async def _pd_bare(prefill_url: str, decode_url: str, request_func_input: Any, s
 
 @lru_cache(maxsize=4)
 def _tokenizer(name: str) -> Any:
-    from vllm.tokenizers import get_tokenizer
+    from pdlab.bench.client.vllm_names import get_tokenizer
 
     try:
         return get_tokenizer(name)
@@ -449,8 +446,8 @@ def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: li
     it has exactly the length asked and has not been drawn before in the level.
     """
     import numpy as np
-    from vllm.benchmarks.datasets import RandomDataset
-    from vllm.benchmarks.datasets.datasets import gen_prompt_decode_to_target_len
+
+    from pdlab.bench.client.vllm_names import RandomDataset, gen_prompt_decode_to_target_len
 
     longest = max(inputs, default=0) if inputs is not None else 0
 

@@ -6,24 +6,28 @@ vLLM's own worker copies between a GPU and the host, and refuses CPUs. This one 
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
-from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from pdlab.deploy.serving.vllm_names import KV_OFFLOAD, KV_OFFLOAD_CPU
+
+_base: Any = importlib.import_module(KV_OFFLOAD)
+_cpu: Any = importlib.import_module(KV_OFFLOAD_CPU)
 
 
-class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
+class HostCopyWorker(_base.OffloadingWorker):  # type: ignore[misc]
     """``num_blocks`` blocks of every tensor of the KV cache, in memory beside it."""
 
     def __init__(self, kv_caches: Any, num_blocks: int) -> None:
         self._engine = [each.tensor for each in kv_caches.tensors]
         self._references = kv_caches.group_data_refs
         self._host = [torch.zeros((num_blocks, each.page_size_bytes), dtype=torch.int8) for each in kv_caches.tensors]
-        self._done: list[TransferResult] = []
+        self._done: list[Any] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._copy(job_id, src_spec, dst_spec, store=True)
@@ -31,7 +35,7 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._copy(job_id, dst_spec, src_spec, store=False)
 
-    def get_finished(self) -> list[TransferResult]:
+    def get_finished(self) -> list[Any]:
         done, self._done = self._done, []
         return done
 
@@ -50,7 +54,7 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
                     mine[of_engine, :width] = kept[of_host, :width]
                 size += width * len(of_engine)
         seconds = time.perf_counter() - began
-        self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=size, transfer_time=seconds))
+        self._done.append(_base.TransferResult(job_id=job_id, success=True, transfer_size=size, transfer_time=seconds))
         return True
 
     def _pairs(self, engine: Any, host: Any) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
@@ -67,12 +71,12 @@ def _indexes(blocks: Any) -> torch.Tensor:
     return torch.as_tensor(np.asarray(blocks, dtype=np.int64))
 
 
-class HostCopySpec(CPUOffloadingSpec):  # type: ignore[misc]
+class HostCopySpec(_cpu.CPUOffloadingSpec):  # type: ignore[misc]
     """Named in the connector's settings."""
 
-    _worker: OffloadingWorker | None
+    _worker: HostCopyWorker | None
 
-    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+    def get_worker(self, kv_caches: Any) -> HostCopyWorker:
         if self._worker is None:
             self._worker = HostCopyWorker(kv_caches, self.num_blocks)
         return self._worker

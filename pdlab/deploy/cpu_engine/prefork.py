@@ -7,7 +7,7 @@ become Ray's worker; vLLM's engine core is then started in the waiting child, wi
 output that a new interpreter would get.
 
 `pdlab/cluster/site/sitecustomize.py` calls `at_start` where `AT_START` in the environment names this module. Every
-process of an engine loads it, so it imports the standard library alone.
+process of an engine loads it, so it imports only the standard library and names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from multiprocessing import context, popen_spawn_posix, process, reduction, reso
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pdlab.deploy.serving.vllm_names import ASYNC_LLM, ENGINE_CORE
+
 AT_START = "PDLAB_AT_START"
 WORKER = "default_worker.py"  # of Ray
-ENGINE = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core")
+ENGINE = (ASYNC_LLM, ENGINE_CORE)
 PR_SET_PDEATHSIG = 1
 PID_BYTES = 8
 

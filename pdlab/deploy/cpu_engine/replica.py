@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ray.llm._internal.common.callbacks.base import CallbackBase
-
 from pdlab.deploy.cpu_engine import prefork
-from pdlab.deploy.serving.ray_names import ENGINE_MODELS, PD, SERVER
+from pdlab.deploy.serving.ray_names import CALLBACKS, ENGINE_MODELS, PD, SERVER
+from pdlab.deploy.serving.vllm_names import ENGINE_UTILS
 
 PREWARM_RETRY_S = 0.5
+_callbacks: Any = importlib.import_module(CALLBACKS)
 
 
-class LocalCallback(CallbackBase):  # type: ignore[misc]
+class LocalCallback(_callbacks.CallbackBase):  # type: ignore[misc]
     """Takes out of a replica's start what does nothing for a model in a local folder.
 
     The download task of the model folder and the usage-telemetry actor are each a process that
@@ -28,7 +28,7 @@ class LocalCallback(CallbackBase):  # type: ignore[misc]
 
     async def on_before_node_init(self) -> None:
         self.ctx.run_init_node = False
-        prefork.use_in(importlib.import_module("vllm.v1.engine.utils"))
+        prefork.use_in(importlib.import_module(ENGINE_UTILS))
         server: Any = importlib.import_module(SERVER)
         server.push_telemetry_report_for_all_models = _no_telemetry
         pd_server: Any = importlib.import_module(PD)

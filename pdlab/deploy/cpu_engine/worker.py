@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pdlab.deploy.serving.vllm_names import PLATFORMS
+
 # Microseconds between two looks of NIXL's progress thread. vLLM leaves it at 0: the thread spins
 # and takes a whole core per engine rank, which is all that two engines have on two cores.
 NIXL_PROGRESS_DELAY_US = 100
@@ -42,7 +44,7 @@ def leave_unpinned() -> None:
     It does so for every CPU engine whatever VLLM_CPU_OMP_THREADS_BIND says: prefill and decode on
     one machine then share one core while the others idle.
     """
-    platform = importlib.import_module("vllm.platforms").current_platform
+    platform = importlib.import_module(PLATFORMS).current_platform
     type(platform).discover_numa_topology = classmethod(lambda cls: [])
 
 

@@ -29,10 +29,10 @@ from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_UTILS, bind_class, bound_deployment
-from pdlab.deploy.serving.role_board import AUTO, BOARD_PREFIX
+from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.roles.assign import first_split
+from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
 _KV_GUARD = importlib.resources.files("pdlab.guard")
@@ -124,19 +124,20 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     """One pool of engines whose roles move (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles`` the
-    fields of `pdlab.deploy.serving.role_board.BoardSpec`. Raises what Ray's builders raise."""
+    fields of `pdlab.roles.spec.FluidSpec`. Raises what Ray's builders raise."""
     arguments = dict(args)
     call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
+    spec = FluidSpec(**roles)
     board_name = f"{BOARD_PREFIX}{uuid.uuid4().hex[:12]}"
-    application = _build(lambda arguments: _fluid(arguments, board_name, roles), arguments)
+    application = _build(lambda arguments: _fluid(arguments, board_name, spec), arguments)
     _orchestrate(application, call, kv_drain_s)
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
-            _mix_in(application_, PlaysRoles, {"board_name": board_name, "board_spec": roles})
+            _mix_in(application_, PlaysRoles, {"board_name": board_name, "board_spec": spec})
     return application
 
 
-def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
+def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
     """As `build_pd_openai_app` of Ray, with one deployment that is both prefill and decode."""
     builder: Any = importlib.import_module(BUILDER)
     ingress: Any = importlib.import_module(INGRESS)
@@ -147,10 +148,7 @@ def _fluid(args: dict[str, Any], board_name: str, roles: dict[str, Any]) -> Any:
     )
     (config,) = serving.llm_configs
     router: dict[str, Any] = {"request_router_class": FLUID_ROUTER}
-    split = roles.get("split", AUTO)
-    bounds = (roles.get("p_min", 1), roles.get("d_min", 1))
-    engines_in_all = config.deployment_config["num_replicas"]
-    first = first_split(engines_in_all, *bounds)[0] if split == AUTO else int(split.partition(":")[0])
+    first, _ = spec.first(config.deployment_config["num_replicas"])
     router["request_router_kwargs"] = {"board": board_name, "prefill": first}
     config.deployment_config["request_router_config"] = router
     engines = type("FluidServer", (pd.PDOrchestratorMixin, server.LLMServer), {"__module__": __name__})

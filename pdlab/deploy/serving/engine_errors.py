@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdlab.deploy.serving.guard import NO_VOCABULARY, REASONS
+from pdlab.deploy.serving.vllm_names import HARMONY, HARMONY_UTILS
 
 # vLLM's objects that answer requests, as Ray's engine names them, and the method of each.
 _SERVINGS = {"_oai_serving_chat": "create_chat_completion", "_oai_serving_completion": "create_completion"}
-_HARMONY_PARSER = "vllm.parser.harmony"
 _SERVER_ERRORS = 500
 _ANALYSIS = "analysis"
 
@@ -75,7 +75,7 @@ def _is_harmonys(error: Any) -> bool:
 def count_reasoning_of(serving: Any) -> None:
     """vLLM's parser of gpt-oss's answers counts no reasoning tokens for chat, and the usage then says 0."""
     parser = getattr(serving, "parser_cls", None)
-    if parser is None or parser.__module__ != _HARMONY_PARSER or "count_reasoning_tokens" in vars(parser):
+    if parser is None or parser.__module__ != HARMONY or "count_reasoning_tokens" in vars(parser):
         return
     parser.count_reasoning_tokens = reasoning_tokens
 
@@ -91,7 +91,7 @@ def reasoning_tokens(parser: Any, token_ids: Sequence[int]) -> int:
 
 class _Reasoning:
     def __init__(self) -> None:
-        harmony: Any = importlib.import_module("vllm.entrypoints.openai.parser.harmony_utils")
+        harmony: Any = importlib.import_module(HARMONY_UTILS)
         self._reads = harmony.get_streamable_parser_for_assistant()
         self.read = self._tokens = 0
 

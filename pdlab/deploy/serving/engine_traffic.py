@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pdlab.roles.messages import EngineReport
 from pdlab.roles.observed import size_class
 from pdlab.roles.prefixes import CHARS_PER_TOKEN, chunks_of
 
@@ -43,14 +44,7 @@ class Flow:
         self.running = 0
         self._prefills = 0
         self._busy_since = 0.0
-        self._counts: dict[str, Any] = {}
-        self._begin()
-
-    def _begin(self) -> None:
-        self._counts = {
-            "prompts": {}, "local": {}, "answers": {}, "generated_tokens": 0, "prefilled_tokens": 0,
-            "computed_tokens": 0, "prefill_busy_s": 0.0, "ttft_s": [], "tpot_s": [], "handoff_s": [],
-        }  # fmt: skip
+        self._counts = EngineReport()
 
     def prefill_began(self, tokens: int) -> None:
         """A prompt came whose KV cache another engine will take."""
@@ -64,10 +58,10 @@ class Flow:
         self._prefills -= 1
         self.waiting_prompt_tokens -= tokens
         if answered:
-            self._counts["prefilled_tokens"] += tokens
-            self._counts["computed_tokens"] += tokens if computed is None else computed
+            self._counts.prefilled_tokens += tokens
+            self._counts.computed_tokens += tokens if computed is None else computed
         if not self._prefills:
-            self._counts["prefill_busy_s"] += self._clock() - self._busy_since
+            self._counts.prefill_busy_s += self._clock() - self._busy_since
 
     def arrived(self, prompt_tokens: int) -> EngineAnswer:
         """A client's sequence came, which this engine is to decode."""
@@ -78,19 +72,21 @@ class Flow:
         """Another engine is asked to compute so many tokens of its prompt: of one that was counted already, those
         above."""
         if tokens > answer.asked_tokens:
-            self._count("prompts", answer, tokens - answer.asked_tokens, requests=0 if answer.asked_tokens else 1)
+            self._count(
+                self._counts.prompts, answer, tokens - answer.asked_tokens, requests=0 if answer.asked_tokens else 1
+            )
             answer.asked_tokens = tokens
 
     def stays(self, answer: EngineAnswer) -> None:
         """Its prompt is computed here."""
         size = size_class(answer.prompt_tokens)
-        self._counts["local"][size] = self._counts["local"].get(size, 0) + 1
+        self._counts.local[size] = self._counts.local.get(size, 0) + 1
 
-    def _count(self, name: str, answer: EngineAnswer, tokens: int, requests: int = 1) -> None:
+    def _count(self, counts: dict[int, tuple[int, int]], answer: EngineAnswer, tokens: int, requests: int = 1) -> None:
         """So many more requests, and their tokens, among those of the size of its prompt."""
         size = size_class(answer.prompt_tokens)
-        before = self._counts[name].get(size, (0, 0))
-        self._counts[name][size] = (before[0] + requests, before[1] + tokens)
+        before = counts.get(size, (0, 0))
+        counts[size] = (before[0] + requests, before[1] + tokens)
 
     def prefilled(self, answer: EngineAnswer) -> None:
         """Its prompt was prefilled elsewhere: from here on it is this engine's."""
@@ -104,11 +100,11 @@ class Flow:
         if answer.first_s is None:
             self.prefilled(answer)
             answer.first_s = self._clock()
-            self._counts["ttft_s"].append(answer.first_s - answer.arrived_s)
+            self._counts.ttft_s.append(answer.first_s - answer.arrived_s)
             if answer.prefilled_s is not None:
-                self._counts["handoff_s"].append(answer.first_s - answer.prefilled_s)
+                self._counts.handoff_s.append(answer.first_s - answer.prefilled_s)
         total = tokens_after(item, answer.tokens)
-        self._counts["generated_tokens"] += total - answer.tokens
+        self._counts.generated_tokens += total - answer.tokens
         answer.tokens = total
 
     def ended(self, answer: EngineAnswer, *, whole: bool) -> None:
@@ -119,24 +115,24 @@ class Flow:
             self.running -= 1
         if not whole or answer.first_s is None:
             return
-        self._count("answers", answer, answer.tokens)
+        self._count(self._counts.answers, answer, answer.tokens)
         if answer.tokens > 1 and self._clock() > answer.first_s:
-            self._counts["tpot_s"].append((self._clock() - answer.first_s) / (answer.tokens - 1))
+            self._counts.tpot_s.append((self._clock() - answer.first_s) / (answer.tokens - 1))
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way, nor came or ended since the last `take`."""
-        return not (self._prefills or self.coming or self.running or any(self._counts.values()))
+        return not (self._prefills or self.coming or self.running or self._counts != EngineReport())
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> EngineReport:
         """The counts since the last call, and what is under way now."""
         now_s = self._clock()
         if self._prefills:
-            self._counts["prefill_busy_s"] += now_s - self._busy_since
+            self._counts.prefill_busy_s += now_s - self._busy_since
             self._busy_since = now_s
-        now = {"waiting_prompt_tokens": self.waiting_prompt_tokens, "coming": self.coming, "running": self.running}
-        counts = {**self._counts, **now}
-        self._begin()
+        counts, self._counts = self._counts, EngineReport()
+        counts.waiting_prompt_tokens = self.waiting_prompt_tokens
+        counts.coming, counts.running = self.coming, self.running
         return counts
 
 

@@ -13,6 +13,7 @@ import importlib
 import logging
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from pdlab.deploy.serving.elastic import WARM_S
@@ -20,7 +21,9 @@ from pdlab.deploy.serving.engine_traffic import EngineAnswer, Flow, prompt_chunk
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
+from pdlab.roles.messages import EngineOrders, EngineReport
 from pdlab.roles.prefixes import Prefixes, to_compute
+from pdlab.roles.spec import FluidSpec
 
 BOARD_ANSWER_S = 5.0
 # Longer than that a prompt does not wait to know who has its beginning.
@@ -38,7 +41,7 @@ class PlaysRoles:
     """
 
     board_name: str
-    board_spec: dict[str, Any]
+    board_spec: FluidSpec
     _own: Any = None
     _telling: Any = None
     _generated = 0
@@ -55,7 +58,7 @@ class PlaysRoles:
         self._prefill_by: dict[int, str] = {}
         self._warmed: dict[str, str] = {}
         self._warming: set[asyncio.Task[None]] = set()
-        self._affinity = bool(self.board_spec.get("prefix_affinity"))
+        self._affinity = self.board_spec.prefix_affinity
         self._kept = Prefixes()
         await super().__init__(*args, **kwargs)  # type: ignore[misc]
         pd: Any = importlib.import_module(PD)
@@ -119,7 +122,7 @@ class PlaysRoles:
     @property
     def _knows(self) -> bool:
         """Whether somebody asks what is in this engine's prefix cache, and it has one."""
-        return (self._affinity or self.board_spec.get("local_below") is not None) and self.caches_prefixes
+        return (self._affinity or self.board_spec.local_below is not None) and self.caches_prefixes
 
     def _keeps(self, chunks: list[int], *, pulled: bool) -> None:
         """From now on this engine has a prompt with these chunks in its cache."""
@@ -243,12 +246,12 @@ class PlaysRoles:
         self._warming.add(task)
         task.add_done_callback(self._warming.discard)
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> EngineReport:
         counts = self._flow.take()
         generated = getattr(self.engine, "generated_tokens", None)  # type: ignore[attr-defined]
         if generated is not None:  # of an engine whose answers come in few pieces
             total = generated()
-            counts["generated_tokens"] = max(total - self._generated, 0)
+            counts.generated_tokens = max(total - self._generated, 0)
             self._generated = max(total, self._generated)
         return counts
 
@@ -257,9 +260,9 @@ class PlaysRoles:
         serve: Any = importlib.import_module("ray.serve")
         context = serve.get_replica_context()
         name = self._name = context.replica_id.unique_id
-        spec = {**self.board_spec, "app": context.app_name, "deployment": context.deployment}
+        spec = replace(self.board_spec, app=context.app_name, deployment=context.deployment)
         node = ray.get_runtime_context().get_node_id()
-        pause_s = TELL_S * pace(self.board_spec.get("slow_down", 1.0))
+        pause_s = TELL_S * pace(spec.slow_down)
         idle = -1  # so that an idle engine tells at once when it begins
         while True:
             idle = idle + 1 if self._flow.idle else 0
@@ -269,12 +272,12 @@ class PlaysRoles:
             try:
                 if self._board is None:
                     self._board = await asyncio.to_thread(board, self.board_name, spec)
-                warmed = dict(self._warmed)
-                counts = {**self._counts(), "warmed": warmed}
-                told = await asyncio.wait_for(self._board.report.remote(name, node, counts), BOARD_ANSWER_S)
-                self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in warmed}
-                self._local_below = told["local_below"]
-                for engine in told["warm"]:
+                counts = replace(self._counts(), warmed=dict(self._warmed))
+                told = await asyncio.wait_for(self._board.report.remote(name, node, counts.fields), BOARD_ANSWER_S)
+                self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in counts.warmed}
+                orders = EngineOrders(**told)
+                self._local_below = orders.local_below
+                for engine in orders.warm:
                     self._warm(name, engine)
             except Exception as error:
                 if self._board is not None:

@@ -7,6 +7,7 @@ and is a module of its own because Ray takes back that the router's module trave
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import random
 import uuid
@@ -14,7 +15,11 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+
+from pdlab.deploy.serving.ray_names import ROUTERS
+from pdlab.roles.messages import RoleNews
+
+_routers: Any = importlib.import_module(ROUTERS)
 
 ROUTE = "pdlab_route"
 NAMESPACE = "serve"
@@ -24,7 +29,7 @@ ANSWER_S, AGAIN_S = 10.0, 0.2
 IDLE = ("joining", "leaving", "draining")
 
 
-class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     """Roles and loads come from the board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, those
     that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
 
@@ -40,7 +45,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         """``board``: its actor's name. ``prefill``: so many engines, the first by id, prefill until it says more."""
         self._board = board
         self._first_prefill = prefill
-        self._known: dict[str, Any] = {"version": 0, "tick": 0, "roles": {}, "loads": {}}
+        self._known = RoleNews()
         self._sent: dict[tuple[str, int], int] = {}
         self._name = uuid.uuid4().hex
         self._following: asyncio.Task[None] | None = None
@@ -124,7 +129,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     def _load(self, replica: Any, kind: int) -> int:
         """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since it told are added."""
         name = replica.replica_id.unique_id
-        told: int = self._known["loads"].get(name, (0, 0))[kind]
+        told: int = self._known.loads.get(name, (0, 0))[kind]
         return told + self._sent.get((name, kind), 0)
 
     def _count(self, replica: Any, kind: int, amount: int) -> None:
@@ -134,7 +139,7 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     def _playing(self, role: str, avoid: frozenset[Any]) -> list[Any]:
         """The engines with that role; where there are none, those that may do it."""
         engines = [each for each in self._replicas.values() if each.replica_id.unique_id not in avoid]
-        roles = self._known["roles"]
+        roles = self._known.roles
         if not roles:
             ordered = sorted(each.replica_id.unique_id for each in self._replicas.values())
             first = max(1, min(self._first_prefill, len(ordered) - 1))
@@ -151,7 +156,8 @@ class FluidRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
             try:
                 board = await asyncio.to_thread(ray.get_actor, self._board, namespace=NAMESPACE)
                 while True:
-                    self._known = await asyncio.wait_for(board.follow.remote(self._known, self._name), ANSWER_S)
+                    told = await asyncio.wait_for(board.follow.remote(self._known.fields, self._name), ANSWER_S)
+                    self._known = RoleNews(**told)
                     self._sent.clear()
             except asyncio.CancelledError:
                 raise

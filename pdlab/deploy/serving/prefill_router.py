@@ -6,15 +6,18 @@ of its own because Ray takes back that the router's module travels so.
 
 from __future__ import annotations
 
+import importlib
 import random
 from typing import Any
 
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from pdlab.deploy.serving.ray_names import ROUTERS
+
+_routers: Any = importlib.import_module(ROUTERS)
 
 ROUTE = "pdlab_route"
 
 
-class PrefillRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+class PrefillRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     """Power of two choices, as Ray's default. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`)
     learns from it which replica it went to, and goes to none of ``route.avoid``."""
 

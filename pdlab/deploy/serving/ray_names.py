@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 BUILDER = "ray.llm._internal.serve.core.server.builder"
+CALLBACKS = "ray.llm._internal.common.callbacks.base"
 COMMON = "ray.serve._private.common"
 ENGINE_MODELS = "ray.llm._internal.serve.engines.vllm.vllm_models"
 INGRESS = "ray.llm._internal.serve.core.ingress.builder"
 MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 NIXL = "ray.llm._internal.serve.engines.vllm.kv_transfer.nixl"
 PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
+ROUTERS = "ray.serve._private.request_router.pow_2_router"
 SERVER = "ray.llm._internal.serve.core.server.llm_server"
 SERVER_UTILS = "ray.llm._internal.serve.utils.server_utils"
+TELEMETRY = "ray._private.telemetry"
+WORKER = "ray._private.worker"
 
 
 def bound_deployment(application: Any) -> Any:

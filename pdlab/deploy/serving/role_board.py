@@ -16,24 +16,24 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from pdlab.deploy.serving.elastic import Joining, RayServe, Scaling, Serves
 from pdlab.roles.assign import assign, first_split
-from pdlab.roles.count import CountDecision, CountPolicy, CountRules, load_of
+from pdlab.roles.count import CountDecision, CountPolicy, load_of
 from pdlab.roles.local import locally_below
-from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Window
-from pdlab.roles.policy import Policy, RoleRules
+from pdlab.roles.messages import EngineOrders, EngineReport, RoleNews, Since
+from pdlab.roles.observed import EngineLoad, ObservedPool, Window
+from pdlab.roles.policy import Policy
 from pdlab.roles.prefixes import Prefixes
 from pdlab.roles.rates import Fading
+from pdlab.roles.spec import AUTO, FluidSpec, counts_of
 
 NAMESPACE = "serve"
 # Of the names of all boards' actors.
 BOARD_PREFIX = "pdlab-roles-"
-AUTO = "auto"
 JOINED = "an engine joined"  # why roles are decided on; no news where it changes none
 # How often engines tell; how long one may be silent before its role goes to others, and how long all of them may be
 # before the application counts as gone. A board that has just begun listens for the roles that stand before it decides.
@@ -50,52 +50,23 @@ CACHED_HALF_LIFE_S = 60.0  # of the share of prompts that prefix caches answer
 PLAYING = ("prefill", "decode", "draining")
 
 
-@dataclass(frozen=True)
-class BoardSpec:
-    """``split``: ``auto`` or engines that prefill and decode, ``3:5``. ``p_min`` to ``slo_tpot_s``: of
-    `pdlab.roles.policy.RoleRules`. ``local_below``: tokens below which a prompt is prefilled where it is decoded (None:
-    none is; ``auto``: as the learnt rates say). ``prefix_affinity``: whether prompts are to go where their beginning is
-    cached. ``slow_down``: seconds that pass here for one of the engines'.
-    ``engines`` begin, ``least`` to ``most`` of them are wanted later, one fewer ``down_after_s`` after fewer would do
-    (None: their number is fixed), of the Ray Serve ``deployment`` in ``app``."""
-
-    split: str = AUTO
-    p_min: int = 1
-    d_min: int = 1
-    slo_ttft_s: float | None = None
-    slo_tpot_s: float | None = None
-    local_below: int | str | None = None
-    prefix_affinity: bool = False
-    slow_down: float = 1.0
-    engines: int = 0
-    least: int | None = None
-    most: int | None = None
-    down_after_s: float = 120.0
-    app: str = ""
-    deployment: str = ""
-
-
 class _Engine:
     """What one engine has told."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.heard_s = 0.0
-        self.waiting_prompt_tokens = 0
-        self.coming = 0
-        self.running = 0
-        self.since: dict[str, float] = {}  # counts since the last look
-        self.kv_used_share: float | None = None
+        self.now = EngineReport()  # the last one
+        self.since = Since()
 
 
 class RoleBoard:
-    """``spec``: fields of `BoardSpec`. ``clock``: seconds, and only forward. ``serves``: who runs the engines (None:
-    Ray Serve)."""
+    """``clock``: seconds, and only forward. ``serves``: who runs the engines (None: Ray Serve)."""
 
     def __init__(
-        self, spec: dict[str, Any], clock: Callable[[], float] = time.monotonic, serves: Serves | None = None
+        self, spec: FluidSpec, clock: Callable[[], float] = time.monotonic, serves: Serves | None = None
     ) -> None:
-        self.spec = BoardSpec(**spec)
+        self.spec = spec
         self._clock = clock
         self._began_s = clock()
         self._engines: dict[str, _Engine] = {}
@@ -104,15 +75,13 @@ class RoleBoard:
         # Of a later board greater than of an earlier one: routers take what is newer.
         self._version = time.time_ns()
         self._tick = 0
-        self._heard: dict[str, Any] | None = None
-        self._policy = self._new_policy()
-        moves = self.spec.least is not None
-        self._joining = Joining(self.spec.engines if moves else None)
-        serves = serves or RayServe(self.spec.app, self.spec.deployment)
-        self._scaling = Scaling(serves, clock) if moves else None
-        self._count_policy = self._new_count_policy()
+        self._heard = RoleNews()
+        self._policy = Policy(spec)
+        self._joining = Joining(spec.engines if spec.moves else None)
+        self._scaling = Scaling(serves or RayServe(spec.app, spec.deployment), clock) if spec.moves else None
+        self._count_policy = CountPolicy(spec)
         self._counted: CountDecision | None = None
-        self._window: dict[str, Any] = {}
+        self._window = Since()
         self._looked_s = clock()
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_ENTRIES)
         self._local_below = 0
@@ -132,49 +101,37 @@ class RoleBoard:
     # --- what is called ------------------------------------------------------------------------
 
     async def report(self, engine: str, node: str, counts: dict[str, Any]) -> dict[str, Any]:
-        """What passed through an engine since it told last (`pdlab.deploy.serving.engine_traffic.Flow.take`), and under
-        ``warmed`` how first transfers to it went (`pdlab.deploy.serving.elastic.Joining.told`). Returns
-        ``local_below``, below how many tokens it is to prefill prompts itself, and ``warm``, the engines of which it is
-        to take a first transfer."""
+        """What passed through an engine since it told last: the fields of an `EngineReport`. Returns those of
+        `EngineOrders`."""
         self._run()
+        told = EngineReport(**counts)
         joined = engine not in self._engines
         state = self._engines.setdefault(engine, _Engine(node))
-        state.heard_s = self._clock()
-        state.waiting_prompt_tokens = counts["waiting_prompt_tokens"]
-        state.coming, state.running = counts["coming"], counts["running"]
-        state.kv_used_share = counts.get("kv_used_share")
-        for name in ("prefilled_tokens", "computed_tokens", "prefill_busy_s", "generated_tokens"):
-            state.since[name] = state.since.get(name, 0) + counts[name]
-        for name in ("prompts", "answers"):
-            total = self._window.setdefault(name, {})
-            for size, (requests, tokens) in counts[name].items():
-                before = total.get(size, Count(0, 0))
-                total[size] = Count(before.requests + requests, before.tokens + tokens)
-        local = self._window.setdefault("local", {})
-        for size, requests in counts["local"].items():
-            local[size] = local.get(size, 0) + requests
-        for name in ("ttft_s", "tpot_s"):
-            self._window.setdefault(name, []).extend(counts[name])
-        self._handoff_s.extend(counts["handoff_s"])
-        self._joining.told(engine, counts.get("warmed", {}), self._clock())
-        if (joined or counts.get("warmed")) and self._listened:
+        state.heard_s, state.now = self._clock(), told
+        state.since.add_work(told)
+        self._window.add_requests(told)
+        self._handoff_s.extend(told.handoff_s)
+        self._joining.told(engine, told.warmed, self._clock())
+        if (joined or told.warmed) and self._listened:
             self.decide(JOINED if joined else "")
         warm = self._joining.orders(engine, self._here, self._clock()) if self._listened else []
-        return {"local_below": self._local_below, "warm": warm}
+        return EngineOrders(self._local_below, warm).fields
 
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
-        """Roles and loads once they are other than ``known``, what ``who`` heard last; or those, after a while."""
+        """Fields of `RoleNews` once roles or loads are other than ``known``, what ``who`` heard last; or those, after a
+        while."""
         self._run()
+        news = RoleNews(**known)
         self._asked[who] = self._clock()
-        if known["version"] == self._version and who in self._hearing:
+        if news.version == self._version and who in self._hearing:
             self._hearing.remove(who)
             self._reach_s.append(self._clock() - self._published_s)
-        if not self._roles and known["version"] > (self._heard or {"version": 0})["version"]:
-            self._heard = known
-        if (known["version"], known["tick"]) == (self._version, self._tick) or not self._roles:
+        if not self._roles and news.version > self._heard.version:
+            self._heard = news
+        if (news.version, news.tick) == (self._version, self._tick) or not self._roles:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._news_s)
-        return self._state() if self._roles else known
+        return self._state().fields if self._roles else known
 
     async def keeps(self, engine: str, chunks: list[int], pool_tokens: int | None, pulled: bool) -> None:
         """The engine, whose KV pool holds so many tokens, has a prompt with these chunks
@@ -190,11 +147,11 @@ class RoleBoard:
     async def set_split(self, text: str) -> dict[str, Any]:
         """``auto`` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
         if text != AUTO:
-            prefill, decode = _counts(text)
+            prefill, decode = counts_of(text)
             if prefill + decode != len(self._playing):
                 raise ValueError(f"{text} is {prefill + decode} engines, {len(self._playing)} tell what they do")
         elif self._by != AUTO:
-            self._policy, self._count_policy = self._new_policy(), self._new_count_policy()
+            self._policy, self._count_policy = Policy(self.spec), CountPolicy(self.spec)
         self._by = text
         self.decide(f"set by hand to {text}")
         return await self.look()
@@ -212,8 +169,8 @@ class RoleBoard:
             name: {
                 "role": self._roles.get(name, "none"),
                 "node": each.node,
-                "waiting_prompt_tokens": each.waiting_prompt_tokens,
-                "running": each.running,
+                "waiting_prompt_tokens": each.now.waiting_prompt_tokens,
+                "running": each.now.running,
             }
             for name, each in sorted(self._engines.items())
         }
@@ -246,8 +203,8 @@ class RoleBoard:
         limit_s = max(each.heard_s for each in self._engines.values()) - SILENT_S * self._pace
         self._engines = {name: each for name, each in self._engines.items() if each.heard_s >= limit_s}
         self._prefixes.forget_others(self._engines)
-        if not self._roles and self._heard is not None and self._heard["roles"]:
-            self._roles, self._by, why = dict(self._heard["roles"]), self._heard["by"], "the roles that stood"
+        if not self._roles and self._heard.roles:
+            self._roles, self._by, why = dict(self._heard.roles), self._heard.by, "the roles that stood"
             self._joining.knew(self._roles)
         if ready := self._joining.look(self._here):
             why = f"{', '.join(ready)} has made its first transfers"
@@ -315,7 +272,7 @@ class RoleBoard:
             return {}, "no engine takes work"
         if count == 1:
             return {engines[0].engine: "decode"}, "one engine"
-        prefill, decode = (self.spec.p_min, self.spec.d_min) if self._by == AUTO else _counts(self._by)
+        prefill, decode = (self.spec.p_min, self.spec.d_min) if self._by == AUTO else counts_of(self._by)
         share = min(max(round(count * prefill / (prefill + decode)), 1), count - 1)
         reason = self._by if prefill + decode == count else f"{self._by} of {count} engines"
         return dict(assign(engines, share, most_running=math.inf)), reason
@@ -324,23 +281,23 @@ class RoleBoard:
         """Since the last look, in the engines' seconds."""
         slow = self.spec.slow_down
         loads = tuple(self._load(name, self._engines[name].since) for name in self._playing)
-        counts = self._window
+        passed = self._window
         window = Window(
             seconds=max(now_s - self._looked_s, 1e-3) / slow,
-            prompts=counts.get("prompts", {}),
-            answers=counts.get("answers", {}),
-            local=counts.get("local", {}),
-            ttft_s=tuple(value / slow for value in counts.get("ttft_s", ())),
-            tpot_s=tuple(value / slow for value in counts.get("tpot_s", ())),
+            prompts=passed.prompts,
+            answers=passed.answers,
+            local=passed.local,
+            ttft_s=tuple(value / slow for value in passed.ttft_s),
+            tpot_s=tuple(value / slow for value in passed.tpot_s),
         )
         for name, total in self._tokens.items():
-            total.add(sum(each.since.get(name, 0) for each in self._engines.values()), window.seconds)
-        self._looked_s, self._window = now_s, {}
+            total.add(sum(getattr(each.since, name) for each in self._engines.values()), window.seconds)
+        self._looked_s, self._window = now_s, Since()
         for each in self._engines.values():
-            each.since = {}
+            each.since = Since()
         return loads, window
 
-    def _load(self, name: str, since: dict[str, float]) -> EngineLoad:
+    def _load(self, name: str, since: Since) -> EngineLoad:
         each = self._engines[name]
         role: Any = self._roles.get(name, "decode")
         if role not in PLAYING:
@@ -348,12 +305,12 @@ class RoleBoard:
         return EngineLoad(
             engine=name,
             role=role,
-            waiting_prompt_tokens=each.waiting_prompt_tokens,
-            running=each.running,
-            prefilled_tokens=int(since.get("prefilled_tokens", 0)),
-            prefill_busy_s=since.get("prefill_busy_s", 0.0) / self.spec.slow_down,
-            generated_tokens=int(since.get("generated_tokens", 0)),
-            kv_used_share=each.kv_used_share,
+            waiting_prompt_tokens=each.now.waiting_prompt_tokens,
+            running=each.now.running,
+            prefilled_tokens=since.prefilled_tokens,
+            prefill_busy_s=since.prefill_busy_s / self.spec.slow_down,
+            generated_tokens=since.generated_tokens,
+            kv_used_share=each.now.kv_used_share,
         )
 
     def _learn_local_below(self) -> None:
@@ -366,8 +323,8 @@ class RoleBoard:
         of = {
             role: [e for n, e in self._engines.items() if self._roles.get(n) == role] for role in ("prefill", "decode")
         }
-        waiting = sum(each.waiting_prompt_tokens for each in of["prefill"]) / max(len(of["prefill"]), 1)
-        running = sum(each.running for each in of["decode"]) / max(len(of["decode"]), 1)
+        waiting = sum(each.now.waiting_prompt_tokens for each in of["prefill"]) / max(len(of["prefill"]), 1)
+        running = sum(each.now.running for each in of["decode"]) / max(len(of["decode"]), 1)
         transfer_s = statistics.median(self._handoff_s) / self.spec.slow_down
         # Who decides on a prompt compares what is to be computed of it; the rate may be one of whole prompts.
         whole, computed = (self._tokens[name].total for name in ("prefilled_tokens", "computed_tokens"))
@@ -404,21 +361,11 @@ class RoleBoard:
     def _news_s(self) -> float:
         return min(NEWS_S * self._pace, MOST_NEWS_S)
 
-    def _new_policy(self) -> Policy:
-        spec = self.spec
-        return Policy(
-            RoleRules(p_min=spec.p_min, d_min=spec.d_min, slo_ttft_s=spec.slo_ttft_s, slo_tpot_s=spec.slo_tpot_s)
-        )
-
-    def _new_count_policy(self) -> CountPolicy:
-        spec = self.spec
-        least, most = spec.least or spec.engines, spec.most or spec.engines
-        return CountPolicy(CountRules(spec.engines, least, most, down_after_s=spec.down_after_s))
-
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> RoleNews:
         # Of decode also what will be there once it is prefilled: else whoever has least would be sent all of it.
-        loads = {n: (each.waiting_prompt_tokens, each.coming + each.running) for n, each in self._engines.items()}
-        return {"version": self._version, "tick": self._tick, "roles": self._roles, "loads": loads, "by": self._by}
+        told = {name: each.now for name, each in self._engines.items()}
+        loads = {name: (now.waiting_prompt_tokens, now.coming + now.running) for name, now in told.items()}
+        return RoleNews(self._version, self._tick, self._roles, loads, self._by)
 
     def _publish(self, roles: dict[str, str]) -> None:
         self._roles = roles
@@ -438,7 +385,7 @@ class RoleBoard:
 
     async def _forever(self) -> None:
         next_s = self._clock() + LISTEN_S
-        told: dict[str, Any] = {}
+        told: Mapping[str, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(TELL_S * self._pace)
             now_s = self._clock()
@@ -447,7 +394,7 @@ class RoleBoard:
                     next_s = now_s + LOOK_S * self._pace
                     self.decide()
                 self._show()  # Ray drops a gauge that was not set for two exports
-                if (loads := self._state()["loads"]) != told:
+                if (loads := self._state().loads) != told:
                     told = loads
                     self._tell()
             except Exception:  # the roles that stand are told on
@@ -474,7 +421,7 @@ class RoleBoard:
 
     def _idle(self, name: str) -> bool:
         each = self._engines.get(name)
-        return each is None or not (each.waiting_prompt_tokens or each.coming or each.running)
+        return each is None or not (each.now.waiting_prompt_tokens or each.now.coming or each.now.running)
 
     def _show(self) -> None:
         """The split in Ray's metrics."""
@@ -493,14 +440,6 @@ class RoleBoard:
             self._gauges[name].set(value)
 
 
-def _counts(text: str) -> tuple[int, int]:
-    """Raises ValueError for what is not ``3:5``."""
-    prefill, colon, decode = text.partition(":")
-    if not (colon and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        raise ValueError(f"{text!r} is no split: give PREFILL:DECODE with at least one of each, such as 3:5, or auto")
-    return int(prefill), int(decode)
-
-
 def _split(roles: dict[str, str]) -> tuple[int, int]:
     """Engines that prefill or are about to, and that decode."""
     playing = [role for role in roles.values() if role in PLAYING]
@@ -514,7 +453,7 @@ def pace(slow_down: float) -> float:
     return max(1.0, min(slow_down, MOST_PACE))
 
 
-def board(name: str, spec: dict[str, Any]) -> Any:
+def board(name: str, spec: FluidSpec) -> Any:
     """The board's actor, made where there is none. Blocks until Ray answers."""
     ray: Any = importlib.import_module("ray")
     actor = ray.remote(RoleBoard).options(

@@ -62,10 +62,10 @@ def read_file(file: Path) -> FileReading:
         reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
         if reading is not None:
             return reading._replace(sha256=sha256)
-    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else type(content).__name__
+    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
-        f"{file}: no known benchmark client writes such a file (it begins with: {keys}); docs/results-of-others.md "
-        "lists those that are read; move the file elsewhere"
+        f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
+        "docs/results-of-others.md lists those that are read; move the file elsewhere"
     )
 
 
@@ -75,7 +75,8 @@ def _content(file: Path) -> tuple[Any, str]:
         content = file.read_bytes()
         return _of_bytes(file, content), hashlib.sha256(content).hexdigest()
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{file}: cannot be read ({error})") from error
+        kind = file.suffix.removeprefix(".").upper()
+        raise StoreError(f"{file}: cannot be read as {kind} ({error})") from error
 
 
 def _of_bytes(file: Path, content: bytes) -> Any:

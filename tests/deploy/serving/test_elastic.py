@@ -31,6 +31,7 @@ from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
 from pdlab.roles.count import CountDecision
 from pdlab.roles.policy import Demand
+from pdlab.roles.spec import FluidSpec
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ def serve() -> Serve:
 
 @pytest.fixture
 def board(clock: Clock, serve: Serve) -> Iterator[Quiet]:
-    made = Quiet({"engines": 2, "least": 2, "most": 3}, clock, serve)
+    made = Quiet(FluidSpec(engines=2, least=2, most=3), clock, serve)
     clock.now += LISTEN_S
     tell(made, "a", "b")
     made.decide()
@@ -294,7 +295,7 @@ def tell(of: RoleBoard, *names: str, **more: Any) -> dict[str, Any]:
     """The last one's answer."""
     answer = {}
     for name in names:
-        answer = asyncio.run(of.report(name, "node", {**Flow().take(), **more}))
+        answer = asyncio.run(of.report(name, "node", {**Flow().take().fields, **more}))
     return answer
 
 
@@ -319,7 +320,7 @@ def test_a_new_engine_has_no_role_until_it_is_warm(board: Quiet) -> None:
     before = roles(board)
     tell(board, "c")
     assert roles(board) == {**before, "c": "joining"}
-    assert board._state()["roles"]["c"] == "joining", "routers know it"
+    assert board._state().roles["c"] == "joining", "routers know it"
     board.decide()
     assert roles(board)["c"] == "joining"
     with pytest.raises(ValueError, match="1:2 is 3 engines, 2 tell what they do"):
@@ -409,8 +410,8 @@ def test_a_number_is_not_changed_while_roles_are_set_by_hand(board: Quiet) -> No
 
 def test_a_new_board_knows_who_is_warm_and_who_is_not(board: Quiet, serve: Serve, clock: Clock) -> None:
     tell(board, "c")
-    new = Quiet({"engines": 2, "least": 2, "most": 3}, clock, serve)
-    asyncio.run(asyncio.wait_for(new.follow(board._state(), "router"), 5))
+    new = Quiet(FluidSpec(engines=2, least=2, most=3), clock, serve)
+    asyncio.run(asyncio.wait_for(new.follow(board._state().fields, "router"), 5))
     clock.now += LISTEN_S
     assert tell(new, "a", "b", "c")["warm"] == ["a", "b"]
     new.decide()
@@ -429,7 +430,7 @@ def test_a_controller_that_is_away_changes_nothing(board: Quiet, serve: Serve, c
 
 
 def test_a_fixed_number_asks_ray_serve_for_nothing(clock: Clock, serve: Serve) -> None:
-    made = Quiet({"split": "1:1"}, clock, serve)
+    made = Quiet(FluidSpec(split="1:1"), clock, serve)
     clock.now += LISTEN_S
     tell(made, "a", "b")
     look(made, clock)
@@ -448,7 +449,7 @@ class World:
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.serve = Serve("a", "b", "c")
-        self.board = Quiet({"engines": 3, "least": 2, "most": 5}, self.clock, self.serve)
+        self.board = Quiet(FluidSpec(engines=3, least=2, most=5), self.clock, self.serve)
         self.made = 0
         self.pairs: set[tuple[str, str]] = set()  # first transfers that were made
         self.founders = {"a", "b", "c"}
@@ -505,7 +506,7 @@ class World:
 def test_whatever_happens_only_warm_engines_work_and_both_kinds_stay(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decided = type(Quiet({"engines": 3, "least": 2, "most": 5})._count_policy)
+    decided = type(Quiet(FluidSpec(engines=3, least=2, most=5))._count_policy)
     monkeypatch.setattr(decided, "decide", lambda self, now_s, playing, wanted, load: CountDecision(wanted, False, ""))
     world = World(seed)
     numbers = set()

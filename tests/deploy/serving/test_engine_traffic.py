@@ -30,12 +30,12 @@ def test_prefill_is_busy_while_one_prompt_is_there(clock: Clock) -> None:
     flow.prefill_began(50)
     clock.now = 1.5
     flow.prefill_ended(100, answered=True)
-    assert flow.take()["prefill_busy_s"] == 1.5
+    assert flow.take().prefill_busy_s == 1.5
     clock.now = 2.0
     flow.prefill_ended(50, answered=False)
     clock.now = 9.0
     counts = flow.take()
-    assert (counts["prefill_busy_s"], counts["prefilled_tokens"], counts["waiting_prompt_tokens"]) == (0.5, 0, 0)
+    assert (counts.prefill_busy_s, counts.prefilled_tokens, counts.waiting_prompt_tokens) == (0.5, 0, 0)
 
 
 def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
@@ -44,20 +44,20 @@ def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
     assert (flow.running, flow.coming) == (0, 1), "its prompt is elsewhere"
     clock.now = 0.2
     flow.prefilled(answer)
-    assert flow.take()["running"] == 1
+    assert flow.take().running == 1
     clock.now = 0.3
     flow.sent(answer, event())
     clock.now = 0.4
     flow.sent(answer, event())
-    assert flow.take()["generated_tokens"] == 2
+    assert flow.take().generated_tokens == 2
     clock.now = 0.7
     flow.sent(answer, event(usage=5))
     flow.ended(answer, whole=True)
     counts = flow.take()
-    assert counts["generated_tokens"] == 3, "events may have several tokens: the usage at the end says how many"
-    assert counts["answers"] == {size_class(100): (1, 5)}
-    assert counts["tpot_s"] == [pytest.approx(0.1)]
-    assert counts["running"] == 0
+    assert counts.generated_tokens == 3, "events may have several tokens: the usage at the end says how many"
+    assert counts.answers == {size_class(100): (1, 5)}
+    assert counts.tpot_s == [pytest.approx(0.1)]
+    assert counts.running == 0
 
 
 def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
@@ -68,8 +68,8 @@ def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
     flow.sent(sent, event())
     flow.ended(sent, whole=False)
     counts = flow.take()
-    assert (counts["answers"], counts["coming"], counts["running"]) == ({}, 0, 0)
-    assert counts["prompts"] == {size_class(10): (1, 10)}
+    assert (counts.answers, counts.coming, counts.running) == ({}, 0, 0)
+    assert counts.prompts == {size_class(10): (1, 10)}
 
 
 def test_idle_is_nothing_to_tell(clock: Clock) -> None:
@@ -112,9 +112,9 @@ def test_a_prompt_that_is_asked_for_again_counts_once(clock: Clock) -> None:
     answer = flow.arrived(1000)
     flow.prompted(answer, 400)
     flow.prompted(answer, 300)
-    assert flow.take()["prompts"] == {size_class(1000): (1, 400)}
+    assert flow.take().prompts == {size_class(1000): (1, 400)}
     flow.prompted(answer, 1000)
-    assert flow.take()["prompts"] == {size_class(1000): (0, 600)}, "it went where less was cached"
+    assert flow.take().prompts == {size_class(1000): (0, 600)}, "it went where less was cached"
 
 
 def test_a_prompt_that_stays_is_told_apart(clock: Clock) -> None:
@@ -122,7 +122,7 @@ def test_a_prompt_that_stays_is_told_apart(clock: Clock) -> None:
     flow.stays(flow.arrived(1000))
     flow.stays(flow.arrived(1001))
     counts = flow.take()
-    assert counts["local"] == {size_class(1000): 2} and counts["prompts"] == {}
+    assert counts.local == {size_class(1000): 2} and counts.prompts == {}
 
 
 def request(**fields: object) -> SimpleNamespace:

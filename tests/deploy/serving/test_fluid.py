@@ -15,6 +15,7 @@ from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.prefill_call import Route
 from pdlab.roles.observed import size_class
 from pdlab.roles.prefixes import CHUNK_TOKENS, LEAST_TOKENS, Prefixes
+from pdlab.roles.spec import FluidSpec
 
 PD = SimpleNamespace(ErrorResponse=type("ErrorResponse", (), {}))
 
@@ -66,7 +67,7 @@ class Engine(PlaysRoles, Orchestrates):
     def __init__(self, *, below: int | None = None, board: Board | None = None) -> None:
         Orchestrates.__init__(self)
         self._flow, self._answers, self._prefill_by = Flow(), {}, {}
-        self._kept, self.board_spec = Prefixes(), {"local_below": below}
+        self._kept, self.board_spec = Prefixes(), FluidSpec(local_below=below)
         self._affinity, self._board, self._name, self._local_below = board is not None, board, "me", below or 0
         self.kv_pool_tokens = 10_000
 
@@ -197,25 +198,25 @@ def test_the_controller_hears_of_what_is_to_be_computed() -> None:
     engine.decodes(prompt(20 * CHUNK_TOKENS))
     engine.prefills(prompt(24 * CHUNK_TOKENS))
     counts = engine._flow.take()
-    assert [tokens for _, tokens in counts["prompts"].values()] == [20 * CHUNK_TOKENS - 640]
-    assert counts["prefilled_tokens"] == counts["computed_tokens"] == LEAST_TOKENS, "256 of 1,536 tokens are new"
-    assert counts["waiting_prompt_tokens"] == 0
+    assert [tokens for _, tokens in counts.prompts.values()] == [20 * CHUNK_TOKENS - 640]
+    assert counts.prefilled_tokens == counts.computed_tokens == LEAST_TOKENS, "256 of 1,536 tokens are new"
+    assert counts.waiting_prompt_tokens == 0
     engine.to = "another"
     engine.decodes(prompt(20 * CHUNK_TOKENS, first=5))
-    assert [tokens for _, tokens in engine._flow.take()["prompts"].values()] == [20 * CHUNK_TOKENS]
+    assert [tokens for _, tokens in engine._flow.take().prompts.values()] == [20 * CHUNK_TOKENS]
     whole = Engine(below=1)
     whole.prefills(prompt(20 * CHUNK_TOKENS))
     whole.prefills(prompt(28 * CHUNK_TOKENS))
     counts = whole._flow.take()
-    assert counts["prefilled_tokens"] == 48 * CHUNK_TOKENS, "who sends it knows of no cache"
-    assert counts["computed_tokens"] == 28 * CHUNK_TOKENS
+    assert counts.prefilled_tokens == 48 * CHUNK_TOKENS, "who sends it knows of no cache"
+    assert counts.computed_tokens == 28 * CHUNK_TOKENS
 
 
 def test_the_controller_hears_of_prompts_that_stay() -> None:
     engine = Engine(below=10_000)
     engine.decodes(prompt(300))
     counts = engine._flow.take()
-    assert counts["local"] == {size_class(300): 1} and counts["prompts"] == {}
+    assert counts.local == {size_class(300): 1} and counts.prompts == {}
 
 
 async def _late() -> dict[str, int]:

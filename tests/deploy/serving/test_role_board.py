@@ -10,8 +10,10 @@ from support.clock import Clock
 
 from pdlab.deploy.serving.engine_traffic import Flow
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
+from pdlab.roles.messages import RoleNews
 from pdlab.roles.observed import ObservedPool
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
+from pdlab.roles.spec import FluidSpec
 
 
 class Quiet(RoleBoard):
@@ -22,12 +24,12 @@ class Quiet(RoleBoard):
 
 
 def board(clock: Clock, **spec: Any) -> Quiet:
-    return Quiet(spec, clock)
+    return Quiet(FluidSpec(**spec), clock)
 
 
 def report(of: RoleBoard, *names: str, **more: Any) -> None:
     for name in names:
-        asyncio.run(of.report(name, "node", {**Flow().take(), **more}))
+        asyncio.run(of.report(name, "node", {**Flow().take().fields, **more}))
 
 
 def roles(of: RoleBoard) -> dict[str, str]:
@@ -148,12 +150,12 @@ def test_a_new_board_takes_over_the_roles_that_stand(clock: Clock) -> None:
     asyncio.run(old.set_split("2:2"))
     known = old._state()
     new = board(clock, split="1:3")
-    asyncio.run(asyncio.wait_for(new.follow(known, "router"), 5))
+    asyncio.run(asyncio.wait_for(new.follow(known.fields, "router"), 5))
     report(new, *"abcd")
     new.decide()
     assert roles(new) == roles(old)
     assert asyncio.run(new.look())["by"] == "2:2"
-    assert new._state()["version"] > known["version"], "routers take it for newer"
+    assert new._state().version > known.version, "routers take it for newer"
     assert "the roles that stood" in asyncio.run(new.decisions())[0]["reason"]
 
 
@@ -161,9 +163,9 @@ def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
     async def scenario() -> tuple[dict[str, Any], bool]:
         of = board(clock, split="1:1")
         for name in "ab":
-            await of.report(name, "node", Flow().take())
+            await of.report(name, "node", Flow().take().fields)
         of.decide()
-        known = await of.follow({"version": 0, "tick": 0, "roles": {}, "loads": {}}, "router")
+        known = await of.follow(RoleNews().fields, "router")
         waiting = asyncio.create_task(of.follow(known, "router"))
         await asyncio.sleep(0)
         early = waiting.done()
@@ -187,7 +189,7 @@ def test_routers_hear_of_what_is_still_prefilled_elsewhere(clock: Clock) -> None
     of = board(clock, split="1:1")
     report(of, "a", "b", coming=3, running=2, waiting_prompt_tokens=70)
     of.decide()
-    assert of._state()["loads"] == {"a": (70, 5), "b": (70, 5)}
+    assert of._state().loads == {"a": (70, 5), "b": (70, 5)}
 
 
 @pytest.mark.parametrize(("slow_down", "times"), [(0.5, 1.0), (1.0, 1.0), (12.0, 12.0), (100.0, 16.0)])
@@ -264,7 +266,7 @@ def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
     of = board(clock, split="1:1", local_below=300)
     report(of, "a", "b")
     of.decide()
-    assert asyncio.run(of.report("a", "node", Flow().take())) == {"local_below": 300, "warm": []}
+    assert asyncio.run(of.report("a", "node", Flow().take().fields)) == {"local_below": 300, "warm": []}
 
 
 def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None:

@@ -1,0 +1,76 @@
+"""Short names of the curves of one folder: what all of them share is left out, and so is what another value determines.
+
+A reader compares curves by a few settings (GPU, framework, precision, parallelism, lengths): these are in the name of
+every curve where they differ. Any other setting is in a name only where the curves would have the same name without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+MOST_SHOWN = 40  # characters of a value
+# Keys whose values say by themselves what they are, in the order of a name.
+_GPU_KEYS = ("gpu", "gpu_type", "hw", "hardware")
+PLAIN = (*_GPU_KEYS, "framework", "engine", "backend", "precision", "dtype")
+_COUNTS = ("tp", "pp", "dp", "ep")
+_VERSION, _GPUS = "framework_version", "num_gpus"
+_COMPARED = (*PLAIN, "tp", "pp", "dp")
+
+
+def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: Sequence[str]) -> list[str]:
+    """``h200 vllm fp4 tp4, 1024:1024``: a name for each curve, of the ``keys`` that differ between the curves.
+
+    ``values``: key -> value of each curve. ``bare``: keys whose value alone is the name. The names are unique where the
+    values differ in their first `MOST_SHOWN` characters.
+    """
+    always = [key for key in keys if key in _COMPARED or key in bare]
+    shown: list[set[str]] = [set(always) for _ in values]
+    groups = _split(list(range(len(values))), always, values)
+    # The GPUs last: the parallelism determines them most of the time.
+    for key in sorted((key for key in keys if key not in always), key=lambda key: key == _GPUS):
+        parts = [_split(group, [key], values) for group in groups]
+        for group, split in zip(groups, parts, strict=True):
+            if len(split) > 1:
+                for i in group:
+                    shown[i].add(key)
+        groups = [part for split in parts for part in split]
+    tails = {key: _common_tail([each[key] for each in values if key in each]) for key in _GPU_KEYS}
+    return [
+        _name(each, [key for key in keys if key in its], bare, tails) for each, its in zip(values, shown, strict=True)
+    ]
+
+
+def _split(group: Sequence[int], keys: Sequence[str], values: Sequence[Mapping[str, str]]) -> list[list[int]]:
+    parts: dict[tuple[str | None, ...], list[int]] = {}
+    for i in group:
+        parts.setdefault(tuple(values[i].get(key) for key in keys), []).append(i)
+    return list(parts.values())
+
+
+def _common_tail(values: Sequence[str]) -> str:
+    """The word at the end that all values have, of h100_sxm and h200_sxm the last."""
+    tails = {value[value.rindex("_") :] if "_" in value else "" for value in values}
+    return tails.pop() if len(tails) == 1 and len(set(values)) > 1 else ""
+
+
+def _name(values: Mapping[str, str], keys: Sequence[str], bare: Sequence[str], tails: Mapping[str, str]) -> str:
+    words, texts = [], []
+    for key in sorted(keys, key=_place):
+        value = values.get(key)
+        text = (value or "")[:MOST_SHOWN]
+        if key in PLAIN or key == _VERSION:
+            words.append(text.removesuffix(tails.get(key, "")) if value else f"no {key.removeprefix('framework_')}")
+        elif key in _COUNTS and value is not None:
+            words.append(f"{key}{text}")
+        elif key == _GPUS and value is not None:
+            words.append(f"{text} GPU{'' if text == '1' else 's'}")
+        elif key in bare:
+            texts.append(value or "")
+        else:
+            texts.append(f"no {key}" if value is None else f"{key}={text}")
+    return ", ".join(dict.fromkeys(filter(None, [" ".join(filter(None, words)), *texts])))
+
+
+def _place(key: str) -> int:
+    order = (*_GPU_KEYS, "framework", _VERSION, *PLAIN, *_COUNTS, _GPUS)
+    return order.index(key) if key in order else len(order)

@@ -1,0 +1,37 @@
+"""What the simulator takes of vLLM's internals, which a new version of vLLM may change.
+
+Name -> the module of vLLM that defines it. ``from pdlab.sim.vllm_names import NAME`` imports that module at that time.
+A contract test imports each name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+NAMES = {
+    "KVConnectorBase_V1": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "KVConnectorMetadata": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "SupportsHMA": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "KVTransferConfig": "vllm.config",
+    "EngineArgs": "vllm.engine.arg_utils",
+    "SamplingParams": "vllm.sampling_params",
+    "get_hash_fn_by_name": "vllm.utils.hashing",
+    "get_kv_cache_groups": "vllm.v1.core.kv_cache_utils",
+    "get_request_block_hasher": "vllm.v1.core.kv_cache_utils",
+    "init_none_hash": "vllm.v1.core.kv_cache_utils",
+    "resolve_kv_cache_block_sizes": "vllm.v1.core.kv_cache_utils",
+    "FullAttentionSpec": "vllm.v1.kv_cache_interface",
+    "KVCacheConfig": "vllm.v1.kv_cache_interface",
+    "SlidingWindowSpec": "vllm.v1.kv_cache_interface",
+    "KVConnectorOutput": "vllm.v1.outputs",
+    "ModelRunnerOutput": "vllm.v1.outputs",
+    "Request": "vllm.v1.request",
+    "StructuredOutputManager": "vllm.v1.structured_output",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__} names no {name} of vLLM")
+    return getattr(importlib.import_module(NAMES[name]), name)
