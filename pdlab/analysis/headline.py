@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, nature, one_model
+from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, groups, nature, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, own
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
@@ -26,6 +26,8 @@ from pdlab.core.workload import LoadKind
 
 Figure = Literal["throughput", "ttft", "tpot"]
 FIGURES: tuple[Figure, ...] = ("throughput", "ttft", "tpot")
+MOST_SPELLED = 6
+"""Curves of a group that are compared one by one; of more there is a matrix."""
 
 
 class Ratio(Frozen):
@@ -81,12 +83,46 @@ class OtherPairs(Frozen):
     against: tuple[Against, ...]
 
 
+class Matrix(Frozen):
+    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``against``: in
+    either order, of those that share a load; they share the error of a figure. ``group``: what distinguishes these
+    curves from others that they may not be compared with."""
+
+    kind: LoadKind
+    group: str | None
+    confidence: float
+    labels: tuple[str, ...]
+    against: tuple[Against, ...]
+
+    @property
+    def one_repeat(self) -> bool:
+        """Whether some curve has one repeat, whose scatter is assumed."""
+        return any(1 in each.repeats for each in self.against)
+
+    def cells(self) -> dict[tuple[str, str], Against]:
+        """(label, reference) -> their comparison."""
+        return {(each.label, each.reference): each for each in self.against}
+
+
 class Compared(Frozen):
-    """All comparisons of whole curves. ``apart``: labels that were compared with no other."""
+    """All comparisons of whole curves. ``matrices``: of groups of more than `MOST_SPELLED` curves. ``apart``: labels
+    that were compared with no other."""
 
     headlines: tuple[Headline, ...]
     pairs: tuple[OtherPairs, ...] = ()
     apart: tuple[str, ...] = ()
+    matrices: tuple[Matrix, ...] = ()
+
+    def spelled(self) -> Compared:
+        """Without what the matrices have."""
+        within = {(each.kind, label) for each in self.matrices for label in each.labels}
+        pairs = [
+            found.model_copy(update={"against": left})
+            for found in self.pairs
+            if (left := tuple(each for each in found.against if (found.kind, each.label) not in within))
+        ]
+        headlines = tuple(each for each in self.headlines if (each.kind, each.reference) not in within)
+        return self.model_copy(update={"headlines": headlines, "pairs": tuple(pairs)})
 
 
 class _Line(Frozen):
@@ -123,6 +159,8 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
     """
     headlines: list[Headline] = []
     pairs: list[OtherPairs] = []
+    matrices: list[Matrix] = []
+    of_groups = groups(curves, view)
     found: set[str] = set()
     measured: dict[str, None] = {}
     for kind in COMPARED_LOADS:
@@ -150,9 +188,16 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
         others = _other_pairs(every, shared, stars, view)
         if others:
             pairs.append(OtherPairs(kind=kind, confidence=view.confidence, against=tuple(others)))
+        for group in of_groups:
+            within = {curve.label for curve in group.curves}
+            numbers = [i for i, line in enumerate(every) if line.curve.label in within]
+            matrices += _matrix(kind, group.name, every, numbers, shared, view)
         found |= {every[i].curve.label for pair in shared for i in pair}
     return Compared(
-        headlines=tuple(headlines), pairs=tuple(pairs), apart=tuple(label for label in measured if label not in found)
+        headlines=tuple(headlines),
+        pairs=tuple(pairs),
+        apart=tuple(label for label in measured if label not in found),
+        matrices=tuple(matrices),
     )
 
 
@@ -237,6 +282,30 @@ def _other_pairs(
             each = _against(lines[j], lines[i], shared[j, i], view, len(numbers))
         found.append(each)
     return sorted(found, key=lambda each: -_throughput(each))
+
+
+def _matrix(
+    kind: LoadKind,
+    group: str | None,
+    lines: Sequence[_Line],
+    numbers: Sequence[int],
+    shared: Mapping[tuple[int, int], _Shared],
+    view: View,
+) -> list[Matrix]:
+    """One, or none where few curves of the group share loads."""
+    partners = {i: [j for j in numbers if (i, j) in shared] for i in numbers}
+    members = [i for i in numbers if partners[i]]
+    if len(members) <= MOST_SPELLED:
+        return []
+    count = sum(map(len, partners.values())) // 2
+    cells = {(i, j): _against(lines[i], lines[j], shared[i, j], view, count) for i in members for j in partners[i]}
+
+    def lead(i: int) -> float:
+        ratios = [ratio for j in partners[i] if (ratio := _throughput(cells[i, j])) > 0]
+        return math.fsum(map(math.log, ratios)) / len(ratios) if ratios else -math.inf
+
+    labels = tuple(lines[i].curve.label for i in sorted(members, key=lead, reverse=True))
+    return [Matrix(kind=kind, group=group, confidence=view.confidence, labels=labels, against=tuple(cells.values()))]
 
 
 def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:

@@ -16,7 +16,7 @@ from pdlab.analysis.requests import Requests, load_requests
 from pdlab.core.findings import found
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
-from pdlab.results.published_folders import load_experiments
+from pdlab.results.published_folders import SourcedExperiment, sourced_experiments
 from pdlab.results.schema import Experiment, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
@@ -24,11 +24,13 @@ THREADS = 4
 
 
 class Loaded(NamedTuple):
-    """An experiment, its folder, and those requests of its runs that were kept and are needed."""
+    """An experiment, its folder, and those requests of its runs that were kept and are needed. ``sourced``: of others,
+    the experiment as its files have it, impossible figures included."""
 
     folder: Path
     experiment: Experiment
     requests: dict[RunKey, Requests]
+    sourced: SourcedExperiment | None = None
 
 
 def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request: bool = False) -> list[Loaded]:
@@ -39,8 +41,11 @@ def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request:
     levels, which is what goodput needs.
     """
     with ThreadPoolExecutor(THREADS) as pool:
-        read = pool.map(lambda folder: [(folder, each) for each in load_experiments(folder, gpus.get(folder))], folders)
-        experiments = [(folder, possible(experiment)) for each in read for folder, experiment in each]
+        read = pool.map(
+            lambda folder: [(folder, each) for each in sourced_experiments(folder, gpus.get(folder))], folders
+        )
+        every = [each for of_folder in read for each in of_folder]
+        experiments = [(folder, possible(sourced.experiment)) for folder, sourced in every]
         runs_with_requests = [
             (i, folder, run)
             for i, (folder, experiment) in enumerate(experiments)
@@ -52,7 +57,19 @@ def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request:
         for (i, _, run), columns in zip(runs_with_requests, request_tables, strict=True):
             if columns is not None:
                 requests[i][run.key] = columns
-    return [Loaded(*item, columns) for item, columns in zip(experiments, requests, strict=True)]
+    return [
+        Loaded(*item, columns, sourced if sourced.runs else None)
+        for item, columns, (_, sourced) in zip(experiments, requests, every, strict=True)
+    ]
+
+
+def of_others(loaded: Sequence[Loaded]) -> dict[Path, list[SourcedExperiment]]:
+    """Folder of others -> what was read in it, which the audit need not read again."""
+    read: dict[Path, list[SourcedExperiment]] = {}
+    for each in loaded:
+        if each.sourced is not None:
+            read.setdefault(each.folder, []).append(each.sourced)
+    return read
 
 
 def hashes(loaded: Sequence[Loaded]) -> dict[Path, str]:

@@ -203,7 +203,7 @@ class VizSettings(Settings):
         None,
         "logarithmic (base 2) load axes",
         MADE,
-        otherwise="where more than half of the loads would lie in the first tenth",
+        otherwise="where half of the loads or more would lie in the first tenth",
     )
     plot_path: Path | None = setting(None, "where the plot goes", MADE, value="FILE", otherwise="out/viz.png")
     note: tuple[str, ...] = setting(

@@ -25,8 +25,9 @@ class FindingCode:
     a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
 
     ``source``: the gates of a level, the reading of files of others, the audit, the doctor, or the check of KV
-    transfers. The sentences of audit and doctor are with their rules: there ``template`` is the topic in words, and
-    ``severity`` the worst. ``gate``: the gate that the finding fails.
+    transfers. The sentences of the doctor are with its rules: there ``template`` is the topic in words, and
+    ``severity`` the worst. ``gate``: the gate that the finding fails. ``kind`` and ``impact``: of the audit, the
+    heading of the finding and what the fault does to a plot.
     """
 
     source: Source
@@ -36,6 +37,8 @@ class FindingCode:
     joint: str = "; "
     gate: str | None = None
     severity: Severity = "error"
+    kind: str = ""
+    impact: str = ""
 
 
 class Finding(Frozen):
@@ -64,26 +67,6 @@ def found(code: str, **numbers: int | float | str | None) -> Finding:
     return Finding(code=code, gate=row.gate, numbers=numbers, what=row.template.format(**numbers), fix=fix)
 
 
-@dataclass(frozen=True)
-class Evidenced:
-    """A finding of several sentences: ``where`` it is, the ``evidence``, the ``consequence`` and the ``fix``."""
-
-    code: str
-    where: tuple[str, ...]
-    evidence: str
-    consequence: str
-    fix: str
-
-    @property
-    def kind(self) -> str:
-        """Its code in words."""
-        return CODES[self.code].template
-
-    @property
-    def severity(self) -> Severity:
-        return CODES[self.code].severity
-
-
 def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ") -> FindingCode:
     return FindingCode(source="gates", gate=gate, rule=rule, template=template, fix=fix, joint=joint)
 
@@ -100,8 +83,10 @@ def _file(rule: str, template: str) -> FindingCode:
     return FindingCode(source="files", rule=rule, template=template)
 
 
-def _audit(kind: str, rule: str, severity: Severity = "error") -> FindingCode:
-    return FindingCode(source="audit", rule=rule, template=kind, severity=severity)
+def _audit(kind: str, rule: str, template: str, impact: str, fix: str, severity: Severity = "error") -> FindingCode:
+    return FindingCode(
+        source="audit", kind=kind, rule=rule, template=template, impact=impact, fix=fix, severity=severity
+    )
 
 
 def _doctor(topic: str, rule: str, severity: Severity = "error") -> FindingCode:
@@ -119,6 +104,20 @@ def _remark(rule: str, template: str) -> FindingCode:
 
 
 _PACE_FIX = "launch with a larger --slow-down"
+_MIXED_FIX = "measure again; look for edited or mixed files"
+_MEASURED_FIX = "find out which of the two was measured; put the file where it belongs, or measure again"
+_AGAIN_FIX = "measure the level again with --force"
+_EDITED = "the figure was edited, or belongs to another run"
+_NO_BASIS = "intervals and goodput of that level have no basis, or are of other requests than its figures"
+_RECORDS_FIX = f"restore the file, or {_AGAIN_FIX}"
+_COPIED = "{files} files of {folder} are {how} those of {original}"
+_REUSED = "prompts that an earlier level drew from the same seed, upper bound per level: {shares}"
+_REUSED_IMPACT = (
+    "the prefix cache may have answered that share of the prompts: TTFT too low, throughput too high, and most so with "
+    "few prefill replicas"
+)
+_REUSED_FIX = "a seed of its own for every level, or caches off"
+_LITTLE = "{window}: {rate_rps:.2f} requests/s that stay {stay_s:.2f} s are {in_flight:.1f} in flight (Little's law)"
 
 CODES: dict[str, FindingCode] = {
     "requests_unrecorded": _gate(
@@ -409,6 +408,10 @@ CODES: dict[str, FindingCode] = {
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: what depends on them is not checked",
     ),
+    "file_no_lengths": _file(
+        "a file, or a name, has the lengths of the requests",
+        "the file does not count {side} tokens, and no name gives their number: the workload is not known",
+    ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
         "the file's name says {name} {named:g}, its content {actual:g}",
@@ -424,20 +427,248 @@ CODES: dict[str, FindingCode] = {
     ),
     "file_no_latency": _file("a latency is a number of at least 0", "{name} is {value}{more}: not a latency"),
     "figures_impossible": _file("a level's figures can be true at the same time", "{what}"),
-    "identical": _audit("identical", "two experiments have no file or records in common"),
-    "contradiction": _audit("contradiction", "a name or label says what the content is"),
-    "collision": _audit("collision", "a reader that is keyed on the load keeps every level", "warning"),
-    "reused_prompts": _audit("reused prompts", "no level repeats another level's prompts", "warning"),
-    "few_prompts": _audit("few prompts", "ramp-up and drain are a small part of a level", "warning"),
-    "ramp": _audit("ramp", "the mean output rate is near that of the steady window", "warning"),
-    "impossible": _audit("impossible", "a level's figures agree with each other and with its requests"),
-    "wrong_gpus": _audit("GPUs", "figures are divided by the number of GPUs of the deployment"),
-    "records": _audit("records", "the requests of a level can be read, and its figures are of them"),
-    "metadata": _audit("metadata", "what a repetition of the measurement needs is recorded", "warning"),
-    "invalid": _audit("invalid", "a level passes its own gates", "warning"),
-    "lengths": _audit("lengths", "the levels of a curve have requests of one length", "warning"),
-    "early_ends": _audit("early ends", "answers are as long as the name says", "warning"),
-    "unreadable": _audit("unreadable", "a folder can be read", "warning"),
+    "copied_files": _audit(
+        "identical",
+        "no file of a folder is a copy of another one there",
+        "{files} files of {folder} have the bytes of other files there",
+        "one measurement is drawn as several",
+        "remove the copies",
+    ),
+    "copied_folder": _audit(
+        "identical",
+        "two experiments of one configuration have no file or records in common",
+        _COPIED,
+        "one is a copy of the other: one measurement is drawn as two that agree",
+        "remove one of the two folders",
+    ),
+    "copied_to_another": _audit(
+        "identical",
+        "two experiments of different configurations have no file or records in common",
+        _COPIED,
+        "one of the two curves is another configuration's",
+        "find out which of the two was measured, and remove the other",
+    ),
+    "copied_to_other_gpus": _audit(
+        "identical",
+        "two experiments on different numbers of GPUs have no file or records in common",
+        _COPIED,
+        "one of the two curves is another configuration's, normalised by {gpus} GPUs where it ran on "
+        "{original_gpus}, or the other way",
+        "find out which of the two was measured, and remove the other",
+    ),
+    "name_contradicts": _audit(
+        "contradiction",
+        "a name says the load and the token counts of the content",
+        "{what}",
+        "the point is drawn by the file's content, and a name says that this was not to be measured",
+        "rename it after its content, or measure again",
+    ),
+    "rate_not_offered": _audit(
+        "contradiction",
+        "an open loop sends every request when it is due",
+        "{what}",
+        "from then on it was a closed loop: the rate was not offered, and TTFT excludes the wait at the client; the "
+        "level is not valid",
+        "draw it at the served rate, or measure without a limit of requests in flight",
+    ),
+    "peak_contradicts": _audit(
+        "contradiction",
+        "the most requests in flight in a second are near the concurrency",
+        "concurrency {concurrency:g}, but at most {peak:g} requests were in flight in any second",
+        "the point is drawn at another load than it had",
+        "measure again",
+    ),
+    "level_renamed": _audit(
+        "contradiction",
+        "a level's file has the name of the level",
+        "the file is the level {level}",
+        "another level was renamed over this one",
+        "rename it back to {level}.json, or measure again",
+    ),
+    "rates_share_a_limit": _audit(
+        "collision",
+        "a reader that is keyed on the concurrency keeps every level",
+        "{levels} request rates carry the same max_concurrency {limit:g}",
+        "a reader keyed on concurrency draws them as one point",
+        "key request-rate runs by their rate (viz.py does)",
+        "warning",
+    ),
+    "loads_repeat": _audit(
+        "collision",
+        "a reader that is keyed on the load keeps every level",
+        "several files have the same load",
+        "taken as repeats: their mean is drawn; a reader that keys on the load keeps the last one",
+        "mark them as repeats in their names (_r1, _r2), or keep one",
+        "warning",
+    ),
+    "reused_prompts": _audit(
+        "reused prompts", "no level repeats another level's prompts", _REUSED, _REUSED_IMPACT, _REUSED_FIX, "warning"
+    ),
+    "reused_default_seed": _audit(
+        "reused prompts",
+        "no level repeats another level's prompts, where no seed is recorded",
+        f"{_REUSED} (no seed is recorded: the client's default is the same for all)",
+        _REUSED_IMPACT,
+        _REUSED_FIX,
+        "warning",
+    ),
+    "few_prompts": _audit(
+        "few prompts",
+        "ramp-up and drain are a small part of a closed loop",
+        "{least:.1f} requests per unit of concurrency at the least (recommended: {recommended})",
+        "the first wave (all prompts at once) and the last one (draining) are that share of the run",
+        "more prompts per level, and figures of the steady window alone",
+        "warning",
+    ),
+    "few_arrivals": _audit(
+        "few prompts",
+        "an open loop has enough arrivals for its rate",
+        "{fewest} requests in an open loop (recommended: {recommended})",
+        "the rate of so few Poisson arrivals has a random error of that size",
+        "more prompts per level",
+        "warning",
+    ),
+    "ramp": _audit(
+        "ramp",
+        "the mean output rate is near that of the steady window",
+        "mean output rate as a share of the steady window's, or of the best second's: {shares}",
+        "ramp-up, drain or stalls make up the average: the deployment's rate is higher than drawn",
+        "a longer run, or the steady window's figures",
+        "warning",
+    ),
+    "rate_impossible": _audit(
+        "impossible",
+        "a rate is a count over the duration",
+        "{name} {stated:.2f}, but counts over duration give {expected:.2f}",
+        _EDITED,
+        "measure again",
+    ),
+    "wrong_gpus": _audit(
+        "GPUs",
+        "figures are divided by the number of GPUs of the deployment",
+        "the deployment {label} uses {deployed} GPUs, the manifest {verb} {gpus}",
+        "throughput per node is wrong by that ratio",
+        "correct the manifest from the launch's own output",
+    ),
+    "label_of_another": _audit(
+        "contradiction",
+        "a folder's label is its deployment's",
+        "labelled {label}, its deployment is {deployment}",
+        "the curve carries the name of another configuration",
+        _MEASURED_FIX,
+    ),
+    "level_of_another": _audit(
+        "contradiction",
+        "a level's label is its folder's",
+        "a level of {level} in the folder of {label}",
+        "the point is another configuration's",
+        _MEASURED_FIX,
+    ),
+    "tokens_contradict": _audit(
+        "contradiction",
+        "a level's token rates are those of its workload",
+        "the workload has {asked:.10g} {side} tokens per request, rate x duration / requests gives {actual:.1f}",
+        "the point is drawn for a workload that was not measured, or its throughput is wrong",
+        _AGAIN_FIX,
+    ),
+    "lengths": _audit(
+        "lengths",
+        "the levels of a curve have requests of one length",
+        "levels of one curve have different token counts: {lengths}",
+        "one curve is drawn through points of somewhat different workloads",
+        "the same prompts, and --ignore-eos, at every load",
+        "warning",
+    ),
+    "early_ends": _audit(
+        "early ends",
+        "answers are as long as the name says",
+        "answers ended before --otl: names ask for {asked:g} output tokens, answers have {answered}",
+        "the curve is one of shorter answers, which are compared by what was generated",
+        "measure with --ignore-eos if the answers were to have the whole length",
+        "warning",
+    ),
+    "requests_miscounted": _audit(
+        "contradiction",
+        "every request of a level ended once",
+        "{requests} requests were sent, {answered} answered ({figures} in the figures), {failed} failed",
+        "rates are counts over duration: they have the same error",
+        _MIXED_FIX,
+    ),
+    "latencies_impossible": _audit(
+        "impossible", "latencies are at least 0, and percentiles rise", "{what}", _EDITED, "measure again"
+    ),
+    "too_many_in_flight": _audit(
+        "impossible",
+        "rate x time in the system is at most the concurrency",
+        f"{_LITTLE}, the load allows {{concurrency}}",
+        "throughput too high, latency too high, or another concurrency",
+        _MIXED_FIX,
+    ),
+    "too_few_in_flight": _audit(
+        "contradiction",
+        "rate x time in the system is near the concurrency",
+        f"{_LITTLE}, the load says {{concurrency}}",
+        "the point is drawn at another load than it had, or throughput or latency are too low",
+        _MIXED_FIX,
+    ),
+    "more_served_than_arrived": _audit(
+        "impossible",
+        "an open loop serves no more than arrives",
+        "{served_rps:.2f} requests/s were served where {arrived_rps:g} arrived",
+        "the point is drawn at another rate than it had",
+        "measure again",
+    ),
+    "metadata": _audit(
+        "metadata",
+        "what a repetition of the measurement needs is recorded",
+        "not recorded: {missing}",
+        "the measurement cannot be repeated, and differences to others cannot be explained",
+        "measure with run_bm.sh, which records all of it",
+        "warning",
+    ),
+    "invalid": _audit(
+        "invalid",
+        "a level passes its own gates",
+        "{what}",
+        "viz draws the point crossed and excludes it from comparisons; other readers would use it",
+        f"find the cause, and {_AGAIN_FIX}",
+        "warning",
+    ),
+    "records_differ": _audit(
+        "records",
+        "the requests beside a level are its own, by their hash",
+        "the hash of the file is not the one that the level records",
+        _NO_BASIS,
+        _RECORDS_FIX,
+    ),
+    "records_empty": _audit(
+        "records", "the file of a level's requests is not empty", "the file is empty (0 bytes)", _NO_BASIS, _RECORDS_FIX
+    ),
+    "records_unreadable": _audit(
+        "records", "the requests of a level can be read", "cannot be read ({error})", _NO_BASIS, _RECORDS_FIX
+    ),
+    "records_are_none": _audit(
+        "records",
+        "the records of a level are requests",
+        "no requests ({error})",
+        "no figure can be checked",
+        "measure it again",
+    ),
+    "figures_differ": _audit(
+        "impossible",
+        "a level's figures are those of its requests",
+        "{what}",
+        "the file was edited, or has another level's requests beside it",
+        _AGAIN_FIX,
+    ),
+    "unreadable": _audit(
+        "unreadable",
+        "a folder can be read",
+        "{error}",
+        "the folder cannot be plotted",
+        "correct or remove the file, or give the number of GPUs with --gpus NAME=N",
+        "warning",
+    ),
     "advertised_host": _doctor("advertised host", "an engine gives the other nodes an address that they can reach"),
     "allocator": _doctor("{name}", "PyTorch's allocator does not remap the memory of the KV cache"),
     "builds_differ": _doctor("builds differ", "every node has the same build of a library", "warning"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import goodput, loading, published_tables, ranking
 from pdlab.analysis.audit import rules
-from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
 from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
 from pdlab.analysis.goodput import Pick
@@ -64,6 +64,13 @@ class Report:
         """For each of ``at``, who serves most within it, by kind of load and group."""
         return tuple(tuple(readings(self.curves, bounds, self.view)) for bounds in self.at)
 
+    @property
+    def best(self) -> tuple[str, ...]:
+        """Labels of those that serve most within the bounds and SLOs, each once."""
+        rankings = [*(reading.ranking for answers in self.readings for reading in answers)]
+        rankings += [pick.ranking for pick in self.picks]
+        return tuple(dict.fromkeys(ranking[0].label for ranking in rankings if ranking))
+
     @cached_property
     def frontiers(self) -> tuple[Frontier, ...]:
         """The Pareto frontiers, one for each kind of load and group."""
@@ -85,7 +92,7 @@ class Report:
     def findings(self) -> tuple[AuditFinding, ...]:
         """What the audit finds in the folders."""
         folders = list(dict.fromkeys(each.folder for each in self.results.loaded))
-        return tuple(rules.audit(folders, self.results.stated))
+        return tuple(rules.audit(folders, self.results.stated, read=loading.of_others(self.results.loaded)))
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -179,7 +186,11 @@ def _audit_note(results: Results) -> list[ReportNote]:
     """That the audit finds something in these folders that makes a plot of them wrong."""
     paths = results.folders.experiments
     hashes = loading.hashes(results.loaded)
-    findings = rules.shared(rules.hard(rules.audit(paths, results.stated, recompute=False, hashes=hashes)))
+    findings = rules.shared(
+        rules.hard(
+            rules.audit(paths, results.stated, recompute=False, hashes=hashes, read=loading.of_others(results.loaded))
+        )
+    )
     if not findings:
         return []
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))

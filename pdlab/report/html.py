@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
-from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
+from pdlab.analysis.headline import Against, Compared, Headline, Matrix, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import readings
@@ -31,6 +31,7 @@ from pdlab.report import chaos as chaos_report
 from pdlab.report import soaks, tables, verdicts
 from pdlab.report import text as report_text
 from pdlab.report.build import Report
+from pdlab.report.highlight import highlighted
 from pdlab.report.html_data import RATES, figures
 from pdlab.report.scales import latency_is_logarithmic
 from pdlab.report.tuning import baseline_text
@@ -118,7 +119,14 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         css=_asset("css"),
         script=script,
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        payload=_json(figures(curves, view, log_latency=latency_is_logarithmic(curves, view, log_latency))),
+        payload=_json(
+            figures(
+                curves,
+                view,
+                log_latency=latency_is_logarithmic(curves, view, log_latency),
+                chosen=highlighted(curves, view, report.best),
+            )
+        ),
     )
     return f"{page}\n"
 
@@ -168,10 +176,12 @@ def _per_node(view: View) -> View:
 
 
 class PageFacts(NamedTuple):
-    """What the head of the page says of everything shown. ``repeats``: fewest and most of a level; ``days``: first and
-    last; ``origins``: of experiments that were not measured; ``known_intervals``: some level has one."""
+    """What the head of the page says of everything shown. ``shared``: settings that all have. ``repeats``: fewest and
+    most of a level; ``days``: first and last; ``origins``: of experiments that were not measured; ``known_intervals``:
+    some level has one."""
 
     models: str
+    shared: str
     workloads: list[str]
     experiments: int
     published: int
@@ -191,6 +201,7 @@ def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageF
     origins = dict.fromkeys(f"{each.origin}{' (rehearsed)' if each.rehearsal else ''}" for each in manifests)
     return PageFacts(
         models=models_text(own(curves)),
+        shared=tables.shared_text(curves),
         workloads=list(dict.fromkeys(curve.workload for curve in curves)),
         experiments=len(curves) - published,
         published=published,
@@ -205,10 +216,12 @@ def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageF
 
 
 class ComparedGroup(NamedTuple):
-    """What the page says of experiments that may be compared with each other. ``blocks``: a deployment over another,
+    """What the page says of experiments that may be compared with each other. ``matrices``: of many, in place of
+    ``blocks``; title and rows of cells. ``whole``: without what these have. ``blocks``: a deployment over another,
     the comparison that it is part of, and a line for each figure. ``ask_bounds``: tell how to give bounds."""
 
     name: str | None
+    matrices: list[tuple[str, Matrix, list[list[verdicts.MatrixCell]]]]
     whole: Compared
     sentence: str | None
     blocks: list[tuple[Against, Headline | OtherPairs, list[verdicts.FigureLine]]]
@@ -224,17 +237,19 @@ def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
     view = report.view
     for group in sorted(groups(report.curves, view), key=lambda each: -len(each.curves)):
         members = group.curves
-        whole = compared(members, view)
+        every = compared(members, view)
+        whole = every.spelled()
         shown: list[tuple[Headline | OtherPairs, Against]]
         shown = [(among, each) for among in whole.headlines for each in among.against]
         shown += [(among, each) for among in whole.pairs for each in among.against[: verdicts.MOST_PAIRS]]
         yield ComparedGroup(
             name=group.name,
+            matrices=[(verdicts.matrix_title(m, view), m, verdicts.matrix_rows(m, view)) for m in every.matrices],
             whole=whole,
-            sentence=None if whole.headlines else verdicts.headline(members, view),
+            sentence=None if every.headlines else verdicts.headline(members, view, every),
             blocks=[(each, among, verdicts.figure_lines(each, members, view)) for among, each in shown],
             baselines=[text for block in whole.headlines if (text := baseline_text(block, members))],
-            apart=verdicts.apart(whole, members, view),
+            apart=verdicts.apart(every, members, view),
             answers=[
                 answer
                 for bounds in report.at

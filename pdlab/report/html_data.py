@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pdlab.analysis.comparable import groups, workloads_text
@@ -15,8 +15,10 @@ RATES: tuple[Rate, ...] = ("requests", "input", "output", "total")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
-def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[str, Any]:
-    """All that the script draws, as plain values; its first view is ``view``."""
+def figures(
+    curves: Sequence[Curve], view: View, *, log_latency: bool, chosen: Collection[str] | None = None
+) -> dict[str, Any]:
+    """All that the script draws, as plain values; its first view is ``view``; ``chosen``: see `styles`."""
     known_statistics = {s for c in curves for p in c.points for values in p.latency_ms.values() for s in values}
     group_of = _groups(curves, view)
     return {
@@ -41,6 +43,7 @@ def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[s
                 "color": style.color,
                 "ink": text_color(style.color),
                 "marker": style.marker,
+                **({"quiet": True} if style.quiet else {}),
                 "dashes": style.dashes,
                 "gpus": curve.counted(view) if view.normalized else curve.gpus.counted(view.count),
                 "published": curve.published is not None,
@@ -49,7 +52,7 @@ def figures(curves: Sequence[Curve], view: View, *, log_latency: bool) -> dict[s
                 "facts": _size(curve),
                 "points": [_point(point, view.confidence) for point in curve.points],
             }
-            for curve, style in zip(curves, styles(curves), strict=True)
+            for curve, style in zip(curves, styles(curves, chosen), strict=True)
         ],
     }
 

@@ -31,7 +31,9 @@ def draw(
     if not report.curves:
         return _draw_faults(report, path, path.stem)
     remarks = [*report.remarks, *report.doubts]
-    plots.draw(report.curves, report.view, path, log_latency=log_latency, log_load=log_load, remarks=remarks)
+    plots.draw(
+        report.curves, report.view, path, log_latency=log_latency, log_load=log_load, remarks=remarks, best=report.best
+    )
     made = [Picture("Plot", path)]
     if report.soaks:
         made.append(Picture("Plot over time", path.with_stem(f"{path.stem}-over-time")))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.comparable import groups, models_text, workloads_text
-from pdlab.analysis.curves import Curve, Point, configuration, own
+from pdlab.analysis.curves import Curve, Point, configuration, own, shared_settings
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Spot, frontiers, spots
 from pdlab.analysis.view import View
@@ -20,13 +20,23 @@ from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.deployment import Pool
 from pdlab.core.workload import LoadKind
 from pdlab.report import tables
+from pdlab.report.highlight import MOST_COLOURED, highlighted, panels
 from pdlab.report.label_layout import Box, along, around, fit
-from pdlab.report.scales import LOGARITHMIC, latency_is_logarithmic, loads_are_logarithmic, logarithmic
-from pdlab.report.style import STYLE_FILE, Style, save, styles, text_color
+from pdlab.report.scales import (
+    LOGARITHMIC,
+    latency_is_logarithmic,
+    loads_are_logarithmic,
+    logarithmic,
+    rates_are_logarithmic,
+)
+from pdlab.report.style import CHOSEN, STYLE_FILE, Style, save, styles, text_color
+from pdlab.results.curve_names import PLAIN
 
 # All sizes in inches.
 LOAD_PANEL = (3.55, 2.75)
 MAIN_PANEL = (8.3, 6.35)
+FACET_PANEL = (6.6, 4.6)
+FACET_TITLE = 0.45
 MARGIN_LEFT, MARGIN_RIGHT, BETWEEN, ABOVE = 0.85, 0.25, 0.95, 1.15
 AXIS_LABELS = 0.62
 LEGEND_ROW, FOOTNOTE_ROW, CHAR = 0.21, 0.19, 0.082
@@ -36,7 +46,7 @@ TITLE_SIZE, LEAST_TITLE_SIZE = 14.0, 9.0  # points
 TAIL: Statistic = "p99"
 
 LOAD_NAMES: dict[LoadKind, str] = {
-    "concurrency": "concurrency (requests in flight, whole deployment)",
+    "concurrency": "concurrency (in flight, whole deployment)",
     "rate": "request rate (requests/s, whole deployment)",
     "ramp": "rate at the end of a ramp (requests/s, whole deployment)",
 }
@@ -79,24 +89,29 @@ def draw(
     bands: Mapping[str, Band] | None = None,
     notes: Sequence[str] | None = None,
     remarks: Sequence[str] = (),
+    best: Sequence[str] = (),
 ) -> None:
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot.
 
     ``bands``: of predicted curves by name, in place of those from repeats; ``notes``: footnotes in place of the
-    usual ones; ``remarks``: lines above the footnotes, darker. ``log_latency`` and
-    ``log_load`` None: an axis is logarithmic where one curve or load would press the others together.
+    usual ones; ``remarks``: lines above the footnotes, darker. ``best``: labels that have a colour before others do
+    where the curves are too many for all to have one (`pdlab.report.highlight`). ``log_latency`` and ``log_load`` None:
+    an axis is logarithmic where one curve or load would press the others together.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    drawn = _Drawn(curves, styles(curves), view, log_latency, log_load, bands or {})
+    drawn = _Drawn(curves, styles(curves, highlighted(curves, view, best)), view, log_latency, log_load, bands or {})
+    facets = panels(curves, view)
+    above = _wrapped(remarks)
+    footnotes = [*above, *(_footnotes(notes) if notes is not None else usual_footnotes(curves, view))]
+    if len(facets) > 1:
+        _draw_facets(drawn, facets, best, path, footnotes, len(above))
+        return
     kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in own(curves))]
     legend = _legend_columns(drawn)
-    above = _wrapped(remarks)
-    footnotes = _footnotes(notes) if notes is not None else usual_footnotes(curves, view)
-    footnotes = [*above, *footnotes]
     legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
     columns = [(kind, view.statistic) for kind in kinds]
@@ -123,16 +138,62 @@ def draw(
                 _load_panel(panel(x, bottom_in, *LOAD_PANEL), shown, kind, "ttft")
             _main_panel(panel(left_in, bottom_in, *MAIN_PANEL), drawn)
             _legend(panel(MARGIN_LEFT, footnotes_in, size[0] - MARGIN_LEFT - MARGIN_RIGHT, legend_in), legend)
-            look = {"size": TITLE_SIZE, "weight": "bold", "va": "top"}
-            _narrowed(figure.text(MARGIN_LEFT / size[0], 1 - 0.28 / size[1], _title(drawn), **look))
-            figure.text(MARGIN_LEFT / size[0], 1 - 0.56 / size[1], _subtitle(drawn), size=9.5, color=SOFT, va="top")
-            for i, line in enumerate(footnotes):
-                y = footnotes_in - FOOTNOTE_ROW * (i + 0.6)
-                look = {"color": INK, "weight": "bold"} if i < len(above) else {"color": SOFT}
-                figure.text(MARGIN_LEFT / size[0], y / size[1], line, size=8.2, va="top", **look)
+            _write_around(figure, drawn, footnotes, len(above))
             save(figure, path)
         finally:
             plt.close(figure)
+
+
+def _draw_facets(
+    drawn: _Drawn,
+    facets: Sequence[tuple[str, tuple[Curve, ...]]],
+    best: Sequence[str],
+    path: Path,
+    footnotes: Sequence[str],
+    dark: int,
+) -> None:
+    """Throughput against latency in a panel for each group, two beside each other, each with a legend of its own."""
+    import matplotlib.pyplot as plt
+
+    view = drawn.view
+    chosen = highlighted(drawn.curves, view, best)
+    each = [drawn._replace(curves=curves, styles=styles(curves, chosen)) for _, curves in facets]
+    legends = [_legend_columns(facet) for facet in each]
+    legend_in = LEGEND_ROW * (max(len(column) for legend in legends for column in legend) + 0.6)
+    rows = (len(facets) + 1) // 2
+    row_in = FACET_TITLE + FACET_PANEL[1] + AXIS_LABELS + legend_in
+    footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
+    size = (2 * (MARGIN_LEFT + FACET_PANEL[0]) + MARGIN_RIGHT, ABOVE - FACET_TITLE + rows * row_in + footnotes_in)
+    with plt.style.context(STYLE_FILE):
+        figure = plt.figure(figsize=size)
+        try:
+            for i, ((name, _), facet, legend) in enumerate(zip(facets, each, legends, strict=True)):
+                x = MARGIN_LEFT + (i % 2) * (FACET_PANEL[0] + MARGIN_LEFT)
+                y = footnotes_in + (rows - 1 - i // 2) * row_in
+
+                def panel(x: float, y: float, width: float, height: float) -> Any:
+                    return figure.add_axes((x / size[0], y / size[1], width / size[0], height / size[1]))
+
+                axes = panel(x, y + legend_in + AXIS_LABELS, *FACET_PANEL)
+                _main_panel(axes, facet)
+                axes.set_title(f"{name}: {core_text.counted(len(facet.curves), 'curve')}")
+                _legend(panel(x, y, FACET_PANEL[0], legend_in), legend)
+            _write_around(figure, drawn, footnotes, dark)
+            save(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def _write_around(figure: Any, drawn: _Drawn, footnotes: Sequence[str], dark: int) -> None:
+    """Title, subtitle and footnotes, of which the first ``dark`` are darker."""
+    width, height = figure.get_size_inches()
+    x = MARGIN_LEFT / width
+    _narrowed(figure.text(x, 1 - 0.28 / height, _title(drawn), size=TITLE_SIZE, weight="bold", va="top"))
+    figure.text(x, 1 - 0.56 / height, _subtitle(drawn), size=9.5, color=SOFT, va="top")
+    for i, line in enumerate(footnotes):
+        y = FOOTNOTE_ROW * (len(footnotes) + 1 - i - 0.6)
+        look = {"color": INK, "weight": "bold"} if i < dark else {"color": SOFT}
+        figure.text(x, y / height, line, size=8.2, va="top", **look)
 
 
 def _has_tail(curve: Curve) -> bool:
@@ -156,6 +217,7 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         else:
             load_intervals = [(load, e.interval(view.confidence)) for load, e in _estimates(curve, kind, view)]
             around_it = [(load, side.low, side.high) for load, side in load_intervals if side]
+        around_it = [] if style.quiet else around_it
         _band(axes, style.color, [(x, high) for x, _, high in around_it], [(x, low) for x, low, _ in around_it])
         every.append((positions, style))
         values += [ms for _, ms, _ in positions]
@@ -227,7 +289,8 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
                 sides = drawn.bands[curve.name].sides([(y, x, point) for x, y, point in positions], metric)
                 _band(axes, style.color, [(x, y) for y, x, _ in sides], [(x, y) for y, _, x in sides])
             else:
-                _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
+                if not style.quiet:
+                    _main_band(axes, curve, [point for point in line if point.valid], view, style.color)
             _plot(axes, positions, style, size=4 if thin else 6)
     best = frontiers(drawn.curves, view)
     for _, on_it in best:
@@ -243,7 +306,13 @@ def _main_panel(axes: Any, drawn: _Drawn) -> None:
     xs = [s.x for s in every]
     _scale(axes.xaxis, log_x, max(xs) < 6 * min(xs))
     top = max(s.y for s in every)
-    axes.set_ylim(0, top * 1.08 if top else 1)
+    log_y = rates_are_logarithmic(drawn.curves, view)
+    if log_y:
+        _scale(axes.yaxis, True)
+        axes.set_ylim(min(s.y for s in every if s.y > 0) / 1.2, top * 1.2)
+        axes.set_ylabel(f"{axes.get_ylabel()}  ({LOGARITHMIC})")
+    else:
+        axes.set_ylim(0, top * 1.08 if top else 1)
     if log_x:
         axes.set_xlim(min(xs) / 1.12, max(xs) * 1.18)
     else:
@@ -277,7 +346,14 @@ def _band(axes: Any, color: str, upper: Sequence[tuple[float, float]], lower: Se
 
 
 def _plot(axes: Any, positions: Sequence[tuple[float, float, Point]], style: Style, size: float) -> None:
-    """A curve: line and markers through the valid points; the others hollow and crossed, off the line."""
+    """A curve: line and markers through the valid points; the others hollow and crossed, off the line. A quiet one is
+    thin and behind."""
+    if style.quiet:
+        shown = [(x, y) for x, y, point in positions if point.valid]
+        if shown:
+            look = {"color": style.color, "marker": style.marker, "markersize": 2.2, "lw": 0.7, "zorder": 1.9}
+            axes.plot(*zip(*shown, strict=True), clip_on=False, **look)
+        return
     valid = [(x, y) for x, y, point in positions if point.valid]
     invalid = [(x, y) for x, y, point in positions if not point.valid]
     look = {"color": style.color, "marker": style.marker, "markersize": size, "clip_on": False}
@@ -321,26 +397,39 @@ def _write_labels(axes: Any, drawn: _Drawn, every: Sequence[Spot], best: set[int
         axes.annotate(text, (spot.x, spot.y), offset, textcoords="offset points", zorder=5, **look)
 
     for curve, style in zip(drawn.curves, drawn.styles, strict=True):
+        if style.quiet:
+            continue
         # One name for both kinds of load: thin and thick tell them apart.
         for line in list(curve.lines().values())[:1]:
             drawable = [p for p in line if p.valid and id(p) in where]
             if drawable:
                 write(curve.label, drawable[-1], (9, 14), size=9, weight="bold", color=text_color(style.color))
     looks = {id(c): style for c, style in zip(drawn.curves, drawn.styles, strict=True)}
-    for spot in sorted(every, key=lambda s: id(s.point) not in best):
+    spoken = [spot for spot in every if not looks[id(spot.curve)].quiet]
+    for spot in sorted(spoken, key=lambda s: id(s.point) not in best):
         text = core_text.number(spot.point.requests_per_s * spot.curve.scale(drawn.view))
         write(text, spot.point, (6, 9, 13), size=7.3, color=text_color(looks[id(spot.curve)].color))
+    # A grey curve has no place in the legend: its name is at the frontier, where it is on it and there is room.
+    for curve in [each for each in drawn.curves if looks[id(each)].quiet]:
+        for point in [p for p in curve.points if id(p) in best][-1:]:
+            write(curve.label, point, (9, 14), size=7.3, color=SOFT)
 
 
 def _legend_columns(drawn: _Drawn) -> list[list[tuple[str, Style | None]]]:
     """Columns of (text, style); a heading has no style. One column per family, long ones continued."""
     families: dict[str, list[tuple[str, Style]]] = {}
     for curve, style in sorted(zip(drawn.curves, drawn.styles, strict=True), key=lambda pair: pair[1].rank):
-        families.setdefault(style.family, []).append((curve.label, style))
+        if not style.quiet:
+            families.setdefault(style.family, []).append((curve.label, style))
+    quiet = [style for style in drawn.styles if style.quiet]
+    if quiet:
+        others = f"{core_text.counted(len(quiet), 'other curve')}, in the tables"
+        families.setdefault(CHOSEN, []).append((others, quiet[0]))
+    most = MOST_COLOURED + 1 if quiet else LEGEND_ROWS
     columns: list[list[tuple[str, Style | None]]] = []
     for name, entries in families.items():
-        for i in range(0, len(entries), LEGEND_ROWS):
-            columns.append([(name if i == 0 else "", None), *entries[i : i + LEGEND_ROWS]])
+        for i in range(0, len(entries), most):
+            columns.append([(name if i == 0 else "", None), *entries[i : i + most]])
     return columns
 
 
@@ -440,7 +529,10 @@ def _title(drawn: _Drawn) -> str:
     curves = own(drawn.curves)
     workloads = dict.fromkeys(workloads_text(group.curves) for group in groups(curves, drawn.view))
     lengths = f"{core_text.listed(list(workloads))} tokens (input:output)"
-    return f"{models_text(curves)}, {lengths}" if any(curve.model for curve in curves) else lengths
+    shared = shared_settings(curves)
+    words = [models_text(curves)] if any(curve.model for curve in curves) else []
+    words += [" ".join(shared[key] for key in PLAIN if key in shared)]
+    return ", ".join([*filter(None, words), lengths])
 
 
 def _subtitle(drawn: _Drawn) -> str:

@@ -24,12 +24,19 @@ def logarithmic(values: Sequence[Sequence[float]]) -> bool:
     return highest > SPAN * lowest or bool(others and highest > BEYOND * others[0])
 
 
+def rates_are_logarithmic(curves: Sequence[Curve], view: View) -> bool:
+    """Whether the throughput axis reads better in powers: the best level of one curve is far above that of another."""
+    best = [max((curve.throughput(p, view) for p in curve.points if p.valid), default=0.0) for curve in curves]
+    positive = [each for each in best if each > 0]
+    return bool(positive) and max(positive) > SPAN * min(positive)
+
+
 def loads_are_logarithmic(loads: Sequence[float], forced: bool | None) -> bool:
-    """Whether a load axis is logarithmic; ``forced`` overrides it (None: where more than half of the loads would lie in
+    """Whether a load axis is logarithmic; ``forced`` overrides it (None: where half of the loads or more would lie in
     the first tenth of a linear axis)."""
     if forced is not None:
         return forced
-    return sum(load <= CROWDED * max(loads) for load in loads) > len(loads) / 2
+    return sum(load <= CROWDED * max(loads) for load in loads) >= len(loads) / 2
 
 
 def latency_is_logarithmic(curves: Sequence[Curve], view: View, forced: bool | None) -> bool:

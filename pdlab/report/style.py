@@ -9,7 +9,7 @@ lightness, marker and dash at once, which tests/report/test_style.py looks at wi
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from pdlab.analysis.curves import Curve
 from pdlab.core.deployment import Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
+from pdlab.results.curve_names import PLAIN
 
 RGB = tuple[float, float, float]
 
@@ -36,11 +37,14 @@ DARKEST, LIGHTEST, STEP = 26.0, 74.0, 16.0  # CIE L*
 COLLOCATED = "collocated"
 OTHER = "other"
 PUBLISHED = "published elsewhere"
+CHOSEN = "on the frontier, or best within a bound"
+NOT_CHOSEN = "other curves"
+GREY = "#b8b8b8"
 
 
 class Style(NamedTuple):
     """``family`` is the heading under which the curve stands in a legend, ``rank`` its place; ``color`` is #rrggbb;
-    ``hollow``: its markers are, for it was rehearsed."""
+    ``hollow``: its markers are, for it was rehearsed. ``quiet``: behind the others, without a name of its own."""
 
     family: str
     rank: int
@@ -48,10 +52,17 @@ class Style(NamedTuple):
     marker: str
     dashes: tuple[float, ...]
     hollow: bool = False
+    quiet: bool = False
 
 
-def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
-    """One style per curve, in their order; the same set of configurations always looks the same."""
+def styles(curves: Sequence[Curve], chosen: Collection[str] | None = None) -> tuple[Style, ...]:
+    """One style per curve, in their order; the same set of configurations always looks the same.
+
+    ``chosen``: labels of the curves that have a colour; the others are grey, but for published ones (None: all have
+    one).
+    """
+    if chosen is not None:
+        return _few_coloured(curves, chosen)
     families: dict[str, list[Curve]] = {}
     for curve in sorted(curves, key=_order):
         families.setdefault(family(curve), []).append(curve)
@@ -71,12 +82,33 @@ def styles(curves: Sequence[Curve]) -> tuple[Style, ...]:
     return tuple(style_of[id(curve)] for curve in curves)
 
 
+def _few_coloured(curves: Sequence[Curve], chosen: Collection[str]) -> tuple[Style, ...]:
+    ordered = sorted(curves, key=lambda curve: (curve.label not in chosen, _order(curve)))
+    rank = {id(curve): i for i, curve in enumerate(ordered)}
+    return tuple(
+        Style(
+            CHOSEN,
+            rank[id(curve)],
+            HUES[rank[id(curve)] % len(HUES)].lower(),
+            MARKERS[rank[id(curve)] % len(MARKERS)],
+            (),
+            curve.rehearsed,
+        )
+        if curve.label in chosen
+        else Style(PUBLISHED, rank[id(curve)], GREY, "d", (1.0, 1.6))
+        if curve.published is not None
+        else Style(NOT_CHOSEN, rank[id(curve)], GREY, "o", (), curve.rehearsed, quiet=True)
+        for curve in curves
+    )
+
+
 def family(curve: Curve) -> str:
-    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``, or ``other`` where the configuration is not known."""
+    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``; where the configuration is not known ``h200_sxm vllm fp4``, or
+    ``other`` where its files do not say that either."""
     if curve.published is not None:
         return PUBLISHED
     if curve.deployment is None:
-        return OTHER
+        return " ".join(curve.settings[key] for key in PLAIN if key in curve.settings) or OTHER
     topology = curve.deployment.topology
     if curve.rehearsed:
         return f"rehearsed {topology.kind}"

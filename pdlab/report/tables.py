@@ -70,7 +70,7 @@ class TableFacts:
 
     @property
     def shared(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in shared_settings(self.curves).items())
+        return shared_text(self.curves)
 
     @property
     def with_role(self) -> list[Curve]:
@@ -196,6 +196,11 @@ def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[s
 def load_name(point: Point) -> str:
     """``concurrency 4``, ``7.5 requests/s``."""
     return said(TABLES, "load_name", point)
+
+
+def shared_text(curves: Sequence[Curve]) -> str:
+    """``gpu=h200_sxm, precision=fp4``: what the files of all of these curves say; empty if it is nothing."""
+    return ", ".join(f"{key}={value}" for key, value in shared_settings(curves).items())
 
 
 def unit(curves: Sequence[Curve]) -> str:

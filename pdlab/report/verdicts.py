@@ -10,10 +10,11 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, Pick
-from pdlab.analysis.headline import Against, Compared, compared
+from pdlab.analysis.headline import Against, Compared, Matrix, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.analysis.view import View
+from pdlab.core import text
 from pdlab.core.bounds import Bounds
 from pdlab.core.rendering import said
 from pdlab.core.text import ROUNDING, percent, plain
@@ -52,15 +53,65 @@ def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None)
     if len(own(curves)) < 2:
         return f"{own(curves)[0].label} alone: nothing to compare."
     whole = compared(curves, view) if whole is None else whole
-    texts = []
-    for block in whole.headlines:
+    texts = [matrix_text(each, view) for each in whole.matrices]
+    spelled = whole.spelled()
+    for block in spelled.headlines:
         lines = [figure_lines(each, curves, view) for each in block.against]
         texts.append(said(WORDS, "headline", block, lines, baseline_text(block, curves)))
-    for pairs in whole.pairs:
+    for pairs in spelled.pairs:
         shown = pairs.against[:MOST_PAIRS]
         lines = [figure_lines(each, curves, view) for each in shown]
         texts.append(said(WORDS, "pairs", pairs, shown, lines, LOOPS[pairs.kind]))
     return "\n\n".join(filter(None, [*texts, said(WORDS, "apart", apart(whole, curves, view))]))
+
+
+class MatrixCell(NamedTuple):
+    """A curve over another. ``ratio``: empty where they share no load, ``-`` where it is not known. ``mark``: + higher,
+    - lower, ~ no difference resolved. ``detail``: of every figure, with its interval."""
+
+    ratio: str = ""
+    mark: str = ""
+    verdict: str = ""
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.ratio + self.mark
+
+
+MARKS = {"better": "+", "worse": "-", "not distinguishable": "~"}
+
+
+def matrix_rows(matrix: Matrix, view: View) -> list[list[MatrixCell]]:
+    """The cells of a matrix, row by row in the order of its labels."""
+    cells = matrix.cells()
+    return [
+        [_matrix_cell(cells[row, column], view) if (row, column) in cells else MatrixCell() for column in matrix.labels]
+        for row in matrix.labels
+    ]
+
+
+def _matrix_cell(each: Against, view: View) -> MatrixCell:
+    comparison = each.ratio("throughput")
+    names = {"throughput": f"{view.throughput_metric} tokens/s", "ttft": "TTFT", "tpot": "TPOT"}
+    known = [f"{names[ratio.figure]} {ratio_text(ratio.comparison)}" for ratio in each.ratios if ratio.comparison]
+    loads = text.counted(len(each.loads), "shared load")
+    detail = f"{each.label} over {each.reference}, {loads}: {', '.join(known) or 'not known at every load'}"
+    if comparison is None:
+        return MatrixCell("-", detail=detail)
+    ratio = f"{comparison.ratio:.2f}" if comparison.ratio < 10 else f"{comparison.ratio:.0f}"
+    return MatrixCell(ratio, MARKS[comparison.verdict], comparison.verdict, detail)
+
+
+def matrix_text(matrix: Matrix, view: View) -> str:
+    """Every curve of a group over every other, as a table whose columns have the numbers of its rows."""
+    return said(WORDS, "matrix", matrix, matrix_rows(matrix, view), matrix_title(matrix, view))
+
+
+def matrix_title(matrix: Matrix, view: View) -> str:
+    per = " per GPU" if view.normalized else ""
+    group = "" if matrix.group is None else f", {matrix.group}"
+    return f"{view.throughput_metric.capitalize()} tokens/s{per}, row over column ({LOOPS[matrix.kind]}{group})"
 
 
 class Apart(NamedTuple):

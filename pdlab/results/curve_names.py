@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 MOST_SHOWN = 40  # characters of a value
 # Keys whose values say by themselves what they are, in the order of a name.
 _GPU_KEYS = ("gpu", "gpu_type", "hw", "hardware")
-_PLAIN = (*_GPU_KEYS, "framework", "engine", "backend", "precision", "dtype")
+PLAIN = (*_GPU_KEYS, "framework", "engine", "backend", "precision", "dtype")
 _COUNTS = ("tp", "pp", "dp", "ep")
 _VERSION, _GPUS = "framework_version", "num_gpus"
-_COMPARED = (*_PLAIN, "tp", "pp", "dp")
+_COMPARED = (*PLAIN, "tp", "pp", "dp")
 
 
 def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: Sequence[str]) -> list[str]:
@@ -48,7 +48,7 @@ def _split(group: Sequence[int], keys: Sequence[str], values: Sequence[Mapping[s
 
 
 def _common_tail(values: Sequence[str]) -> str:
-    """``_sxm`` of h100_sxm and h200_sxm: the word at the end that all values have."""
+    """The word at the end that all values have, of h100_sxm and h200_sxm the last."""
     tails = {value[value.rindex("_") :] if "_" in value else "" for value in values}
     return tails.pop() if len(tails) == 1 and len(set(values)) > 1 else ""
 
@@ -58,7 +58,7 @@ def _name(values: Mapping[str, str], keys: Sequence[str], bare: Sequence[str], t
     for key in sorted(keys, key=_place):
         value = values.get(key)
         text = (value or "")[:MOST_SHOWN]
-        if key in _PLAIN or key == _VERSION:
+        if key in PLAIN or key == _VERSION:
             words.append(text.removesuffix(tails.get(key, "")) if value else f"no {key.removeprefix('framework_')}")
         elif key in _COUNTS and value is not None:
             words.append(f"{key}{text}")
@@ -72,5 +72,5 @@ def _name(values: Mapping[str, str], keys: Sequence[str], bare: Sequence[str], t
 
 
 def _place(key: str) -> int:
-    order = (*_GPU_KEYS, "framework", _VERSION, *_PLAIN, *_COUNTS, _GPUS)
+    order = (*_GPU_KEYS, "framework", _VERSION, *PLAIN, *_COUNTS, _GPUS)
     return order.index(key) if key in order else len(order)

@@ -17,7 +17,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.description import SaidOf, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
-from pdlab.results.readers import RawLevel, read_file
+from pdlab.results.readers import FileReading, RawLevel, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
 # Above this, a request rate is how a client writes "all at once", not a load.
@@ -37,10 +37,11 @@ _METRIC = {"e2e_latency": "e2el"}
 
 class PublishedLevel(NamedTuple):
     """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
-    name says, what people say of it, and the run. ``tool`` wrote the file. ``shown``: its path in the folder, and its
-    part."""
+    name says, what people say of it, and the run. ``tool`` wrote the file, which has the hash ``sha256``. ``shown``:
+    its path in the folder, and its part."""
 
     tool: str
+    sha256: str
     file: Path
     part: str
     shown: str
@@ -81,12 +82,12 @@ def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: S
     """Read one file in ``folder``, which is called ``label`` and whose name says ``named``. Raises StoreError, which
     names the file."""
     reading = read_file(file)
-    levels = tuple(_level(folder, file, reading.tool, raw, label, named, said) for raw in reading.levels)
+    levels = tuple(_level(folder, file, reading, raw, label, named, said) for raw in reading.levels)
     return FileLevels(levels, "" if levels else f"{reading.tool}: {reading.skipped or 'no level'}")
 
 
 def _level(
-    folder: Path, file: Path, tool: str, raw: RawLevel, label: str, named: FolderName, said: SaidOf
+    folder: Path, file: Path, reading: FileReading, raw: RawLevel, label: str, named: FolderName, said: SaidOf
 ) -> PublishedLevel:
     data = {**raw.data, "model_id": said.model} if said.model else raw.data
     inside = file.relative_to(folder)
@@ -94,14 +95,13 @@ def _level(
     shown = f"{inside}, {raw.part}" if raw.part else str(inside)
     duration_s = _count(file, data, "duration")
     completed = int(_count(file, data, "completed"))
-    input_tokens = _count(file, data, "total_input_tokens")
-    output_tokens = _count(file, data, "total_output_tokens")
+    input_tokens, output_tokens, unknown_lengths = _tokens(file, data, completed, named, name)
     num_requests = int(_count(file, data, "num_prompts")) if data.get("num_prompts") else completed
     if duration_s <= 0:
         raise StoreError(f"{file}: duration is {duration_s:g} s; no rate can be computed from it")
     failed = num_requests - completed
     load, faults = _load(file, data, name)
-    faults += _no_latencies(data)
+    faults += [*unknown_lengths, *_no_latencies(data)]
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
     if "invalid" in data:
@@ -140,7 +140,7 @@ def _level(
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(tool, file, raw.part, shown, data, name, said, run)
+    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, said, run)
 
 
 def number(value: Any) -> float | None:
@@ -155,9 +155,17 @@ def number(value: Any) -> float | None:
 
 
 def peak_in_flight(data: dict[str, Any]) -> float | None:
-    """The most requests in flight in any second, as the client counted them: up to twice the true number, because
-    requests that follow one another in one second count both."""
+    """The most requests in flight in any second, as the client counted them: more than there were at once, because
+    requests that follow one another in one second count each. See `most_counted`."""
     return number(data.get("max_concurrent_requests"))
+
+
+def most_counted(concurrency: float, whole: Summary) -> float:
+    """The most requests that a client can count in one second of a full closed loop: those in flight at its begin, and
+    those that come in their places; twice the concurrency where a request stays for a second or longer."""
+    stay = stays_s(whole)
+    turns = 1 / stay.low if stay is not None and stay.low > 0 else 1.0
+    return concurrency * (1 + max(1.0, turns))
 
 
 def offered_rps(load: Load) -> float:
@@ -169,13 +177,13 @@ def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | 
     """The limit of requests in flight that turned an open loop into a closed one; None where none did.
 
     An open loop that reached its client's limit and served less than was to arrive was not offered its rate, and its
-    TTFT leaves out the wait at the client. Where the client did not count its peak, the mean number in flight tells
-    (Little's law).
+    TTFT leaves out the wait at the client. Where the client did not count its peak, or counted several requests that
+    followed one another in one second, the mean number in flight tells (Little's law).
     """
     if isinstance(load, Closed) or limit is None or whole.requests_per_s >= (1 - SERVED_SLACK) * offered_rps(load):
         return None
-    if peak is None:
-        stay = stays_s(whole)
+    stay = stays_s(whole)
+    if peak is None or (stay is not None and stay.high < 1):
         return limit if stay is not None and whole.requests_per_s * stay.low >= AT_LIMIT * limit else None
     return limit if peak >= limit else None
 
@@ -253,6 +261,29 @@ def _burstiness(file: Path, data: dict[str, Any]) -> float:
     if burstiness is not None and burstiness <= 0:
         raise StoreError(f"{file}: burstiness is {burstiness:g}; expected a number above 0")
     return 1.0 if burstiness is None else burstiness
+
+
+class _TokenTotals(NamedTuple):
+    input: float
+    output: float
+    faults: tuple[Finding, ...] = ()
+
+
+def _tokens(file: Path, data: dict[str, Any], completed: int, folder: FolderName, name: FileName) -> _TokenTotals:
+    """Tokens of all requests: those that the file counts, else by the lengths that a name gives. Where neither does,
+    they are 0, and a fault. A prompt has a token, so that 0 input tokens were not counted."""
+    totals: dict[str, float] = {}
+    faults: list[Finding] = []
+    for side in ("input", "output"):
+        key = f"total_{side}_tokens"
+        counted = _count(file, data, key) if data.get(key) is not None else None
+        if counted is None or (side == "input" and not counted and completed):
+            of_name = getattr(name, f"{side}_tokens") or getattr(folder, f"{side}_tokens")
+            counted = (of_name or 0.0) * completed
+            if not of_name:
+                faults.append(found("file_no_lengths", side=side))
+        totals[side] = counted
+    return _TokenTotals(totals["input"], totals["output"], tuple(faults))
 
 
 class _Lengths(NamedTuple):

@@ -25,13 +25,14 @@ from pdlab.results.store import MANIFEST, Store, searched
 
 
 class SourcedRun(NamedTuple):
-    """A run, the file of others that it came from, the part of that file, and what it says in the keys of ``vllm bench
-    serve``."""
+    """A run, the file of others that it came from, the part of that file, what it says in the keys of ``vllm bench
+    serve``, and the SHA-256 of the file."""
 
     run: Run
     file: Path
     part: str
     data: dict[str, Any]
+    sha256: str
 
 
 class SourcedExperiment(NamedTuple):
@@ -223,7 +224,7 @@ def _experiment(
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file, level.part, level.data))
+        runs.append(SourcedRun(run, level.file, level.part, level.data, level.sha256))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None

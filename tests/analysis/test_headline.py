@@ -10,7 +10,7 @@ import pytest
 
 from pdlab.analysis.crossovers import group_crossovers
 from pdlab.analysis.curves import Curve, Gpus, Point, Sample
-from pdlab.analysis.headline import Against, Headline, compared, headlines
+from pdlab.analysis.headline import MOST_SPELLED, Against, Headline, compared, headlines
 from pdlab.analysis.ranking import readings
 from pdlab.analysis.view import View
 from pdlab.core.bounds import parse_bounds
@@ -213,3 +213,65 @@ def test_three_lines_say_it() -> None:
     assert [line[2:37].strip() for line in lines] == ["output tokens/s per node (2 GPUs)", "TTFT p50", "TPOT p50"]
     assert [line.rpartition(": ")[2] for line in lines] == ["no difference resolved", "longer", "shorter"]
     assert all(re.search(r" \d\.\d+ \(\d\.\d+-\d\.\d+\):", line) for line in lines)
+
+
+TURNED = {"better": "worse", "worse": "better", "not distinguishable": "not distinguishable"}
+
+
+def many(count: int) -> list[Curve]:
+    """Curves of which each gives 1.5 times as much as the one before."""
+    rng = np.random.default_rng(1)
+    factors = [{"throughput": 1.5**i, "ttft": 1.0, "tpot": 1.0} for i in range(count)]
+    return [drawn(f"collocated-1xtp2 {i}", rng, each) for i, each in enumerate(factors)]
+
+
+def test_a_matrix_has_every_pair_both_ways_and_says_what_the_paragraphs_would() -> None:
+    curves = many(MOST_SPELLED + 1)
+    found = compared(curves, View())
+    (matrix,) = found.matrices
+    assert matrix.labels == tuple(each.label for each in reversed(curves))
+    cells = matrix.cells()
+    assert len(cells) == len(curves) * (len(curves) - 1)
+    for (label, reference), each in cells.items():
+        one, other = each.ratio("throughput"), cells[reference, label].ratio("throughput")
+        assert one is not None and other is not None
+        assert one.ratio * other.ratio == pytest.approx(1)
+        assert TURNED[one.verdict] == other.verdict
+        steps = int(label.split()[1]) - int(reference.split()[1])
+        assert one.ratio == pytest.approx(1.5**steps, rel=0.3)
+    # The same pair by the same machinery, but for the number of comparisons that share the error.
+    for spelled in (each for block in found.headlines for each in block.against):
+        assert spelled.loads == cells[spelled.label, spelled.reference].loads
+
+
+def test_few_curves_are_compared_one_by_one() -> None:
+    found = compared(many(MOST_SPELLED), View())
+    assert not found.matrices and found.spelled() == found and found.headlines
+
+
+def test_curves_without_a_shared_load_have_an_empty_cell() -> None:
+    curves = [
+        *many(MOST_SPELLED),
+        curve("collocated-1xtp2 far", {load: [sample(i, 10.0, 1.0, 1.0) for i in range(3)] for load in (8, 99)}),
+        curve("collocated-1xtp2 farther", {load: [sample(i, 10.0, 1.0, 1.0) for i in range(3)] for load in (99, 100)}),
+        curve("collocated-1xtp2 alone", {77: [sample(i, 10.0, 1.0, 1.0) for i in range(3)]}),
+    ]
+    found = compared(curves, View())
+    (matrix,) = found.matrices
+    assert "collocated-1xtp2 alone" not in matrix.labels and found.apart == ("collocated-1xtp2 alone",)
+    rows = dict(zip(matrix.labels, verdicts.matrix_rows(matrix, View()), strict=True))
+    shown = {
+        label: cell.mark
+        for label, cell in zip(matrix.labels, rows["collocated-1xtp2 farther"], strict=True)
+        if cell.ratio
+    }
+    assert shown == {"collocated-1xtp2 far": "~"}
+
+
+def test_the_matrix_takes_the_place_of_its_paragraphs_and_keeps_those_of_other_groups() -> None:
+    few = [each.model_copy(update={"model": "other", "label": f"other {each.label}"}) for each in many(2)]
+    found = compared([*many(MOST_SPELLED + 1), *few], View())
+    spelled = found.spelled()
+    assert [len(each.labels) for each in found.matrices] == [MOST_SPELLED + 1]
+    assert [block.reference.startswith("other") for block in spelled.headlines] == [True]
+    assert not spelled.pairs

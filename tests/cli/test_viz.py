@@ -221,7 +221,7 @@ def test_help_is_light() -> None:
         "import sys\nfrom pdlab.__main__ import main\n"
         "try:\n    sys.exit(main(['viz', '--help']))\n"
         "except SystemExit as end:\n"
-        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy'}), end.code)"
+        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy', 'scipy'}), end.code)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "LOADED [] 0"

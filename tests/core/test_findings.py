@@ -24,8 +24,8 @@ TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str,
     "docs/methodology.md": ("gates", ("gate", "finding", "what holds in a valid level"), lambda row: (row.rule,)),
     "docs/reading-plots.md": (
         "audit",
-        ("finding", "severity", "what should hold"),
-        lambda row: (row.severity, row.rule),
+        ("finding", "in the output", "severity", "what should hold"),
+        lambda row: (row.kind, row.severity, row.rule),
     ),
     "debug/readme_nixl_ray.md": (
         "transfer",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import pdlab
 from pdlab.core.errors import StoreError
 from pdlab.core.workload import Closed, Open
 from pdlab.results.published_folders import sourced_experiments
@@ -239,3 +240,24 @@ def test_requests_that_failed_are_left_out_of_statistics(tmp_path: Path) -> None
     del failed["mean_ttft_ms"], failed["median_ttft_ms"]
     (run,) = runs_of(written(tmp_path / "x", {"a.json": failed}))
     assert run.whole.ttft is not None and run.whole.ttft.mean_s == pytest.approx(0.2)
+
+
+def test_every_file_is_read_once_for_plot_and_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    whole = Path.read_bytes
+    folder = written(tmp_path / "x_1xtp2", {"conc2.json": DETAILED, "more/no.json": VLLM})
+
+    def counted(path: Path) -> bytes:
+        read.append(path.name)
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    report = pdlab.build_report(pdlab.load(folder))
+    assert "few_prompts" in {finding.code for finding in report.findings}
+    assert read == ["conc2.json"]
+
+
+@pytest.mark.parametrize("changed", [{"itls": [[0.01, "x"]] * 4}, {"output_lens": ["x"] * 4}])
+def test_requests_that_are_no_numbers_are_one_line(changed: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"a\.json: its requests are not numbers"):
+        runs_of(written(tmp_path / "x", {"a.json": DETAILED | changed}))

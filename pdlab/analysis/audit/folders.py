@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import PdlabError, UsageError
-from pdlab.core.findings import Evidenced
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
 from pdlab.results.published_folders import SourcedExperiment, SourcedRun, sourced_experiments
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
-
-
-@dataclass(frozen=True)
-class AuditFinding(Evidenced):
-    """One defect of result files. ``percent``: how far a figure in the plot may be off, where that can be said."""
-
-    percent: float | None = None
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return self.where
 
 
 @dataclass(frozen=True)
@@ -38,6 +27,11 @@ class LevelFile:
     sha256: str
     content_sha256: str
     raw: dict[str, Any]
+
+    @property
+    def counted(self) -> bool:
+        """Whether the file has the number of requests."""
+        return not self.raw.get("counts_unknown")
 
     @property
     def name(self) -> str:
@@ -58,14 +52,16 @@ class Folder:
         return (self.path / MANIFEST).is_file()
 
 
-def read_folder(path: Path, stated: Stated | int | None = None) -> list[Folder]:
+def read_folder(path: Path, stated: Stated | int | None = None, read: Sequence[SourcedExperiment] = ()) -> list[Folder]:
     """All experiments of a folder; what cannot be read is the folder's ``error``.
+
+    ``read``: those that were read already.
 
     ``stated``: as `pdlab.results.published_folders.load_experiments` takes it. Raises UsageError where that contradicts
     the folder.
     """
     try:
-        return [_folder(path, sourced) for sourced in _load(path, stated)]
+        return [_folder(path, sourced) for sourced in read or _load(path, stated)]
     except PdlabError as error:
         if stated is not None and isinstance(error, UsageError):
             raise
@@ -89,9 +85,11 @@ def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
 def _published_level(folder: Path, sourced: SourcedRun) -> LevelFile:
     """A level of others. Of a file with several levels each has the hash of its own part."""
     plain = json.dumps(sourced.data, sort_keys=True, default=str).encode()
-    content = plain if sourced.part else sourced.file.read_bytes()
     inside = f"{sourced.file.relative_to(folder)}{f' ({sourced.part})' if sourced.part else ''}"
-    return LevelFile(folder / inside, sourced.run, _sha256(content), _sha256(plain), sourced.data)
+    content_sha256 = _sha256(plain)
+    return LevelFile(
+        folder / inside, sourced.run, content_sha256 if sourced.part else sourced.sha256, content_sha256, sourced.data
+    )
 
 
 def _level(file: Path, content: bytes, run: Run) -> LevelFile:

@@ -22,22 +22,25 @@ fix. The rules are those that published measurements of this kind have broken:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pdlab.analysis.audit import content_rules
+from pdlab.analysis.audit import registry
 from pdlab.analysis.audit.content_rules import RATE_SLACK
-from pdlab.analysis.audit.folders import AuditFinding, Folder, LevelFile, read_folder
+from pdlab.analysis.audit.folders import Folder, LevelFile, read_folder
+from pdlab.analysis.audit.registry import AuditFinding, Numbers, Recheck, rule
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
-from pdlab.results.published_files import number, offered_rps, peak_in_flight
+from pdlab.results.published_files import most_counted, number, offered_rps, peak_in_flight
+from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
 LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
 LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
+PEAK_SLACK = 1.1  # of the number of requests that can be counted in one second
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
 NAMES_DIFFER, CAPPED = ("file_name_differs", "file_tokens_differ"), "file_rate_capped"
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
@@ -49,26 +52,25 @@ def audit(
     *,
     recompute: bool = True,
     hashes: Mapping[Path, str] | None = None,
+    read: Mapping[Path, Sequence[SourcedExperiment]] | None = None,
 ) -> list[AuditFinding]:
     """All findings, folder by folder in the order given, those across folders first.
 
     ``gpus``: of folders that do not record theirs. ``recompute``: compare the figures of our levels with those that
     their requests give, which takes longest.
-    ``hashes``: of files of records that were read already.
+    ``hashes``: of files of records that were read already; ``read``: what was read of folders of others.
     """
-    folders = [folder for path in paths for folder in read_folder(path, (gpus or {}).get(path))]
-    findings = list(_identical(folders))
+    folders = [
+        folder for path in paths for folder in read_folder(path, (gpus or {}).get(path), (read or {}).get(path, ()))
+    ]
+    recheck = Recheck(recompute, hashes or {})
+    found = list(registry.across(folders))
     for folder in folders:
         if folder.error:
-            fix = "correct or remove the file, or give the number of GPUs with --gpus NAME=N"
-            findings.append(
-                AuditFinding("unreadable", (folder.path.name,), folder.error, "the folder cannot be plotted", fix)
-            )
-            continue
-        for rule in RULES:
-            findings += rule(folder)
-        findings += content_rules.records(folder, recompute=recompute, hashes=hashes or {})
-    return findings
+            found.append(AuditFinding("unreadable", (folder.path.name,), {"error": folder.error}))
+        else:
+            found += registry.findings(folder, recheck)
+    return found
 
 
 def hard(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
@@ -80,9 +82,9 @@ def shared(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """The findings, equal ones of several folders merged into one with the files of all."""
     by_statement: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for finding in findings:
-        by_statement[finding.code, finding.evidence, finding.consequence, finding.fix, finding.percent].append(finding)
+        by_statement[finding.code, tuple(finding.numbers.items()), finding.percent].append(finding)
     return [
-        replace(members[0], where=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
+        replace(members[0], files=tuple(dict.fromkeys(name for finding in members for name in finding.files)))
         for members in by_statement.values()
     ]
 
@@ -111,6 +113,7 @@ def _names(files: Sequence[str]) -> str:
     return ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
 
 
+@rule("copied_files", "copied_folder", "copied_to_another", "copied_to_other_gpus", needs="folders")
 def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
     """Pairs of folders that share files, byte for byte or but for their layout, or records."""
     owners: dict[str, list[tuple[Folder, LevelFile]]] = defaultdict(list)
@@ -129,87 +132,50 @@ def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
     for (path_a, path_b), levels in shared_levels.items():
         names = tuple(level.name for level in levels)
         if path_a == path_b:
-            yield AuditFinding(
-                "identical",
-                names,
-                f"{len(levels)} files of {path_a.name} have the bytes of other files there",
-                "one measurement is drawn as several",
-                "remove the copies",
-            )
+            yield AuditFinding("copied_files", names, {"files": len(levels), "folder": path_a.name})
             continue
-        same = hashes[path_a] >= {level.sha256 for level in levels}
-        how = "byte for byte" if same else "by content"
-        gpus = [manifests[path].gpus for path in (path_a, path_b)]
-        percent = 100 * abs(gpus[0] / gpus[1] - 1) if gpus[0] and gpus[1] and gpus[0] != gpus[1] else None
+        how = "byte for byte" if hashes[path_a] >= {level.sha256 for level in levels} else "by content"
+        copied: Numbers = {"files": len(levels), "folder": path_b.name, "how": how, "original": path_a.name}
         deployments = [manifests[path].deployment for path in (path_a, path_b)]
+        original_gpus, gpus = (manifests[path].gpus for path in (path_a, path_b))
         if (
             deployments[0] is not None
             and deployments[1] is not None
             and (deployments[0].topology == deployments[1].topology)
         ):
-            yield AuditFinding(
-                "identical",
-                names,
-                f"{len(levels)} files of {path_b.name} are {how} those of {path_a.name}",
-                "one is a copy of the other: one measurement is drawn as two that agree",
-                "remove one of the two folders",
-            )
-            continue
-        yield AuditFinding(
-            "identical",
-            names,
-            f"{len(levels)} files of {path_b.name} are {how} those of {path_a.name}",
-            "one of the two curves is another configuration's"
-            + (f", normalised by {gpus[1]} GPUs where it ran on {gpus[0]}, or the other way" if percent else ""),
-            "find out which of the two was measured, and remove the other",
-            percent,
-        )
+            yield AuditFinding("copied_folder", names, copied)
+        elif original_gpus and gpus and original_gpus != gpus:
+            numbers: Numbers = {**copied, "gpus": gpus, "original_gpus": original_gpus}
+            yield AuditFinding("copied_to_other_gpus", names, numbers, 100 * abs(original_gpus / gpus - 1))
+        else:
+            yield AuditFinding("copied_to_another", names, copied)
 
 
-def _contradictions(folder: Folder) -> Iterator[AuditFinding]:
-    for level in folder.levels:
-        run, load = level.run, level.run.load
-        for finding in run.validity.findings:
-            if finding.code in NAMES_DIFFER:
-                yield AuditFinding(
-                    "contradiction",
-                    (level.name,),
-                    finding.text,
-                    "the point is drawn by the file's content, and a name says that this was not to be measured",
-                    "rename it after its content, or measure again",
-                )
-            elif finding.code == CAPPED:
-                rate = run.whole.requests_per_s
-                yield AuditFinding(
-                    "contradiction",
-                    (level.name,),
-                    finding.text,
-                    "from then on it was a closed loop: the rate was not offered, and TTFT excludes the wait at the "
-                    "client; the level is not valid",
-                    "draw it at the served rate, or measure without a limit of requests in flight",
-                    100 * (offered_rps(load) / rate - 1) if rate else None,
-                )
-        peak = peak_in_flight(level.raw)
-        full = isinstance(load, Closed) and run.num_requests >= load.concurrency
-        if full and peak is not None and not 0.5 * load.value <= peak <= 2.2 * load.value:
-            yield AuditFinding(
-                "contradiction",
-                (level.name,),
-                f"concurrency {load.value:g}, but at most {peak:g} requests were in flight in any second",
-                "the point is drawn at another load than it had",
-                "measure again",
-                100 * abs(peak / load.value - 1),
-            )
-        if folder.ours and level.path.stem != run.key.stem:
-            yield AuditFinding(
-                "contradiction",
-                (level.name,),
-                f"the file is the level {run.key.stem}",
-                "another level was renamed over this one",
-                f"rename it back to {run.key.stem}.json, or measure again",
-            )
+@rule("name_contradicts", "rate_not_offered", "peak_contradicts", needs="level")
+def _contradictions(level: LevelFile) -> Iterator[AuditFinding]:
+    run, load = level.run, level.run.load
+    for finding in run.validity.findings:
+        if finding.code in NAMES_DIFFER:
+            yield AuditFinding("name_contradicts", (level.name,), {"what": finding.text})
+        elif finding.code == CAPPED:
+            rate = run.whole.requests_per_s
+            percent = 100 * (offered_rps(load) / rate - 1) if rate else None
+            yield AuditFinding("rate_not_offered", (level.name,), {"what": finding.text}, percent)
+    peak = peak_in_flight(level.raw)
+    full = isinstance(load, Closed) and run.num_requests >= load.concurrency
+    most = PEAK_SLACK * most_counted(load.value, run.whole)
+    if full and peak is not None and not 0.5 * load.value <= peak <= most:
+        numbers: Numbers = {"concurrency": load.value, "peak": peak}
+        yield AuditFinding("peak_contradicts", (level.name,), numbers, 100 * abs(peak / load.value - 1))
 
 
+@rule("level_renamed", needs="our level")
+def _renamed(level: LevelFile) -> Iterator[AuditFinding]:
+    if level.path.stem != level.run.key.stem:
+        yield AuditFinding("level_renamed", (level.name,), {"level": level.run.key.stem})
+
+
+@rule("rates_share_a_limit", "loads_repeat", needs="folder")
 def _collisions(folder: Folder) -> Iterator[AuditFinding]:
     by_limit: dict[float, list[LevelFile]] = defaultdict(list)
     for level in folder.levels:
@@ -218,92 +184,64 @@ def _collisions(folder: Folder) -> Iterator[AuditFinding]:
             by_limit[limit].append(level)
     for limit, levels in by_limit.items():
         if len({level.run.load.value for level in levels}) > 1:
-            yield AuditFinding(
-                "collision",
-                tuple(level.name for level in levels),
-                f"{len(levels)} request rates carry the same max_concurrency {limit:g}",
-                "a reader keyed on concurrency draws them as one point",
-                "key request-rate runs by their rate (viz.py does)",
-            )
+            names = tuple(level.name for level in levels)
+            yield AuditFinding("rates_share_a_limit", names, {"levels": len(levels), "limit": limit})
     repeated = [level for level in folder.levels if level.run.key.repeat > 0]
     if repeated and not folder.ours:
-        yield AuditFinding(
-            "collision",
-            tuple(level.name for level in repeated),
-            "several files have the same load",
-            "taken as repeats: their mean is drawn; a reader that keys on the load keeps the last one",
-            "mark them as repeats in their names (_r1, _r2), or keep one",
-        )
+        yield AuditFinding("loads_repeat", tuple(level.name for level in repeated))
 
 
+@rule("reused_prompts", "reused_default_seed", needs="folder")
 def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
     """Levels of one server whose prompts come from one seed, in the order in which they ran."""
     levels = sorted(
-        folder.levels,
+        filter(lambda level: level.counted, folder.levels),
         key=lambda level: (str(level.raw.get("date") or level.run.started_at or ""), level.run.num_requests),
     )
     prompts_drawn: dict[tuple[int | None, str], int] = {}
     reused_shares: list[tuple[LevelFile, float]] = []
     for level in levels:
         run = level.run
-        stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}))
+        # The lengths of others are means of what was drawn: they vary from level to level of one curve.
+        stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}) if folder.ours else "")
         before = prompts_drawn.get(stream, 0)
         if before and run.num_requests and run.workload.sent_input_tokens > 1:
             reused_shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
         prompts_drawn[stream] = max(before, run.num_requests)
     if reused_shares:
-        share_list = ", ".join(f"{level.path.stem} {share:.0f} %" for level, share in reused_shares)
-        seeds = (
-            "no seed is recorded: the client's default is the same for all"
-            if reused_shares[0][0].run.seed is None
-            else ""
-        )
-        yield AuditFinding(
-            "reused_prompts",
-            tuple(level.name for level, _ in reused_shares),
-            f"prompts that an earlier level drew from the same seed, upper bound per level: {share_list}"
-            + (f" ({seeds})" if seeds else ""),
-            "the prefix cache may have answered that share of the prompts: TTFT too low, throughput too high, and most "
-            "so with few prefill replicas",
-            "a seed of its own for every level, or caches off",
-            max(share for _, share in reused_shares),
-        )
+        shares = ", ".join(f"{level.path.stem} {share:.0f} %" for level, share in reused_shares)
+        code = "reused_default_seed" if reused_shares[0][0].run.seed is None else "reused_prompts"
+        names = tuple(level.name for level, _ in reused_shares)
+        yield AuditFinding(code, names, {"shares": shares}, max(share for _, share in reused_shares))
 
 
+@rule("few_prompts", "few_arrivals", needs="folder")
 def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
     short_runs = [
         (level, level.run.num_requests / level.run.load.concurrency)
         for level in folder.levels
-        if isinstance(level.run.load, Closed)
+        if level.counted
+        and isinstance(level.run.load, Closed)
         and level.run.num_requests < LEAST_PER_CONCURRENCY * level.run.load.concurrency
     ]
     if short_runs:
         least = min(waves for _, waves in short_runs)
-        yield AuditFinding(
-            "few_prompts",
-            tuple(level.name for level, _ in short_runs),
-            f"{least:.1f} requests per unit of concurrency at the least (recommended: {LEAST_PER_CONCURRENCY})",
-            "the first wave (all prompts at once) and the last one (draining) are that share of the run",
-            "more prompts per level, and figures of the steady window alone",
-            100 * min(2 / least, 1.0) if least else None,
-        )
+        numbers: Numbers = {"least": least, "recommended": LEAST_PER_CONCURRENCY}
+        percent = 100 * min(2 / least, 1.0) if least else None
+        yield AuditFinding("few_prompts", tuple(level.name for level, _ in short_runs), numbers, percent)
     short = [
         level for level in folder.levels if isinstance(level.run.load, Open) and level.run.num_requests < LEAST_OPEN
     ]
     if short:
         fewest = min(level.run.num_requests for level in short)
-        yield AuditFinding(
-            "few_prompts",
-            tuple(level.name for level in short),
-            f"{fewest} requests in an open loop (recommended: {LEAST_OPEN})",
-            "the rate of so few Poisson arrivals has a random error of that size",
-            "more prompts per level",
-            100 / fewest**0.5 if fewest else None,
-        )
+        numbers = {"fewest": fewest, "recommended": LEAST_OPEN}
+        percent = 100 / fewest**0.5 if fewest else None
+        yield AuditFinding("few_arrivals", tuple(level.name for level in short), numbers, percent)
 
 
+@rule("ramp", needs="folder")
 def _ramps(folder: Folder) -> Iterator[AuditFinding]:
-    """Closed loops alone: the rate of an open loop is the client's, and its peaks are its own."""
+    """Only closed loops: the rate of an open loop is the client's, and its peaks are its own."""
     ramps: list[tuple[LevelFile, float]] = []
     for level in folder.levels:
         run = level.run
@@ -314,61 +252,45 @@ def _ramps(folder: Folder) -> Iterator[AuditFinding]:
         if peak is not None and 0 < mean < RAMP_SHARE * peak:
             ramps.append((level, peak / mean))
     if ramps:
-        ratio_list = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in ramps)
-        yield AuditFinding(
-            "ramp",
-            tuple(level.name for level, _ in ramps),
-            f"mean output rate as a share of the steady window's, or of the best second's: {ratio_list}",
-            "ramp-up, drain or stalls make up the average: the deployment's rate is higher than drawn",
-            "a longer run, or the steady window's figures",
-            100 * (max(ratio for _, ratio in ramps) - 1),
-        )
+        shares = ", ".join(f"{level.path.stem} {1 / ratio:.2f}" for level, ratio in ramps)
+        percent = 100 * (max(ratio for _, ratio in ramps) - 1)
+        yield AuditFinding("ramp", tuple(level.name for level, _ in ramps), {"shares": shares}, percent)
 
 
-def _impossible(folder: Folder) -> Iterator[AuditFinding]:
-    for level in folder.levels:
-        whole = level.run.whole
-        if whole.requests_per_s > 0 and whole.duration_s > 0:
-            counted = whole.completed / whole.duration_s
-            for rate_name, stated, expected in (
-                ("requests/s", whole.requests_per_s, counted),
-                ("stated requests/s", level.raw.get("request_throughput", counted), counted),
-                ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
-                ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
-            ):
-                value = number(stated)
-                if value and expected and abs(value / expected - 1) > RATE_SLACK:
-                    yield AuditFinding(
-                        "impossible",
-                        (level.name,),
-                        f"{rate_name} {value:.2f}, but counts over duration give {expected:.2f}",
-                        "the figure was edited, or belongs to another run",
-                        "measure again",
-                        100 * abs(value / expected - 1),
-                    )
+@rule("rate_impossible", needs="level")
+def _impossible(level: LevelFile) -> Iterator[AuditFinding]:
+    whole = level.run.whole
+    if whole.requests_per_s > 0 and whole.duration_s > 0:
+        counted = whole.completed / whole.duration_s
+        for name, stated, expected in (
+            ("requests/s", whole.requests_per_s, counted),
+            ("stated requests/s", level.raw.get("request_throughput", counted), counted),
+            ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
+            ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
+        ):
+            value = number(stated)
+            if value and expected and abs(value / expected - 1) > RATE_SLACK:
+                numbers: Numbers = {"name": name, "stated": value, "expected": expected}
+                yield AuditFinding("rate_impossible", (level.name,), numbers, 100 * abs(value / expected - 1))
 
 
+@rule("wrong_gpus", needs="folder")
 def _gpus(folder: Folder) -> Iterator[AuditFinding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
     if manifest.deployment is None:
         return
-    deployed_gpus = manifest.deployment.gpus
-    placed = (
-        sum(len(slots) for slots in manifest.placement.used_slots.values()) if manifest.placement else deployed_gpus
-    )
-    for verb, count in (("says", manifest.gpus or deployed_gpus), ("places", placed)):
-        if count != deployed_gpus:
+    deployed = manifest.deployment.gpus
+    placed = sum(len(slots) for slots in manifest.placement.used_slots.values()) if manifest.placement else deployed
+    for verb, gpus in (("says", manifest.gpus or deployed), ("places", placed)):
+        if gpus != deployed:
+            numbers: Numbers = {"label": manifest.deployment.label, "deployed": deployed, "verb": verb, "gpus": gpus}
             yield AuditFinding(
-                "wrong_gpus",
-                (f"{folder.path.name}/{MANIFEST}",),
-                f"the deployment {manifest.deployment.label} uses {deployed_gpus} GPUs, the manifest {verb} {count}",
-                "throughput per node is wrong by that ratio",
-                "correct the manifest from the launch's own output",
-                100 * abs(count / deployed_gpus - 1),
+                "wrong_gpus", (f"{folder.path.name}/{MANIFEST}",), numbers, 100 * abs(gpus / deployed - 1)
             )
 
 
+@rule("metadata", needs="folder")
 def _metadata(folder: Folder) -> Iterator[AuditFinding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
@@ -383,47 +305,15 @@ def _metadata(folder: Folder) -> Iterator[AuditFinding]:
         if manifest.canary is None and manifest.origin == "measured":
             unrecorded.append("a canary result (whether the answers were right)")
     if unrecorded:
-        yield AuditFinding(
-            "metadata",
-            (folder.path.name,),
-            f"not recorded: {'; '.join(unrecorded)}",
-            "the measurement cannot be repeated, and differences to others cannot be explained",
-            "measure with run_bm.sh, which records all of it",
-        )
+        yield AuditFinding("metadata", (folder.path.name,), {"missing": "; ".join(unrecorded)})
 
 
-def _invalid(folder: Folder) -> Iterator[AuditFinding]:
-    for level in folder.levels:
-        reasons = [
-            finding.text
-            for finding in level.run.validity.findings
-            if finding.code not in (*NAMES_DIFFER, CAPPED) and finding.text  # those are contradictions
-        ]
-        if reasons:
-            yield AuditFinding(
-                "invalid",
-                (level.name,),
-                "; ".join(reasons),
-                "viz draws the point crossed and excludes it from comparisons; other readers would use it",
-                "find the cause, and measure the level again with --force",
-            )
-
-
-AuditRule = Callable[[Folder], Iterator[AuditFinding]]
-RULES: tuple[AuditRule, ...] = (
-    _contradictions,
-    _collisions,
-    _reused_prompts,
-    _few_prompts,
-    _ramps,
-    _impossible,
-    _gpus,
-    content_rules.labels,
-    content_rules.workloads,
-    content_rules.counts,
-    content_rules.values,
-    content_rules.in_flight,
-    content_rules.served,
-    _metadata,
-    _invalid,
-)
+@rule("invalid", needs="level")
+def _invalid(level: LevelFile) -> Iterator[AuditFinding]:
+    reasons = [
+        finding.text
+        for finding in level.run.validity.findings
+        if finding.code not in (*NAMES_DIFFER, CAPPED) and finding.text  # those are contradictions
+    ]
+    if reasons:
+        yield AuditFinding("invalid", (level.name,), {"what": "; ".join(reasons)})

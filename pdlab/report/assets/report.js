@@ -187,7 +187,7 @@
     if (d) make("path", { class: "whisker", d, stroke: p.curve.color }, group);
   }
   function names(svg, points, box) {
-    if (shown.length > 12) return;
+    if (shown.filter((each) => !each.quiet).length > 12) return;
     const taken = points.map((p) => [p.x - 7, p.y - 7, p.x + 7, p.y + 7]);
     for (const curve of shown) for (const kind of ["concurrency", "rate"]) {
       const line = points.filter((p) => p.curve === curve && p.point.ok && p.point.k === kind);
@@ -199,7 +199,7 @@
         }
       }
     }
-    for (const curve of shown) {
+    for (const curve of shown.filter((each) => !each.quiet)) {
       const mine = points.filter((p) => p.curve === curve && p.point.ok);
       const wide = 6.9 * curve.label.length + 4;
       // At the end of the line, else along it: the first place where nothing is covered.

@@ -8,6 +8,7 @@ own names, as metadata.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -43,11 +44,12 @@ class RawLevel(NamedTuple):
 
 class FileReading(NamedTuple):
     """What a file holds: ``tool`` wrote it, and it has these levels. A file without levels is of a tool, too: its
-    ``skipped`` says what it is."""
+    ``skipped`` says what it is. ``sha256``: of its bytes."""
 
     tool: str
     levels: tuple[RawLevel, ...] = ()
     skipped: str = ""
+    sha256: str = ""
 
 
 Reader = Callable[[Path, Any], "FileReading | None"]
@@ -55,11 +57,11 @@ Reader = Callable[[Path, Any], "FileReading | None"]
 
 def read_file(file: Path) -> FileReading:
     """Read one file. Raises StoreError if it cannot be parsed, or is of no client that is known."""
-    content = _content(file)
+    content, sha256 = _content(file)
     for name in READERS:
         reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
         if reading is not None:
-            return reading
+            return reading._replace(sha256=sha256)
     keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
         f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
@@ -67,24 +69,29 @@ def read_file(file: Path) -> FileReading:
     )
 
 
-def _content(file: Path) -> Any:
-    """The parsed file: JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+def _content(file: Path) -> tuple[Any, str]:
+    """The parsed file, and the SHA-256 of its bytes, which are read once."""
     try:
-        if file.suffix == ".parquet":
-            return _parquet(file)
         content = file.read_bytes()
-        if file.suffix == ".csv":
-            return _rows(content)
-        if file.suffix in (".yaml", ".yml"):
-            from pdlab.core.schema import parse_yaml
-
-            return parse_yaml(content.decode())
-        if file.suffix == ".jsonl":
-            return _lines(content)
-        return _parsed(content)
+        return _of_bytes(file, content), hashlib.sha256(content).hexdigest()
     except (OSError, ValueError, RecursionError) as error:
         kind = file.suffix.removeprefix(".").upper()
         raise StoreError(f"{file}: cannot be read as {kind} ({error})") from error
+
+
+def _of_bytes(file: Path, content: bytes) -> Any:
+    """JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+    if file.suffix == ".parquet":
+        return _parquet(file, content)
+    if file.suffix == ".csv":
+        return _rows(content)
+    if file.suffix in (".yaml", ".yml"):
+        from pdlab.core.schema import parse_yaml
+
+        return parse_yaml(content.decode())
+    if file.suffix == ".jsonl":
+        return _lines(content)
+    return _parsed(content)
 
 
 def _parsed(content: bytes) -> Any:
@@ -109,12 +116,12 @@ def _lines(content: bytes) -> list[Any]:
     return parsed
 
 
-def _parquet(file: Path) -> list[Any]:
+def _parquet(file: Path, content: bytes) -> list[Any]:
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise StoreError(f"{file}: Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
-    rows: list[Any] = pyarrow.parquet.read_table(file).to_pylist()
+    rows: list[Any] = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
     return rows
 
 

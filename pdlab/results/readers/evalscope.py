@@ -34,8 +34,8 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
         "duration": content.get("Test Duration (s)"),
         "completed": completed,
         "num_prompts": content.get("Total Requests"),
-        "total_input_tokens": (content.get("Avg Input Tokens") or 0) * completed,
-        "total_output_tokens": (content.get("Avg Output Tokens") or 0) * completed,
+        "total_input_tokens": _total(content.get("Avg Input Tokens"), completed),
+        "total_output_tokens": _total(content.get("Avg Output Tokens"), completed),
         "max_concurrency": content.get("Concurrency"),
         "request_rate": rate if isinstance(rate, int | float) and rate > 0 else None,
         "model_id": arguments.get("model") if isinstance(arguments, dict) else None,
@@ -56,6 +56,10 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
                 key = f"median_{metric}_ms" if percent == "50" else f"p{percent}_{metric}_ms"
                 level[key] = row[column] * to_ms
     return {name: value for name, value in level.items() if value is not None}
+
+
+def _total(mean: Any, completed: float) -> float | None:
+    return mean * completed if isinstance(mean, int | float) else None
 
 
 def _beside(file: Path, name: str) -> Any:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PERCENTILES = (50, 90, 95, 99)
 # Arrivals at a constant rate are less bursty than Poisson's: a burstiness without end. 1000 is as regular as it gets.
 REGULAR = 1000.0
 
 
-def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]) -> None:
+def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float] | NDArray[np.float64]) -> None:
     """Add the mean and percentiles of ``values_s``, by linear interpolation as numpy has it, which vLLM and AIPerf use.
     What the level has already stays."""
-    if not values_s:
-        return
     import numpy as np
 
+    if not len(values_s):
+        return
     columns = np.asarray(values_s, dtype=float)
     level.setdefault(f"mean_{metric}_ms", float(columns.mean()) * 1000)
     for percent, value in zip(PERCENTILES, np.percentile(columns, PERCENTILES), strict=True):

@@ -6,9 +6,11 @@ share within an SLO, come from these.
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pdlab.core.errors import StoreError
 from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import add_statistics
 
@@ -24,13 +26,13 @@ def read(file: Path, content: Any) -> FileReading | None:
         return None
     of_sglang = any("total_output_tokens_retokenized" in row or "sharegpt_output_len" in row for row in rows)
     levels = [
-        RawLevel(f"line {number}" if isinstance(content, list) else "", _level(row, of_sglang))
+        RawLevel(f"line {number}" if isinstance(content, list) else "", _level(file, row, of_sglang))
         for number, row in enumerate(rows, 1)
     ]
     return FileReading("SGLang bench_serving" if of_sglang else "vllm bench serve", tuple(levels))
 
 
-def _level(row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
+def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
     level = dict(row)
     if of_sglang:
         info = level.pop("server_info", None)
@@ -40,7 +42,10 @@ def _level(row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
             level.setdefault("num_prompts", len(level["errors"]))
         if str(level.get("request_rate")) == "trace":
             level["arrivals"] = level.pop("request_rate")
-    _add_requests(level)
+    try:
+        _add_requests(level)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{file}: its requests are not numbers ({error}); write the file again") from error
     return level
 
 
@@ -51,23 +56,28 @@ def _of_server(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_requests(level: dict[str, Any]) -> None:
-    """Percentiles of the requests that the file holds; its own figures stay."""
-    ttfts, itls = level.get("ttfts"), level.get("itls")
-    outputs, errors = level.get("output_lens"), level.get("errors")
+    """Percentiles of the requests that the file holds; its own figures stay. Raises TypeError or ValueError for what is
+    no number."""
+    import numpy as np
+
+    ttfts, itls, outputs, errors = (level.pop(name, None) for name in ("ttfts", "itls", "output_lens", "errors"))
+    for name in ("generated_texts", "start_times", "input_lens"):
+        level.pop(name, None)
     if not (isinstance(ttfts, list) and isinstance(itls, list) and isinstance(outputs, list)):
         return
-    count = min(len(ttfts), len(itls), len(outputs))
+    failed = errors if isinstance(errors, list) else []
     good = [
         i
-        for i in range(count)
-        if not (isinstance(errors, list) and i < len(errors) and errors[i]) and isinstance(ttfts[i], int | float)
+        for i in range(min(len(ttfts), len(itls), len(outputs)))
+        if not (i < len(failed) and failed[i]) and isinstance(ttfts[i], int | float) and isinstance(itls[i], list)
     ]
-    tpots = [
-        sum(itls[i]) / (outputs[i] - 1) for i in good if isinstance(itls[i], list) and outputs[i] and outputs[i] > 1
-    ]
-    add_statistics(level, "ttft", [ttfts[i] for i in good])
-    add_statistics(level, "tpot", tpots)
-    add_statistics(level, "itl", [gap for i in good for gap in itls[i]])
-    add_statistics(level, "e2el", [ttfts[i] + sum(itls[i]) for i in good])
-    for name in ("generated_texts", "ttfts", "itls", "errors", "start_times", "input_lens", "output_lens"):
-        level.pop(name, None)
+    counts = np.array([len(itls[i]) for i in good], dtype=np.int64)
+    gaps_s = np.fromiter(chain.from_iterable(itls[i] for i in good), dtype=float, count=int(counts.sum()))
+    totals_s = np.diff(np.concatenate(([0.0], np.cumsum(gaps_s)))[np.concatenate(([0], np.cumsum(counts)))])
+    ttfts_s = np.array([ttfts[i] for i in good], dtype=float)
+    tokens = np.array([outputs[i] or 0 for i in good], dtype=float)
+    several = tokens > 1
+    add_statistics(level, "ttft", ttfts_s)
+    add_statistics(level, "tpot", totals_s[several] / (tokens[several] - 1))
+    add_statistics(level, "itl", gaps_s)
+    add_statistics(level, "e2el", ttfts_s + totals_s)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,12 @@ import pytest
 from support.validity import failing
 
 from pdlab.analysis import loading
-from pdlab.analysis.audit import content_rules
-from pdlab.analysis.audit.folders import AuditFinding
+from pdlab.analysis.audit import content_rules, registry
+from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.audit.rules import audit, hard, render
 from pdlab.cli import viz
 from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.findings import CODES
 from pdlab.core.lengths import Uniform
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.nodes import Placement, ReplicaPlacement, TpGroup
@@ -206,41 +209,41 @@ def test_the_same_records_under_two_labels_of_ours(tmp_path: Path) -> None:
 
 
 PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
-    ("contradiction", {"conc8.json": {"max_concurrency": 4}}, "concurrency"),
-    ("contradiction", {"conc4.json": {"total_output_tokens": 80 * 128, "output_throughput": None}}, "output tokens"),
-    ("early ends", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "answers have 32"),
-    ("contradiction", {"conc4.json": {"max_concurrent_requests": 1}}, "in flight"),
+    ("name_contradicts", {"conc8.json": {"max_concurrency": 4}}, "concurrency"),
+    ("name_contradicts", {"conc4.json": {"total_output_tokens": 80 * 128, "output_throughput": None}}, "output tokens"),
+    ("early_ends", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "answers have 32"),
+    ("peak_contradicts", {"conc4.json": {"max_concurrent_requests": 1}}, "in flight"),
     (
-        "contradiction",
+        "rate_not_offered",
         {"conc4_rr99.json": {"request_rate": 99.0, "max_concurrency": 4, "max_concurrent_requests": 5}},
         "the client stopped at 4 in flight",
     ),
     (
-        "collision",
+        "rates_share_a_limit",
         {f"conc64_rr{r}.json": {"request_rate": r, "max_concurrency": 64, "num_prompts": 640} for r in (1, 2)},
         "max_concurrency",
     ),
-    ("collision", {"conc4.json": {}, "conc4_r1.json": {"duration": 9.0}}, "same load"),
-    ("few prompts", {"conc4.json": {"num_prompts": 20}}, "5.0 requests per unit"),
-    ("few prompts", {"conc9_rr2.json": {"request_rate": 2.0, "num_prompts": 16}}, "16 requests in an open loop"),
+    ("loads_repeat", {"conc4.json": {}, "conc4_r1.json": {"duration": 9.0}}, "same load"),
+    ("few_prompts", {"conc4.json": {"num_prompts": 20}}, "5.0 requests per unit"),
+    ("few_arrivals", {"conc9_rr2.json": {"request_rate": 2.0, "num_prompts": 16}}, "16 requests in an open loop"),
     ("ramp", {"conc4.json": {"max_output_tokens_per_s": 10_000.0}}, "mean output rate"),
-    ("impossible", {"conc4.json": {"mean_tpot_ms": 30.0, "median_tpot_ms": 30.0}}, "Little"),
-    ("impossible", {"conc4.json": {"request_throughput": 99.0}}, "stated requests/s"),
-    ("impossible", {"conc4.json": {"total_token_throughput": 99.0}}, "stated tokens/s"),
-    ("impossible", {"conc4.json": {"p99_ttft_ms": 1.0}}, "do not rise"),
-    ("impossible", {"conc4.json": {"mean_itl_ms": -1.0}}, "mean_itl_ms is -1.0"),
-    ("contradiction", {"conc4.json": {"mean_tpot_ms": 3.0, "median_tpot_ms": 3.0}}, "the load says 4"),
-    ("contradiction", {"conc4.json": {"completed": 90}}, "80 requests were sent, 90 answered"),
-    ("reused prompts", {"conc4.json": {}, "conc8.json": {"max_concurrency": 8}}, "50 %"),
+    ("too_many_in_flight", {"conc4.json": {"mean_tpot_ms": 30.0, "median_tpot_ms": 30.0}}, "Little"),
+    ("rate_impossible", {"conc4.json": {"request_throughput": 99.0}}, "stated requests/s"),
+    ("rate_impossible", {"conc4.json": {"total_token_throughput": 99.0}}, "stated tokens/s"),
+    ("latencies_impossible", {"conc4.json": {"p99_ttft_ms": 1.0}}, "do not rise"),
+    ("latencies_impossible", {"conc4.json": {"mean_itl_ms": -1.0}}, "mean_itl_ms is -1.0"),
+    ("too_few_in_flight", {"conc4.json": {"mean_tpot_ms": 3.0, "median_tpot_ms": 3.0}}, "the load says 4"),
+    ("requests_miscounted", {"conc4.json": {"completed": 90}}, "80 requests were sent, 90 answered"),
+    ("reused_default_seed", {"conc4.json": {}, "conc8.json": {"max_concurrency": 8}}, "50 %"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "levels", "message"), PLANTED_IN_PUBLISHED, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("code", "levels", "message"), PLANTED_IN_PUBLISHED, ids=lambda value: str(value)[:20])
 def test_a_fault_planted_in_the_published_form(
-    kind: str, levels: dict[str, dict[str, Any]], message: str, tmp_path: Path
+    code: str, levels: dict[str, dict[str, Any]], message: str, tmp_path: Path
 ) -> None:
     findings = audit([published(tmp_path / "itl512_otl64_4xtp2", levels)])
-    hits = [finding for finding in findings if finding.kind == kind and message in finding.evidence]
+    hits = [finding for finding in findings if finding.code == code and message in finding.evidence]
     assert hits, findings
     assert all(name.startswith("itl512_otl64_4xtp2/") for name in hits[0].files)
 
@@ -269,50 +272,103 @@ def changed_gpus() -> dict[str, Any]:
 
 
 PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
-    ("reused prompts", [run(4, 1), run(8, 1)], {}, "concurrency8 50 %"),
-    ("reused prompts", [run(4, 1, started_at="2"), run(8, 1, started_at="1")], {}, "concurrency4 100 %"),
-    ("few prompts", [run(4, 1, count=20)], {}, "5.0 requests"),
+    ("reused_prompts", [run(4, 1), run(8, 1)], {}, "concurrency8 50 %"),
+    ("reused_prompts", [run(4, 1, started_at="2"), run(8, 1, started_at="1")], {}, "concurrency4 100 %"),
+    ("few_prompts", [run(4, 1, count=20)], {}, "5.0 requests"),
     ("ramp", [run(4, 1, whole=stretched(1 / 0.72))], {}, "concurrency4 0.71"),
-    ("contradiction", [run(4, 1, steady=changed(output_tokens_per_s=400.0))], {}, "gives 83.0"),
-    ("contradiction", [run(4, 1, label="pd-pack-p1xtp1-d1xtp1")], {}, "a level of pd-pack-p1xtp1-d1xtp1 in"),
-    ("contradiction", [run(4, 1, label="a"), run(8, 2, label="a")], {"label": "a"}, "labelled a, its deployment is"),
-    ("contradiction", [run(4, 1, workload=Workload(input_tokens=256, output_tokens=OTL))], {}, "512.0"),
-    ("contradiction", [run(4, 1, whole=changed(output_tokens_per_s=150.0), steady=None)], {}, "64 output tokens"),
-    ("contradiction", [run(4, 1, completed=79)], {}, "80 requests were sent, 79 answered"),
+    ("tokens_contradict", [run(4, 1, steady=changed(output_tokens_per_s=400.0))], {}, "gives 83.0"),
+    ("level_of_another", [run(4, 1, label="pd-pack-p1xtp1-d1xtp1")], {}, "a level of pd-pack-p1xtp1-d1xtp1 in"),
+    ("label_of_another", [run(4, 1, label="a"), run(8, 2, label="a")], {"label": "a"}, "labelled a, its deployment is"),
+    ("tokens_contradict", [run(4, 1, workload=Workload(input_tokens=256, output_tokens=OTL))], {}, "512.0"),
+    ("tokens_contradict", [run(4, 1, whole=changed(output_tokens_per_s=150.0), steady=None)], {}, "64 output tokens"),
+    ("requests_miscounted", [run(4, 1, completed=79)], {}, "80 requests were sent, 79 answered"),
     (
-        "contradiction",
+        "too_few_in_flight",
         [run(8, 1, whole=summary(4, 160), steady=None)],
         {},
         "4.0 in flight (Little's law), the load says 8",
     ),
-    ("impossible", [run(4, 1, steady=changed(requests_per_s=9.0))], {}, "steady window: 9.00 requests/s"),
+    ("too_many_in_flight", [run(4, 1, steady=changed(requests_per_s=9.0))], {}, "steady window: 9.00 requests/s"),
     (
-        "impossible",
+        "latencies_impossible",
         [run(4, 1, whole=changed(ttft=Distribution(mean_s=0.2, percentiles_s={"p50": 0.2, "p99": 0.1})))],
         {},
         "do not rise",
     ),
     (
-        "impossible",
+        "more_served_than_arrived",
         [run(4, 1, load=Open(rate_rps=2.0), key=RunKey(kind="rate", value=2.0))],
         {},
         "served where 2 arrived",
     ),
-    ("impossible", [run(4, 1, whole=summary(4, 80, slower=0.5), steady=None)], {}, "Little"),
+    ("too_many_in_flight", [run(4, 1, whole=summary(4, 80, slower=0.5), steady=None)], {}, "Little"),
     ("invalid", [run(4, 1, validity=failing("3 of 80 requests failed"))], {}, "requests failed"),
     ("metadata", [run(4, 1)], {"git_commit": None}, "git_commit"),
     ("metadata", [run(4, 1)], {"canary": None}, "canary"),
-    ("GPUs", [run(4, 1)], changed_gpus(), "places 3"),
+    ("wrong_gpus", [run(4, 1)], changed_gpus(), "places 3"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "runs", "changes", "message"), PLANTED_IN_OURS, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("code", "runs", "changes", "message"), PLANTED_IN_OURS, ids=lambda value: str(value)[:20])
 def test_a_fault_planted_in_ours_and_nothing_else(
-    kind: str, runs: list[Run], changes: dict[str, Any], message: str, tmp_path: Path
+    code: str, runs: list[Run], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     findings = audit([ours(tmp_path / "one", runs, **changes)])
-    assert kinds(findings) == [kind], findings
-    assert message in findings[0].evidence and findings[0].consequence and findings[0].fix
+    assert [finding.code for finding in findings] == [code], findings
+    assert message in findings[0].evidence
+
+
+def planted(root: Path) -> list[AuditFinding]:
+    """The findings of every fault that is planted in this module, and of copies and damaged files."""
+    root.mkdir()
+    findings = []
+    for number, (_, levels, _) in enumerate(PLANTED_IN_PUBLISHED):
+        findings += audit([published(root / f"{number}" / "itl512_otl64_4xtp2", levels)])
+    for number, (_, runs, changes, _) in enumerate(PLANTED_IN_OURS):
+        findings += audit([ours(root / f"ours{number}" / "one", runs, **changes)])
+    near = {"max_concurrency": 8, "total_input_tokens": 160 * 480}
+    findings += audit([published(root / "near_4xtp2", {"conc4.json": {}, "conc8.json": near})])
+    first = published(root / "itl512_otl64_4xtp2", {"conc4.json": {}})
+    for name in ("itl512_otl64_1xtp4", "itl512_otl64_2xtp4"):
+        findings += audit([first, shutil.copytree(first, root / name)])
+    shutil.copy(first / "conc4.json", first / "conc4_r1.json")
+    findings += audit([first])
+    clean = ours(root / "one", [run(4, 1)])
+    findings += audit([clean, shutil.copytree(clean, root / "two")])
+    records, level = clean / "concurrency4.records.json.gz", clean / "concurrency4.json"
+    for content in (b"", b"no gzip", gzip.compress(b"{}")):
+        records.write_bytes(content)
+        findings += audit([clean])
+    stored = {**json.loads(level.read_text()), "raw_sha256": hashlib.sha256(b"{}").hexdigest()}
+    level.write_text(json.dumps(stored))
+    findings += audit([clean])
+    Store(clean).write(run(4, 1), requests(4, 80)[:-1], force=True)
+    findings += audit([clean])
+    level.rename(clean / "concurrency16.json")
+    findings += audit([clean])
+    (clean / "manifest.json").write_bytes(b"")
+    return findings + audit([clean])
+
+
+@pytest.mark.golden
+def test_every_code_of_the_audit_can_be_found_and_has_its_sentences(tmp_path: Path) -> None:
+    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored text; read the difference before keeping it."""
+    first = {finding.code: finding for finding in reversed(planted(tmp_path / "planted"))}
+    codes = [code for code, row in CODES.items() if row.source == "audit"]
+    assert sorted(first) == sorted(codes)
+    shown = "\n".join(f"{code}\n{render([first[code]], 1)}\n" for code in codes).replace(str(tmp_path), "FOLDER")
+    stored = Path(__file__).parent / "golden" / "sentences.txt"
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        stored.parent.mkdir(exist_ok=True)
+        stored.write_text(shown, encoding="utf-8")
+    assert shown == stored.read_text(encoding="utf-8"), "PDLAB_UPDATE_GOLDEN=1, and read git diff"
+
+
+def test_every_code_of_the_audit_has_one_rule() -> None:
+    codes = [code for each in registry.registered() for code in each.codes]
+    assert sorted([*codes, "unreadable"]) == sorted(code for code, row in CODES.items() if row.source == "audit")
+    order = list(CODES)
+    assert codes == sorted(codes, key=order.index), "the rows of a rule stand together: they are the order of reports"
 
 
 @pytest.mark.parametrize(("mixes", "found"), [("512:64@1,512:64@6", False), ("512:64@1,512:64@2", True)])
@@ -320,8 +376,8 @@ def test_mixes_arrive_at_rates_of_their_own(mixes: str, found: bool) -> None:
     workload = Workload(lengths=parse_mixes(f"{mixes},every=10"))
     one = run(4, 1, load=Open(rate_rps=1.0), key=RunKey(kind="rate", value=1.0), workload=workload)
     assert 3.5 < one.whole.requests_per_s < 6, "between the busiest mixes of both"
-    folder: Any = SimpleNamespace(levels=[SimpleNamespace(run=one, name="rate1")])
-    assert bool(list(content_rules.served(folder))) is found
+    level: Any = SimpleNamespace(run=one, name="rate1")
+    assert bool(list(content_rules.served(level))) is found
 
 
 class TestVariedLengths:

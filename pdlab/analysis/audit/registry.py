@@ -1,0 +1,109 @@
+"""What a rule of the audit is and finds: `rule` registers it, `findings` applies all of them to a folder.
+
+To add one: write the rows of its codes in `pdlab.core.findings.CODES`, where the audit reports it, and
+decorate a function that yields ``AuditFinding(code, files, numbers, percent)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pdlab.analysis.audit.folders import Folder
+from pdlab.core.findings import CODES, Severity
+
+Numbers = dict[str, int | float | str | None]
+
+
+@dataclass(frozen=True)
+class AuditFinding:
+    """One defect of result files, in the words of its code's row. ``percent``: how far a figure in the plot may be off,
+    where that is known."""
+
+    code: str
+    files: tuple[str, ...]
+    numbers: Numbers = field(default_factory=dict)
+    percent: float | None = None
+
+    @property
+    def kind(self) -> str:
+        return CODES[self.code].kind
+
+    @property
+    def severity(self) -> Severity:
+        return CODES[self.code].severity
+
+    @property
+    def evidence(self) -> str:
+        return CODES[self.code].template.format_map(self.numbers)
+
+    @property
+    def consequence(self) -> str:
+        return CODES[self.code].impact.format_map(self.numbers)
+
+    @property
+    def fix(self) -> str:
+        return CODES[self.code].fix.format_map(self.numbers)
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """``recompute`` the figures of our levels from their requests, which takes longest. ``hashes``: of files of
+    requests that were read already; they are read again only to recompute."""
+
+    recompute: bool
+    hashes: Mapping[Path, str]
+
+
+Needs = Literal["folders", "folder", "our folder", "level", "our level", "our requests"]
+"""What a rule is called with: all folders, each folder, or each level of a folder; with "our" only those of pdlab's own
+results. "our requests": each such level, and the `Recheck`."""
+
+
+@dataclass(frozen=True)
+class AuditRule:
+    codes: tuple[str, ...]
+    needs: Needs
+    check: Callable[..., Iterator[AuditFinding]]
+
+
+_RULES: list[AuditRule] = []
+Check = TypeVar("Check", bound=Callable[..., Iterator[AuditFinding]])
+
+
+def rule(*codes: str, needs: Needs) -> Callable[[Check], Check]:
+    """Register a function that yields findings of these codes."""
+
+    def register(check: Check) -> Check:
+        _RULES.append(AuditRule(codes, needs, check))
+        return check
+
+    return register
+
+
+def registered() -> list[AuditRule]:
+    """Every rule, in the order of the rows of their codes, which is the order of the report."""
+    order = {code: row for row, code in enumerate(CODES)}
+    return sorted(_RULES, key=lambda each: order[each.codes[0]])
+
+
+def findings(folder: Folder, recheck: Recheck) -> Iterator[AuditFinding]:
+    """What the rules find in one folder that can be read."""
+    for each in registered():
+        if each.needs == "folders" or (each.needs.startswith("our") and not folder.ours):
+            continue
+        if each.needs in ("folder", "our folder"):
+            yield from each.check(folder)
+        for level in folder.levels if each.needs in ("level", "our level") else ():
+            yield from each.check(level)
+        for level in folder.levels if each.needs == "our requests" else ():
+            yield from each.check(level, recheck)
+
+
+def across(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
+    """What the rules find in folders beside each other."""
+    for each in registered():
+        if each.needs == "folders":
+            yield from each.check(folders)

@@ -1,0 +1,52 @@
+"""Which few of many curves have a colour: those on the frontier, and the best for each latency bound; others are grey.
+
+More than a handful of colours are not told apart, least by a colour-blind reader.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pdlab.analysis.comparable import groups
+from pdlab.analysis.curves import Curve, own
+from pdlab.analysis.ranking import frontiers
+from pdlab.analysis.view import View
+
+MOST_ALIKE = 12
+"""Curves of one picture that may all have a colour."""
+MOST_COLOURED = 7
+MOST_TOGETHER = 6
+"""Curves of several workloads or models in one panel; more have a panel for each workload and model."""
+
+
+def highlighted(curves: Sequence[Curve], view: View, best: Sequence[str] = ()) -> frozenset[str] | None:
+    """Labels of the curves with a colour, at most `MOST_COLOURED` of those that may be compared with each other; None:
+    all have one. ``best``: labels that are the answer to latency bounds, which come first."""
+    if len(own(curves)) <= MOST_ALIKE:
+        return None
+    chosen: list[str] = []
+    for group in groups(curves, view):
+        labels = [curve.label for curve in group.curves]
+        # Of equally many points on it the curve of more throughput comes first.
+        on_it = Counter(
+            spot.curve.label for frontier in frontiers(group.curves, view) for spot in reversed(frontier.spots)
+        )
+        ordered = dict.fromkeys(
+            [*(label for label in best if label in labels), *(each for each, _ in on_it.most_common())]
+        )
+        chosen += list(ordered)[:MOST_COLOURED]
+    return frozenset(chosen)
+
+
+def panels(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
+    """(name, curves) of every panel of throughput against latency: one, or of many curves one for each group that may
+    be compared, largest first. Published curves are with the group of their workload."""
+    found = groups(curves, view)
+    if len(found) < 2 or len(own(curves)) <= MOST_TOGETHER:
+        return [("", tuple(curves))]
+    others = [curve for curve in curves if curve.published is not None]
+    return [
+        (group.name or "", (*group.curves, *(each for each in others if each.workload == group.curves[0].workload)))
+        for group in sorted(found, key=lambda group: -len(group.curves))
+    ]
