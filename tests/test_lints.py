@@ -18,7 +18,6 @@ SHARED_NAMES = {}
 # Words in ``...`` that are no names of their module: examples, and names of vLLM, Ray, UCX and files.
 WORDS: dict[str, set[str]] = {
     "pdlab/analysis/intervals.py": {"p50", "p95"},
-    "pdlab/results/curve_names.py": {"_sxm"},
     "pdlab/results/published_names.py": {"p1d3"},
     "pdlab/core/notation.py": {"dp8ep", "tp4"},
     "pdlab/core/vllm_limits.py": {"all_gatherv"},
