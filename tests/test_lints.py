@@ -348,3 +348,41 @@ def test_the_lint_of_sentences_finds_what_it_is_for() -> None:
     assert asked('V = Literal["timed out", "ok"]\nif verdict == "timed out": pass') == []
     assert asked('if key in ("a key", "b"): pass\nif kind == "key": pass') == ["a key"]
     assert asked('WHERE = "the file\'s name"\nif key == WHERE: pass') == [], "one constant, declared once"
+
+
+# Modules that may repeat a function: each runs where the other's package is not installed.
+SEALED_TWINS = {frozenset(f"pdlab/{name}/vllm_names.py" for name in ("bench/client", "guard", "sim"))}
+
+
+def function_bodies(tree: ast.Module) -> Iterator[str]:
+    """Of each function at the top of a module what it does, whatever it and its parameters are called."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.args.args:
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            places = {argument.arg: place for place, argument in enumerate(node.args.args)}
+            text = "".join(ast.dump(each) for each in body)
+            for name, place in places.items():
+                text = text.replace(f"Name(id='{name}'", f"Name(place={place}")
+            if len(text) > 80:  # more than a constant or one attribute
+                yield text
+
+
+def twins(modules: dict[str, ast.Module]) -> set[frozenset[str]]:
+    """The modules that have a function with the same body."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path, tree in modules.items():
+        for body in function_bodies(tree):
+            found[body].add(path)
+    return {frozenset(paths) for paths in found.values() if len(paths) > 1}
+
+
+def test_no_two_modules_have_the_same_function() -> None:
+    """How a value is shown is said once, in `pdlab.core.text`."""
+    assert twins(trees()) == SEALED_TWINS
+
+
+def test_the_lint_of_twins_finds_what_it_is_for() -> None:
+    parameters = {"a": "x", "b": "y"}
+    shown = {f: ast.parse(f"def {f}({v}):\n    return f'{{{v} / 1e9:.1f}} GB'\n") for f, v in parameters.items()}
+    assert twins(shown) == {frozenset("ab")}
+    assert twins({**shown, "b": ast.parse("def b(x):\n    return f'{x / 1e6:.1f} MB'\n")}) == set()

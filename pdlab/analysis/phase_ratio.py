@@ -18,7 +18,7 @@ from pdlab.analysis.curves import model_of
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.text import aligned, listed
+from pdlab.core.text import aligned, listed, ms
 from pdlab.results.schema import Experiment, Run, Summary
 
 MOST_REPLICAS = 8
@@ -172,13 +172,13 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     best, levels = implied(prefill, decode)
     lines = [
         f"prefill alone ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica "
-        f"(concurrency {best.value:g}, TTFT p50 {_ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
+        f"(concurrency {best.value:g}, TTFT p50 {ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
         f"decode alone ({decode.name}), and the rate-matched ratio",
     ]
     implied_rows = [
         (
             f"{item.decode.value:g}",
-            _ms(item.decode.tpot_p50_s),
+            ms(item.decode.tpot_p50_s),
             f"{item.decode.per_replica_rps:.2f}",
             f"{item.prefill_per_decode:.2f}",
             f"{item.ratio.numerator}:{item.ratio.denominator}",
@@ -192,7 +192,7 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
             f"{deployment.prefill}:{deployment.decode}",
             f"{deployment.best_rps_per_gpu:.2f}",
             deployment.at,
-            _ms(deployment.tpot_p50_s),
+            ms(deployment.tpot_p50_s),
             f"{deployment.name} ({deployment.label})",
         )
         for deployment in measured(measured_experiments, prefill)
@@ -227,7 +227,3 @@ def _mean(values: Iterable[float]) -> float:
 def _mean_or_none(values: Iterable[float | None]) -> float | None:
     known_values = [value for value in values if value is not None]
     return _mean(known_values) if known_values else None
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"

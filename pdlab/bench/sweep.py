@@ -30,6 +30,7 @@ from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
+from pdlab.core.text import minutes
 from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
@@ -505,7 +506,7 @@ class _Sweeper:
         first_s = min(FIRST_ROUND_S, soak_s / 10)
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
-        soak_text = f" and how many make {soak_s / 60:g} minutes" if closed else ""
+        soak_text = f" and how many make {minutes(soak_s)}" if closed else ""
         self._progress.note(f"a first round of {requests} requests says how many processes the load takes{soak_text}")
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))

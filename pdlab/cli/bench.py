@@ -43,7 +43,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import LENGTHS, AboveZero, Positive, Seed, Share, Text, declared, parse, setting
-from pdlab.core.text import aligned, choices
+from pdlab.core.text import aligned, choices, minutes, ms, numbers
 from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
@@ -125,12 +125,8 @@ def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
     return tuple(values)
 
 
-def written_rates(values: Sequence[float]) -> str:
-    return ",".join(f"{value:g}" for value in values)
-
-
 CONCURRENCIES = Text(parse_concurrencies, lambda values: ",".join(map(str, values)))
-RATES, PER_GPU = Text(parse_rates, written_rates), Text(parse_per_gpu, written_rates)
+RATES, PER_GPU = Text(parse_rates, numbers), Text(parse_per_gpu, numbers)
 
 
 class BenchSettings(SweepOptions):
@@ -161,7 +157,7 @@ class BenchSettings(SweepOptions):
     )
     request_rate: Annotated[tuple[float, ...], RATES] | None = setting(
         None,
-        f"arrivals per second; all = {written_rates(ALL_RATES_RPS)}",
+        f"arrivals per second; all = {numbers(ALL_RATES_RPS)}",
         LOAD,
         "-r",
         "--request-rate",
@@ -304,9 +300,7 @@ def _soak_s(settings: BenchSettings, loads: Sequence[Load]) -> float | None:
         flag = f"--{unused[0].replace('_', '-')}"
         raise UsageError(f"--soak says how long the load is held, once: leave {flag} out")
     if settings.soak_s > MAX_HOLD_S:
-        raise UsageError(
-            f"--soak {settings.soak_s / 60:g}: a load is held for at most {MAX_HOLD_S / 60:g} minutes, a day"
-        )
+        raise UsageError(f"--soak {settings.soak_s / 60:g}: a load is held for at most {minutes(MAX_HOLD_S)}, a day")
     return settings.soak_s
 
 
@@ -388,9 +382,9 @@ def table(runs: Sequence[Run]) -> str:
                 f"{whole.requests_per_s:.2f}",
                 f"{whole.output_tokens_per_s:.1f}",
                 f"{run.steady.output_tokens_per_s:.1f}" if run.steady else "-",
-                *(_ms(whole.ttft, q) for q in ("p50", "p99")),
-                *(_ms(whole.tpot, q) for q in ("p50", "p99")),
-                _ms(whole.e2el, "p50"),
+                *(_percentile(whole.ttft, q) for q in ("p50", "p99")),
+                *(_percentile(whole.tpot, q) for q in ("p50", "p99")),
+                _percentile(whole.e2el, "p50"),
             )
         )
     lines = aligned(rows, left=(0,))
@@ -410,8 +404,8 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _ms(values: Distribution | None, name: str) -> str:
-    return f"{1000 * values.percentiles_s[name]:.1f}" if values else "-"
+def _percentile(values: Distribution | None, name: str) -> str:
+    return ms(values.percentiles_s[name] if values else None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -474,7 +468,7 @@ def describe(sweep: SweepOptions) -> str:
         if sweep.soak_s is not None and not isinstance(level.load, Closed):
             held += ", after a first round that is not kept"
         elif sweep.soak_s is not None:
-            held = f" tell how many requests make {sweep.soak_s / 60:g} minutes, for which it is then held"
+            held = f" tell how many requests make {minutes(sweep.soak_s)}, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
     for search in sweep.searches:

@@ -20,7 +20,7 @@ from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, Text, parse, setting
-from pdlab.core.text import choices
+from pdlab.core.text import choices, numbers
 from pdlab.plan.accuracy import (
     NAMES,
     coverage,
@@ -91,10 +91,6 @@ def _data_sheet(text: str) -> dict[str, float]:
     return values
 
 
-def _written_days(values: tuple[float, float, float]) -> str:
-    return ",".join(f"{value:g}" for value in values)
-
-
 def _written_sheet(values: dict[str, float]) -> str:
     return ",".join(f"{name}={value:g}" for name, value in values.items())
 
@@ -146,7 +142,7 @@ class CalibrateSettings(Settings):
     )
     rounds: Annotated[int, Ge(0)] = setting(12, "rounds of the search", FIT)
     cross_validate: bool = setting(False, "leave each experiment out once; takes minutes", FIT)
-    days: Annotated[tuple[float, float, float], Text(_days, _written_days)] | None = setting(
+    days: Annotated[tuple[float, float, float], Text(_days, numbers)] | None = setting(
         None,
         "median difference, in percent, of one configuration measured on different days, which widens the intervals of "
         "predictions; coverage is printed with and without",

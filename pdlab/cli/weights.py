@@ -11,6 +11,7 @@ from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.commands import typed
 from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Seconds, Settings, parse, setting
+from pdlab.core.text import gigabytes
 
 MISSING = 3
 
@@ -72,7 +73,7 @@ def line(name: str, source: str, node: dict[str, Any]) -> str:
             f"{node['folder']}){error}"
         )
     if not missing:
-        return f"{name} ({node['host']}): {source} is there, {node['bytes'] / 1e9:.1f} GB in {node['folder']}{error}"
+        return f"{name} ({node['host']}): {source} is there, {gigabytes(node['bytes'])} in {node['folder']}{error}"
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return f"{name} ({node['host']}): MISSING of {source}: {shown}{error}"
 

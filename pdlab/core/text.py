@@ -56,6 +56,39 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
+def numbers(values: Iterable[float]) -> str:
+    """``1,2.5``, as a flag takes them."""
+    return ",".join(f"{value:g}" for value in values)
+
+
+def minutes(seconds: float) -> str:
+    """``1.5 minutes``."""
+    return f"{seconds / 60:g} minutes"
+
+
+def ms(seconds: float | None) -> str:
+    """``12.3``, in milliseconds; ``-`` if it is unknown."""
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def gigabytes(count: float) -> str:
+    """``12.3 GB``, of bytes."""
+    return f"{count / 1e9:.1f} GB"
+
+
+def bytes_shown(count: int) -> str:
+    """``1.573 MB``, of bytes: four digits in the unit that fits."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count} B"
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank, stripped; empty where there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def shell_assignments(variables: Mapping[str, str]) -> str:
     """``NAME=VALUE NAME='TWO WORDS'``: a shell takes them in front of a command and behind export. The name stays
     outside the quotes, because a quoted word in front of a command is the command itself."""

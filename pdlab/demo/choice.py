@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core.errors import UsageError
+from pdlab.core.text import gigabytes
 
 PORT = 8000
 ENGINES = 2
@@ -39,7 +40,7 @@ def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
     free = host.memory_free_bytes
     if free is not None and free < MEMORY_NEED_BYTES:
         raise UsageError(
-            f"{free / 1e9:.1f} GB of memory are free, the demo needs {MEMORY_NEED_BYTES / 1e9:.0f} GB at least "
+            f"{gigabytes(free)} of memory are free, the demo needs {MEMORY_NEED_BYTES / 1e9:.0f} GB at least "
             f"for Ray, {ENGINES} engines and the load generator; end other programs, or raise the "
             "container's memory limit"
         )
@@ -47,7 +48,7 @@ def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
         left = machine.disk_free_bytes(folder)
         if left is not None and left < DISK_NEED_BYTES:
             raise UsageError(
-                f"{left / 1e9:.1f} GB of disk are free for {folder}, the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
+                f"{gigabytes(left)} of disk are free for {folder}, the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
                 "free some, or choose other folders with --out, $PDLAB_CACHE_DIR, $TMPDIR"
             )
 
@@ -79,8 +80,8 @@ def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
         )
     if host.memory_free_bytes is not None and host.memory_free_bytes < MEMORY_PEAK_BYTES:
         why.append(
-            f"memory is scarce: {host.memory_free_bytes / 1e9:.1f} GB are free, and the demo used up to "
-            f"{MEMORY_PEAK_BYTES / 1e9:.1f} GB where it was measured; an engine may be killed"
+            f"memory is scarce: {gigabytes(host.memory_free_bytes)} are free, and the demo used up to "
+            f"{gigabytes(MEMORY_PEAK_BYTES)} where it was measured; an engine may be killed"
         )
     return Choice(levels, tuple(why))
 
@@ -107,7 +108,7 @@ def describe(host: Machine, out: Path) -> str:
     if host.idle_cores is not None:
         parts[0] += f" ({host.idle_cores:.1f} idle)"
     if host.memory_free_bytes is not None and host.memory_bytes is not None:
-        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {host.memory_bytes / 1e9:.1f} GB memory free")
+        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {gigabytes(host.memory_bytes)} memory free")
     disk = machine.disk_free_bytes(out)
     if disk is not None:
         parts.append(f"{disk / 1e9:.0f} GB disk free")

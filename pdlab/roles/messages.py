@@ -95,7 +95,7 @@ class EngineOrders(Message):
 class RoleNews(Message):
     """The board to a router, and back as what the router heard last. ``version`` grows with each change of ``roles``,
     ``tick`` also with each of ``loads``: engine -> (prompt tokens that wait, requests that it decodes or will).
-    ``by``: the split that stands, ``auto`` where the controller decides."""
+    ``by``: the split that stands, `AUTO` where the controller decides."""
 
     version: int = 0
     tick: int = 0

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from pdlab.core.errors import TransferError
-from pdlab.core.text import aligned
+from pdlab.core.text import aligned, bytes_shown, ms
 from pdlab.transfer.check import BackendResult, SizeResult, TransferPlan
 from pdlab.transfer.rank.layout import KvShape
 
@@ -48,10 +48,10 @@ def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose
     lines = [
         f"{result.backend}: {plan.strategy}, prefill TP{plan.prefill_tp} on {where['prefill']} -> decode TP"
         f"{plan.decode_tp} on {where['decode']}, {plan.direction}",
-        f"  KV cache of {shape.name}: {shape.regions} regions, {_size(pages)} per descriptor, "
+        f"  KV cache of {shape.name}: {shape.regions} regions, {bytes_shown(pages)} per descriptor, "
         f"{'scattered' if plan.scattered else 'contiguous'} blocks, {plan.concurrent} request"
         f"{'s' * (plan.concurrent > 1)} at a time" + (f", UCX {result.ucx_version}" if result.ucx_version else ""),
-        f"  cold: handshake {_ms(result.handshake_s)}, first transfer of the pair {_ms(result.cold_s)}; "
+        f"  cold: handshake {ms(result.handshake_s)} ms, first transfer of the pair {ms(result.cold_s)} ms; "
         f"warm, {plan.repeats} repeats:",
         *_table(plan, result.sizes),
         *_compared(result.sizes),
@@ -179,14 +179,14 @@ def _integrity(result: BackendResult) -> str:
     if corrupt is not None:
         return corrupt.text()
     return (
-        f"{_size(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, no change "
+        f"{bytes_shown(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, no change "
         "outside the transferred blocks"
     )
 
 
 def _wire(result: BackendResult) -> str:
     counted = ", ".join(f"{nic} {share:.0%}" for nic, share in result.traffic.items()) or "none"
-    counters = f"interfaces counted {counted} of {_size(result.payload_bytes)}"
+    counters = f"interfaces counted {counted} of {bytes_shown(result.payload_bytes)}"
     if result.wire is None:
         return counters
     evidence = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
@@ -195,18 +195,8 @@ def _wire(result: BackendResult) -> str:
 
 def _for_pd(prediction: ForPd) -> str:
     return (
-        f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {_size(prediction.bytes)}: predicted "
-        f"{_ms(prediction.added_ttft_s)} more TTFT, and {prediction.saturates_at_rps:.3g} such requests/s saturate "
-        f"this wire (at the {prediction.gb_per_s:.3g} GB/s measured with {_size(prediction.measured_bytes)})"
+        f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {bytes_shown(prediction.bytes)}: "
+        f"predicted {ms(prediction.added_ttft_s)} ms more TTFT, and {prediction.saturates_at_rps:.3g} such requests/s "
+        f"saturate this wire (at the {prediction.gb_per_s:.3g} GB/s measured with "
+        f"{bytes_shown(prediction.measured_bytes)})"
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.4g} {unit}"
-    return f"{count} B"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdlab.core import text as core_text
 from pdlab.core.text import choices, shell_assignments
 
 MANY = [f"name-{number}" for number in range(20)]
@@ -40,3 +41,22 @@ def test_bash_reads_assignments_back(variables: dict[str, str]) -> None:
         assert done.returncode == 0, done.stderr
         seen = dict(each.split("=", 1) for each in done.stdout.decode().split("\0") if "=" in each)
         assert {name: seen.get(name) for name in variables} == variables
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "shown"),
+    [
+        ("ms", 0.01234, "12.3"),
+        ("ms", None, "-"),
+        ("minutes", 90, "1.5 minutes"),
+        ("gigabytes", 12_340_000_000, "12.3 GB"),
+        ("bytes_shown", 999, "999 B"),
+        ("bytes_shown", 1_572_864, "1.573 MB"),
+        ("bytes_shown", 2_000, "2 kB"),
+        ("numbers", (1.0, 2.5), "1,2.5"),
+        ("last_line", "Traceback:\n  error: no room \n\n", "error: no room"),
+        ("last_line", " \n", ""),
+    ],
+)
+def test_a_value_is_shown_the_same_everywhere(function: str, value: object, shown: str) -> None:
+    assert getattr(core_text, function)(value) == shown

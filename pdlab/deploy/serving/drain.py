@@ -13,6 +13,8 @@ import logging
 import time
 from typing import Any
 
+from pdlab.deploy.serving.elastic import value_of
+
 POLL_S = 0.5
 
 
@@ -47,13 +49,15 @@ async def drained(engine: Any, limit_s: float, poll_s: float = POLL_S) -> bool:
             if await asyncio.wait_for(asyncio.to_thread(_application_goes), left_s):
                 return False
         except Exception as error:  # a dead engine holds nothing that could be read
-            _log("the replica stops without a look at its KV blocks: %r", error)
+            logging.getLogger("ray.serve").warning("the replica stops without a look at its KV blocks: %r", error)
             return False
         if not waited:
-            _log("the replica waits until its KV blocks are read or their lease ends, %.0f s at most", limit_s)
+            logging.getLogger("ray.serve").warning(
+                "the replica waits until its KV blocks are read or their lease ends, %.0f s at most", limit_s
+            )
             waited = True
         await asyncio.sleep(min(poll_s, max(0.0, deadline - time.monotonic())))
-    _log("the replica stops with KV blocks held for %.0f s", limit_s)
+    logging.getLogger("ray.serve").warning("the replica stops with KV blocks held for %.0f s", limit_s)
     return False
 
 
@@ -61,8 +65,4 @@ def _application_goes() -> bool:
     serve: Any = importlib.import_module("ray.serve")
     name = serve.get_replica_context().app_name
     known = serve.status().applications.get(name)
-    return known is None or str(getattr(known.status, "value", known.status)) == "DELETING"
-
-
-def _log(text: str, *values: Any) -> None:
-    logging.getLogger("ray.serve").warning(text, *values)
+    return known is None or value_of(known.status) == "DELETING"

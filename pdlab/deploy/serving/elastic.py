@@ -138,7 +138,7 @@ class RayServe:
         nodes = await asyncio.to_thread(ray.nodes)
         head = next((each["NodeID"] for each in nodes if "node:__internal_head__" in each["Resources"]), "")
         replicas = tuple(
-            Replica(each["replica_id"], _plain(each["state"]), str(each.get("node_id"))) for each in ours["replicas"]
+            Replica(each["replica_id"], value_of(each["state"]), str(each.get("node_id"))) for each in ours["replicas"]
         )
         return ReplicasOfPool(ours["target_num_replicas"], replicas, others, head)
 
@@ -219,10 +219,11 @@ def next_to_stop(served: ReplicasOfPool) -> str | None:
 
 
 def _running(replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in replicas if _plain(each["state"]) == RUNNING]
+    return [each for each in replicas if value_of(each["state"]) == RUNNING]
 
 
-def _plain(value: Any) -> str:
+def value_of(value: Any) -> str:
+    """Of a state that Ray gives as an enumeration's member or as its value."""
     return str(getattr(value, "value", value))
 
 

@@ -120,7 +120,7 @@ class CallsPrefill:
         for step in ("call", *self.prefill_rules.on_failure, "fail"):
             if step == "local":
                 count("local")
-                _log("decode computes the prompt itself: %s", "; ".join(reasons))
+                logging.getLogger("ray.serve").warning("decode computes the prompt itself: %s", "; ".join(reasons))
                 return None
             if step == "retry" and absent:
                 continue  # the call before found no replica, and this one would wait as long again
@@ -138,7 +138,7 @@ class CallsPrefill:
                 if step == "retry":
                     count("retries")
                 reasons.append(f"prefill replica {route.replica or '(none was reached)'}: {error}")
-                _log("a call of prefill failed: %s", reasons[-1])
+                logging.getLogger("ray.serve").warning("a call of prefill failed: %s", reasons[-1])
                 avoid |= {route.replica} if route.replica else set()
                 continue
             if step == "retry":
@@ -212,7 +212,9 @@ class CallsPrefill:
             await engine._engine_client.notify_kv_transfer_request_rejected(name, kv_parameters)
             count("released")
         except Exception as error:
-            _log("prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error))
+            logging.getLogger("ray.serve").warning(
+                "prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error)
+            )
 
 
 _tasks: set[Any] = set()
@@ -237,7 +239,7 @@ def count(name: str) -> None:
         counter, tags = _counters[name]
         counter.inc(1, tags=tags)
     except Exception as error:
-        _log("prefill calls are not counted: %r", error)
+        logging.getLogger("ray.serve").warning("prefill calls are not counted: %r", error)
 
 
 def _unavailable(reasons: list[str]) -> Any:
@@ -250,7 +252,3 @@ def _in_words(error: BaseException) -> str:
     """The error's kind and its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}{f' ({lines[0][:300]})' if lines else ''}"
-
-
-def _log(text: str, *values: Any) -> None:
-    logging.getLogger("ray.serve").warning(text, *values)

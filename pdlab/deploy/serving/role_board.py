@@ -145,7 +145,7 @@ class RoleBoard:
         return {name: count for name in others if (count := self._prefixes.tokens(name, chunks))}
 
     async def set_split(self, text: str) -> dict[str, Any]:
-        """``auto`` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
+        """`AUTO` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
         if text != AUTO:
             prefill, decode = counts_of(text)
             if prefill + decode != len(self._playing):

@@ -113,8 +113,8 @@ def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator
         serve=SimpleNamespace(get_multiplexed_model_id=lambda: ""), session_id_from_headers=lambda headers: None,
     )  # fmt: skip
     modules = {
-        prefill_call._PD: pd,
-        prefill_call._MODELS: SimpleNamespace(ErrorResponse=Error, ErrorInfo=SimpleNamespace),
+        prefill_call.PD: pd,
+        prefill_call.MODELS: SimpleNamespace(ErrorResponse=Error, ErrorInfo=SimpleNamespace),
         "ray.exceptions": SimpleNamespace(TaskCancelledError=Cancelled),
     }
     real = importlib.import_module
