@@ -22,8 +22,6 @@ WORDS: dict[str, set[str]] = {
     "pdlab/core/notation.py": {"dp8ep", "tp4"},
     "pdlab/core/vllm_limits.py": {"all_gatherv"},
     "pdlab/core/workload.py": {"concurrency8"},
-    "pdlab/deploy/serving/role_board.py": {"auto"},
-    "pdlab/roles/messages.py": {"auto"},
     "pdlab/deploy/serving/elastic.py": {"external_scaler_enabled"},
     "pdlab/deploy/serving/sequences.py": {"j"},
     "pdlab/guard/questions.py": {"perf_counter"},

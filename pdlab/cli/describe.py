@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  pdlab describe results/               write results/pdlab-describe.yaml from what is found there
-  pdlab describe results/ --dry-run     print it
+  python -m pdlab describe results/             write results/pdlab-describe.yaml from what is found there
+  python -m pdlab describe results/ --dry-run   print it
+  python -m pdlab describe results/ --force     write it again; what was corrected is kept where it still fits
 
 Correct the file: the deployment (pd-spread-p1xtp4-d2xtp2, collocated-4xtp2) or the number of GPUs, the label and the
 model of each curve, or skip: true for what is no result. viz.py reads it with the results.

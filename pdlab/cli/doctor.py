@@ -72,16 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: DoctorSettings) -> int:
-    from pdlab.core.catalog import resolve_model
+    from pdlab.core.catalog import found_model
     from pdlab.transfer.doctor import diagnosis
     from pdlab.transfer.doctor.settings_rules import QueryClock
 
     if settings.json_file is not None:
         check_writable(settings.json_file, "--json")
     before_s = time.time()
-    model = (
-        resolve_model(settings.model)[1] if settings.model else None
-    )  # None too for a model that pdlab builds itself
+    model = found_model(settings.model)[1] if settings.model else None  # None too for a model that pdlab builds itself
     facts, local = _this_machine(settings, model) if settings.here else _nodes(settings, model)
     # The clock of a node is read first there, so a slow load of NIXL does not count.
     concerns = diagnosis.concerns_of(facts, settings.placement) if settings.placement else local

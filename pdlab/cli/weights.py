@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdlab.core.arguments import MODEL_HELP
-from pdlab.core.catalog import known_models, resolve_model
+from pdlab.core.catalog import found_model, known_models
 from pdlab.core.commands import typed
 from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import Seconds, Settings, parse, setting
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: WeightsSettings) -> int:
-    shape, source = resolve_model(settings.model)
+    shape, source = found_model(settings.model)
     if source is None:
         print(f"{settings.model} is built by pdlab at the first launch: there is nothing to fetch")
         return 0

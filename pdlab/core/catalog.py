@@ -15,7 +15,7 @@ from pdlab.core.deployment import LABEL_EXAMPLE, Deployment, is_label, parse_lab
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.model_config import shape_fields
-from pdlab.core.model_files import CONFIG, ModelFiles, config_of_file, config_of_folder, config_of_id
+from pdlab.core.model_files import CONFIG, BrokenModelFile, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
 from pdlab.core.text import choices
@@ -241,6 +241,17 @@ def resolve_model(model: str) -> ResolvedModel:
     """
     found, source = _resolve(model)
     return ResolvedModel(None if isinstance(found, str) else found, source)
+
+
+def found_model(model: str) -> ResolvedModel:
+    """`resolve_model` for what examines or fetches a model's files: without a shape where one of them is broken. Raises
+    UsageError for a path that does not exist and for a misspelt name."""
+    try:
+        return resolve_model(model)
+    except BrokenModelFile:
+        path = Path(model).expanduser()
+        folder = path.parent if path.is_file() else path
+        return ResolvedModel(None, str(folder.resolve()) if folder.is_dir() else model)
 
 
 def why_no_shape(model: str) -> str:

@@ -24,6 +24,10 @@ class ModelFiles(NamedTuple):
     where: str
 
 
+class BrokenModelFile(UsageError):
+    """A file of a model is there and cannot be read."""
+
+
 def config_of_folder(folder: Path, what: str) -> ModelFiles:
     """The files in ``folder``, which a message calls ``what``. Raises UsageError where one cannot be read."""
     config = _json(folder / CONFIG, what)
@@ -115,7 +119,7 @@ def _json(path: Path, what: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{what}: {path.name} cannot be read ({error}); download it again") from error
+        raise BrokenModelFile(f"{what}: {path.name} cannot be read ({error}); download it again") from error
     if not isinstance(data, dict):
-        raise UsageError(f"{what}: {path.name} holds no JSON object; download it again")
+        raise BrokenModelFile(f"{what}: {path.name} holds no JSON object; download it again")
     return data

@@ -47,7 +47,7 @@ def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp
     [
         (Slo(stall_s=1.0), SHORT, "gpt-oss-120b", "gaps between chunks are not simulated; bound TTFT"),
         (Slo(ttft_s=1.0), Workload(mode="decode-only"), "gpt-oss-120b", "mode decode-only is not simulated"),
-        (Slo(ttft_s=1.0), SHORT, "somebody/else", "the shape of somebody/else is not known; give the rate to begin at"),
+        (Slo(ttft_s=1.0), SHORT, "somebody/else", "--model somebody/else: "),
     ],
 )
 def test_what_is_not_simulated(
