@@ -7,12 +7,14 @@ not from the summary that pdlab reads.
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import re
 import shutil
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,10 @@ pytestmark = pytest.mark.long
 
 MODEL, INPUT, OUTPUT, REQUESTS, CONCURRENCY = "tiny-gptoss", 64, 16, 16, 2
 EQUAL = 1e-3
+VLLM_BENCH = (
+    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
 HUB_NAME = "local/tokenizer"  # AIPerf takes no folder as tokenizer
 
 
@@ -92,7 +98,7 @@ def of_genai_bench(folder: Path, printed: str) -> dict[str, float]:
 CLIENTS = {
     "vllm": Client(
         lambda served, folder: [
-            *("bench", "serve", "--base-url", served.url, "--model", MODEL, "--tokenizer", str(served.tokenizer)),
+            *("--base-url", served.url, "--model", MODEL, "--tokenizer", str(served.tokenizer)),
             *("--dataset-name", "random", "--random-input-len", str(INPUT), "--random-output-len", str(OUTPUT)),
             *("--ignore-eos", "--num-prompts", str(REQUESTS), "--max-concurrency", str(CONCURRENCY)),
             *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", "a.json"),
@@ -159,14 +165,16 @@ def hub(place: Path, tokenizer: Path) -> Path:
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_our_table_has_the_figures_of_the_client(name: str, served: Served, tmp_path: Path) -> None:
-    program = shutil.which(name)
-    if program is None:
+    program = [shutil.which(name) or ""]
+    if name == "vllm":  # its command looks for the distribution vllm, which that for CPUs is not called
+        program = [sys.executable, "-c", VLLM_BENCH] if importlib.util.find_spec("vllm") else [""]
+    if not program[0]:
         pytest.skip(f"{name} is not on PATH")
     client, folder = CLIENTS[name], tmp_path / "results"
     folder.mkdir()
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(hub(tmp_path / "hf", served.tokenizer))}
     done = subprocess.run(
-        [program, *client.words(served, folder)], cwd=tmp_path, text=True, timeout=TIMEOUT_S,
+        [*program, *client.words(served, folder)], cwd=tmp_path, text=True, timeout=TIMEOUT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **offline},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]

@@ -143,7 +143,14 @@ CASES = {
     "vllm": Case("vllm bench serve", {"a.json": VLLM}, tpot=False),
     "vllm-detailed": Case("vllm bench serve", {"a.json": DETAILED}),
     "sglang": Case("SGLang bench_serving", {"a.jsonl": [SGLANG]}),
-    "aiperf": Case("AIPerf", {"c2/profile_export_aiperf.json": AIPERF, "c2/inputs.json": {"data": []}}),
+    "aiperf": Case(
+        "AIPerf",
+        {
+            "c2/profile_export_aiperf.json": AIPERF,
+            "c2/inputs.json": {"data": []},
+            "c2/server_metrics_export.json": {"x": []},
+        },
+    ),
     "genai-perf": Case("AIPerf", {"profile_export_genai_perf.json": GENAI_PERF}),
     "guidellm": Case("guidellm", {"benchmarks.json": GUIDELLM}),
     "inference-perf": Case(

@@ -25,6 +25,8 @@ _FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)")
 
 def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a file of AIPerf's."""
+    if file.name.startswith(("server_metrics_export", "gpu_telemetry_export")):
+        return FileReading(TOOL, skipped="metrics of the server, of no level")
     if isinstance(content, list):
         first = content[0] if content else None
         if (
