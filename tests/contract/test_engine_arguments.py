@@ -211,7 +211,8 @@ def test_parsers_of_the_models_are_vllms(model: str) -> None:
     shape = load_model(model)
     assert shape is not None
     engine_arguments.check(shape.engine_kwargs, "engine_kwargs")
-    assert engine_arguments.reads_tool_calls(shape.engine_kwargs)
+    # The tiny models but tiny-gptoss have no format of their own to write tool calls in.
+    assert engine_arguments.reads_tool_calls(shape.engine_kwargs) is (model not in ("tiny-deepseek", "tiny-llama"))
     # Of the catalogue's models, those of gpt-oss write their reasoning apart.
     assert ("reasoning_parser" in shape.engine_kwargs) is (shape.architecture == "GptOssForCausalLM")
 
