@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -64,3 +65,7 @@ def test_rays_public_builders_take_a_plain_export(mode: list[str], tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == ["Application", False]
+
+
+def test_ray_brings_what_the_round_trip_of_parquet_takes() -> None:
+    assert importlib.util.find_spec("pyarrow") is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,8 +150,3 @@ def test_bad_input_is_one_line(
     assert viz.main(["--exps", str(source), "--no-plot", "--export", *words]) == 2
     out, err = capsys.readouterr()
     assert not out and named in err and err.count("\n") == 1
-
-
-def test_pyarrow_is_there_where_the_round_trip_of_parquet_is_to_run() -> None:
-    if importlib.util.find_spec("ray") is not None:
-        assert importlib.util.find_spec("pyarrow") is not None
