@@ -412,6 +412,11 @@ CODES: dict[str, FindingCode] = {
         "a file, or a name, has the lengths of the requests",
         "the file does not count {side} tokens, and no name gives their number: the workload is not known",
     ),
+    "file_tokens_recounted": _file(
+        "the client's and the server's counts of output tokens agree",
+        "the client counted {client:.4g} tokens per answer anew, the server {server:.4g}: output tokens/s and TPOT are "
+        "by the client's count",
+    ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
         "the file's name says {name} {named:g}, its content {actual:g}",
