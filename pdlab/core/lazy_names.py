@@ -8,9 +8,10 @@ from typing import Any
 
 
 def lazy_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """How ``module`` reads a name that it does not have. ``names``: name -> the module that defines it, imported when the name is read.
+    """How ``module`` reads a name that it does not have. ``names``: name -> the module that defines it.
 
-    The function raises AttributeError for another name, and ImportError where the library is not installed.
+    That module is imported when the name is read. The function raises AttributeError for another name, and ImportError
+    where the library is not installed.
     """
 
     def read(name: str) -> Any:
