@@ -24,7 +24,7 @@ from pdlab.core.errors import UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
-from pdlab.sim.step_source import Limits, Line, Plane, Tabulated
+from pdlab.sim.step_source import Limits, Polyline, Plane, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 INSTALL = f"pip install 'pdlab[perf]', which brings {PACKAGE} {VERSION} (Python 3.11 or later)"
@@ -228,7 +228,7 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
     chunks = tuple(_geometric(16, LIMITS.prefill_tokens, 2))
     prefixes = (0.0, *_geometric(512, LIMITS.prefix, 1))
     return Tabulated(
-        shared=Line(xs=tokens, ys=tuple(map(shared_s, tokens))),
+        shared=Polyline(xs=tokens, ys=tuple(map(shared_s, tokens))),
         decode=_plane(batches, contexts, decode_s),
         generation_attention=_plane(batches, contexts, generation_s),
         context_attention=_plane(chunks, prefixes, attention_s),
