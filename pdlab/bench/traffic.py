@@ -12,7 +12,8 @@ from pdlab.bench.client.replay import Groups, waited_for
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import Replayed
 from pdlab.core.workload import Workload
-from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_head, read_requests, write_requests
+from pdlab.traffic.compiled import compiled
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
 PLAN = "workload.jsonl"
 """The compiled workload, beside the results of its replay."""
@@ -59,7 +60,7 @@ class _Counted:
 def read_traffic(path: Path) -> ReadTraffic:
     """What a workload file, a trace or a compiled workload asks for. Raises UsageError, for one without a request
     too."""
-    head, requests = read_head(path), read_requests(path)
+    head, requests = compiled(path)
     counted = _Counted()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         digest = write_requests(nowhere, head, counted.passing(requests))
@@ -95,8 +96,7 @@ def keep_plan(folder: Path, lengths: Replayed) -> TrafficHead:
     """
     if lengths.path is None:
         raise UsageError(f"{lengths.label}: where the file is is not kept with results; give --workload {lengths.name}")
-    source = Path(lengths.path)
-    head, requests = read_head(source), read_requests(source)
+    head, requests = compiled(Path(lengths.path))
     target = folder / PLAN
     part = target.with_name(f".{PLAN}.{os.getpid()}")
     try:

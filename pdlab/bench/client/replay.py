@@ -220,7 +220,13 @@ class SessionSender:
             self._end(request.id, told)  # what follows it must not wait for ever
 
     async def _answered(
-        self, send: RequestFunc, request: TrafficRequest, before: dict[str, History], asked: Any, session: Any, pbar: Any
+        self,
+        send: RequestFunc,
+        request: TrafficRequest,
+        before: dict[str, History],
+        asked: Any,
+        session: Any,
+        pbar: Any,
     ) -> tuple[Any, History | Unknown]:
         base = before[request.continues] if request.continues is not None else History([], [], 0.0)
         ids = [] if self.chat else base.ids + self._words.ids(request)
