@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PDLAB = ROOT / "pdlab"
 # Package -> the packages that it may import, beside itself.
 MAY_IMPORT = {
-    "core": [],
+    "core": ["roles"],
     "remote": [],
     "results": ["core", "traffic"],
     "placement": ["core"],

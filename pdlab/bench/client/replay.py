@@ -1,10 +1,10 @@
 """A compiled workload (`pdlab.traffic.requests`) as what vLLM's benchmark sends: prompts made of blocks, follow-ups
 that wait for what they follow and contain its answer.
 
-vLLM's benchmark keeps the schedule and its request functions send and time; between the two stands `SessionSender.request`. On
-completions prompts are token ids, answers' included (``return_token_ids``), so that every prompt has exactly the
-tokens of its parent's, of its parent's answer, and its own: text that a model generated need not encode to as many
-tokens as it was decoded from. On chat an answer's text is the next message but one, and the server counts.
+vLLM's benchmark keeps the schedule and its request functions send and time; between the two stands
+`SessionSender.request`. On completions prompts are token ids, answers' included (``return_token_ids``), so that every
+prompt has exactly the tokens of its parent's, of its parent's answer, and its own: text that a model generated need not
+encode to as many tokens as it was decoded from. On chat an answer's text is the next message but one, and the server counts.
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ class SessionSender:
 
 
 def tee_answers() -> None:
-    """Have vLLM's request functions tell `SessionSender` what their streams hold, and drop chunks before an answer's first
-    token, such as the role of chat: they are no token, and TTFT would begin with them."""
+    """Have vLLM's request functions tell `SessionSender` what their streams hold, and drop chunks before an answer's
+    first token, such as the role of chat: they are no token, and TTFT would begin with them."""
     requests: Any = importlib.import_module(REQUESTS)
     handler = requests.StreamedResponseHandler
     if getattr(handler, "tees", False):
