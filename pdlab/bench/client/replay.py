@@ -4,7 +4,8 @@ that wait for what they follow and contain its answer.
 vLLM's benchmark keeps the schedule and its request functions send and time; between the two stands
 `SessionSender.request`. On completions prompts are token ids, answers' included (``return_token_ids``), so that every
 prompt has exactly the tokens of its parent's, of its parent's answer, and its own: text that a model generated need not
-encode to as many tokens as it was decoded from. On chat an answer's text is the next message but one, and the server counts.
+encode to as many tokens as it was decoded from. On chat an answer's text is the next message but one, and the server
+counts.
 """
 
 from __future__ import annotations
