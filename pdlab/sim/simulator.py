@@ -31,7 +31,7 @@ from typing import Literal
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.sim.engine import Engine, PrefixCache
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
@@ -170,6 +170,7 @@ class System(Stepping):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
+            assert not isinstance(level.load, Replay)  # drawing its lengths has said so
             arrivals = open_arrivals(level.load, count, self.random)
         # Of an open loop one at a time: thousands of events to come would make each one cost more.
         self.arrivals = [] if self.closed else arrivals
