@@ -310,6 +310,24 @@ def require_shape(model: str, flag: str = "--model") -> ModelShape:
     return shape
 
 
+def config_of(shape: ModelShape) -> ModelFiles | None:
+    """The config.json that the shape was read from; None: its file gives no keys of one. Raises UsageError."""
+    if shape.config:
+        return ModelFiles(shape.config, None, f"config of {shape.name}")
+    word = shape.asked_for or shape.hf_id
+    if word is None:
+        return None
+    path = Path(word).expanduser()
+    if path.is_file():
+        return config_of_file(path)
+    if path.is_dir():
+        return config_of_folder(path, f"model folder {word}")
+    found = config_of_id(word)
+    if isinstance(found, str):
+        raise UsageError(f"{shape.name}: {found}")
+    return found
+
+
 def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     """The shape of a config.json, with the engine arguments of the catalogue's model that has the same numbers."""
     try:

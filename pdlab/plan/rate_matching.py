@@ -23,7 +23,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.workload import Workload
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.step_time import StepCosts, kv_capacity_tokens, step_costs
+from pdlab.sim.step_source import StepSource
+from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.steps import steps_of
 
 
 class Rates(NamedTuple):
@@ -95,8 +97,8 @@ class Matcher:
         self.decode = lru_cache(maxsize=None)(self._decode)
         self.collocated = lru_cache(maxsize=None)(self._collocated)
 
-    def _costs(self, pool: Pool) -> StepCosts:
-        return step_costs(self.hardware, self.shape, pool)
+    def _costs(self, pool: Pool) -> StepSource:
+        return steps_of(self.hardware, self.shape, pool)
 
     def room(self, pool: Pool) -> int:
         """Requests whose KV one engine holds."""

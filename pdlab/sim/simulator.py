@@ -39,8 +39,9 @@ from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import InTurn, Router
-from pdlab.sim.step_time import kv_capacity_tokens, step_costs
+from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
+from pdlab.sim.steps import steps_of
 
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
@@ -85,7 +86,7 @@ def simulate(
 
 def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
-    costs = step_costs(hardware, shape, pool)
+    costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
     return Engine(costs, capacity, hardware.step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
 
