@@ -400,6 +400,19 @@ CODES: dict[str, FindingCode] = {
         "due (p99, noted above {limit_ms:.0f} ms)",
         "let it grow with --client-processes",
     ),
+    "timelines_lacking": _note(
+        "the servers tell where each request's time went",
+        "{whole} of {answers} answered requests have a whole timeline (expected: 99 %)",
+        "see docs/timeline.md for what a mark needs",
+    ),
+    "timelines_disordered": _note(
+        "the marks of a request follow one another",
+        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most: their parts are not exact",
+    ),
+    "timelines_miss_reads": _note(
+        "the reads in the timelines are those that the engines count",
+        "the timelines have {reads} reads of KV cache, and the engines counted {counted:g}",
+    ),
     "measured_with_more_processes": _note(
         "one load generator suffices",
         "measured again with {processes} load-generator processes: with {before}, {reason}",
