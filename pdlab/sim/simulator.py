@@ -31,7 +31,7 @@ from typing import Literal
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.sim.engine import Engine, PrefixCache
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
@@ -91,10 +91,10 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
     return Engine(
         costs,
         capacity,
-        hardware.step_tokens,
+        hardware.of(pool).step_tokens,
         PrefixCache(capacity),
         prefills_only=prefills_only,
-        steps_in_flight=hardware.steps_in_flight,
+        steps_in_flight=hardware.of(pool).steps_in_flight,
     )
 
 
@@ -177,6 +177,7 @@ class System(Stepping):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
+            assert not isinstance(level.load, Replay)  # drawing its lengths has said so
             arrivals = open_arrivals(level.load, count, self.random)
         # Of an open loop one at a time: thousands of events to come would make each one cost more.
         self.arrivals = [] if self.closed else arrivals
@@ -185,6 +186,12 @@ class System(Stepping):
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
+        held = min(engine.costs.limits.context for engine in self.all_engines)
+        if longest > held:
+            raise UsageError(
+                f"one request of {longest} tokens is longer than the step times of {self.hardware.name} go, which is "
+                f"{held:.0f} tokens; use shorter requests"
+            )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
             raise UsageError(
