@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from pdlab.sim.router import ReportedLoad
-from pdlab.sim.step_time import StepCosts
+from pdlab.sim.step_source import StepSource
 
 MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
 
@@ -80,7 +80,7 @@ class Engine:
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
     """
 
-    costs: StepCosts
+    costs: StepSource
     capacity: float
     step_tokens: int
     cache: PrefixCache

@@ -23,8 +23,9 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind
 from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import Prompts, System
-from pdlab.sim.step_time import kv_capacity_tokens, step_costs
+from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.stepping import ENTERS, KV_ARRIVED, STEP_ENDS
+from pdlab.sim.steps import steps_of
 from pdlab.sim.vllm_scheduler import SchedulerParts, prompt_tokens, scheduler_parts
 
 MADE_UP = 1  # every token that is made up
@@ -160,7 +161,7 @@ class VllmSystem(System):
             role={"prefill": "kv_producer", "decode": "kv_consumer"}.get(role),  # type: ignore[arg-type]
             asynchronous=self.asynchronous,
         )
-        costs = step_costs(self.hardware, self.shape, pool)
+        costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
         return [
             VllmEngine(parts, costs, capacity, self.hardware.step_tokens, prefills_only=role == "prefill")
