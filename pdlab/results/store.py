@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pdlab.core.errors import StoreError
 from pdlab.core.files import locked, replace
-from pdlab.core.schema import Frozen, read_model
+from pdlab.core.schema import read_model
 from pdlab.core.workload import RunKey
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
