@@ -41,6 +41,8 @@ SERVING = {
 }  # fmt: skip
 # What the extra `results` brings: optional, each with something in its place or one clear line, and in no lock file.
 OPTIONAL = {"orjson", "pyarrow"}
+# What the extra `perf` brings, import name -> distribution: optional too.
+PERF = {"aiconfigurator_core": "aiconfigurator-core"}
 EXTRA_LOCKS = {"serve": "requirements.txt", "cpu": "requirements-cpu.txt", "dev": "requirements-dev.txt"}
 
 
@@ -110,8 +112,9 @@ def test_the_wheel_of_a_source_archive_is_the_same(wheel: Path, tmp_path: Path) 
 def test_version_licence_and_command(wheel: Path, metadata: Message) -> None:
     assert metadata["Version"] == pdlab.__version__
     assert metadata["License-Expression"] == "Apache-2.0" and metadata.get_all("License-File") == ["LICENSE"]
-    assert set(metadata.get_all("Provides-Extra", [])) == {*EXTRA_LOCKS, "results"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {*EXTRA_LOCKS, "results", "perf"}
     assert {each.name for each in requirements(metadata, "results")} == OPTIONAL
+    assert {each.name for each in requirements(metadata, "perf")} == set(PERF.values())
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert "pdlab = pdlab.__main__:main" in archive.read(name).decode()
@@ -149,10 +152,10 @@ def test_every_import_is_declared_and_every_dependency_is_imported(metadata: Mes
             imported |= {name.partition(".")[0]: str(path.relative_to(ROOT)) for name in names}
     others = {name: path for name, path in imported.items() if name not in sys.stdlib_module_names}
     del others["pdlab"]
-    assert {name: path for name, path in others.items() if name not in {*BASE, *SERVING, *OPTIONAL}} == {}, (
+    assert {name: path for name, path in others.items() if name not in {*BASE, *SERVING, *OPTIONAL, *PERF}} == {}, (
         "declare it in pyproject.toml, and here"
     )
-    assert (SERVING | OPTIONAL) - set(others) == set(), "nothing imports it any more"
+    assert (SERVING | OPTIONAL | PERF.keys()) - set(others) == set(), "nothing imports it any more"
     declared = {canonicalize_name(each.name) for each in requirements(metadata, None)}
     assert declared == {BASE[name] for name in others if name in BASE}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices
 
 
@@ -91,6 +92,26 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
         raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
 
 
+def read_model(path: Path, kind: type[T]) -> T:
+    """A JSON file that pdlab wrote. Raises StoreError, with the file and the rule in one line."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError:
+        pass  # The slow way below says what is wrong in one line.
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    try:
+        return validate(kind, data, where=str(path))
+    except UsageError as error:
+        raise StoreError(str(error)) from error
+
+
 def _kind_of(data: Any) -> str:
     """The kind of a YAML value in words."""
     kinds = {type(None): "nothing", str: "text", list: "a list", bool: "true or false", int: "a number"}
@@ -133,7 +154,10 @@ def one_line(
     value = first.get("input")
     # The input of what is missing, or of a whole that contradicts itself, is all of it.
     value_text = (
-        "" if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) else _shown(value)
+        ""
+        if first["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument")
+        or isinstance(value, dict | BaseModel)
+        else _shown(value)
     )
     complaint = f"{rule(first, kind)}{value_text}"
     more = f" (and {len(others)} more)" if others else ""
@@ -149,6 +173,7 @@ SHOWN_CHARS = 80
 # pydantic's kind of error -> the rule in words; the braces are its context.
 RULES = {
     "missing": "is missing",
+    "unexpected_keyword_argument": "is not a known key",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",

@@ -23,7 +23,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.workload import Workload
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.step_time import StepCosts, kv_capacity_tokens, step_costs
+from pdlab.sim.step_source import StepSource
+from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.steps import steps_of
 
 
 class Rates(NamedTuple):
@@ -95,8 +97,8 @@ class Matcher:
         self.decode = lru_cache(maxsize=None)(self._decode)
         self.collocated = lru_cache(maxsize=None)(self._collocated)
 
-    def _costs(self, pool: Pool) -> StepCosts:
-        return step_costs(self.hardware, self.shape, pool)
+    def _costs(self, pool: Pool) -> StepSource:
+        return steps_of(self.hardware, self.shape, pool)
 
     def room(self, pool: Pool) -> int:
         """Requests whose KV one engine holds."""
@@ -170,7 +172,7 @@ class Matcher:
         return pool.engines_per_replica / takes_s, batch
 
     def _largest(self, pool: Pool, tpot_of: Callable[[int], float], bound_s: float) -> int:
-        low, high = 0, max(self.room(pool), 1)
+        low, high = 0, max(int(min(self.room(pool), self.costs(pool).limits.batch)), 1)
         while low < high:  # TPOT grows with the batch
             middle = (low + high + 1) // 2
             if tpot_of(middle) <= bound_s:

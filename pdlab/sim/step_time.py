@@ -18,6 +18,7 @@ from pdlab.core.model_size import (
     kv_copies,
 )
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.step_source import NO_LIMITS, Limits
 
 
 def active_parameters(shape: ModelShape) -> float:
@@ -46,6 +47,11 @@ class StepCosts:
     ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
     experts: float  # in effective use
     routed: float  # share of the prefill compute that is in routed experts
+
+    @property
+    def limits(self) -> Limits:
+        """Formulas hold nothing back."""
+        return NO_LIMITS
 
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
@@ -134,6 +140,7 @@ def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
 
     Memory of the TP x PP GPUs x utilization - weights - overhead per GPU.
     """
+    hardware = hardware.of(pool)
     value = hardware.value
     gpus = pool.tp * pool.pp
     experts = expert_bytes(shape) / (pool.dp if pool.expert_parallel else 1)

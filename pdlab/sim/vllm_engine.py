@@ -23,8 +23,9 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind
 from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import Prompts, System
-from pdlab.sim.step_time import kv_capacity_tokens, step_costs
+from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.stepping import ENTERS, KV_ARRIVED, STEP_ENDS
+from pdlab.sim.steps import steps_of
 from pdlab.sim.vllm_scheduler import SchedulerParts, prompt_tokens, scheduler_parts
 
 MADE_UP = 1  # every token that is made up
@@ -80,7 +81,7 @@ class VllmEngine(Engine):
         super().__init__(costs, capacity, step_tokens, PrefixCache(capacity), **kwargs)
         self.parts = parts
         self.scheduler = parts.make()
-        self.steps_in_flight: deque[ScheduledStep] = deque()
+        self.launched: deque[ScheduledStep] = deque()
         self.free_s = 0.0  # when the last step in flight ends
         self.news = False  # whether another schedule can give more than the last one did
         self.received: set[str] = set()  # not seen by the workers yet
@@ -160,7 +161,7 @@ class VllmSystem(System):
             role={"prefill": "kv_producer", "decode": "kv_consumer"}.get(role),  # type: ignore[arg-type]
             asynchronous=self.asynchronous,
         )
-        costs = step_costs(self.hardware, self.shape, pool)
+        costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
         return [
             VllmEngine(parts, costs, capacity, self.hardware.step_tokens, prefills_only=role == "prefill")
@@ -220,7 +221,7 @@ class VllmSystem(System):
 
     def _launch(self, engine: VllmEngine, now_s: float) -> None:
         """Schedule steps as long as vLLM's engine core would: so many at once, and while there is something to do."""
-        steps = engine.steps_in_flight
+        steps = engine.launched
         while len(steps) < engine.parts.steps_at_once and engine.news and engine.scheduler.has_requests():
             step = engine.schedule()
             stall_s = self._read(engine, step, now_s)
@@ -233,8 +234,8 @@ class VllmSystem(System):
             self.push(engine.free_s, STEP_ENDS, engine, 0)
 
     def _ends(self, engine: VllmEngine, now_s: float) -> None:
-        log, step = self.log, engine.steps_in_flight.popleft()
-        engine.busy = any(each.took_s for each in engine.steps_in_flight)
+        log, step = self.log, engine.launched.popleft()
+        engine.busy = any(each.took_s for each in engine.launched)
         engine.busy_s += step.took_s
         if step.starved:
             engine.full_s += step.took_s

@@ -1,0 +1,300 @@
+"""Step times of a performance database as tables: aiconfigurator-core's, filled once and then kept in the user's cache.
+
+The one module that imports ``aiconfigurator_core`` (the extra ``perf``), and only where the cache has no table. Its
+database has times of single operations, measured on GPUs with one version of each engine; it adds them up to a step of
+a model. What it answers beyond its data it extrapolates without a word: `LIMITS` is as far as it is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from pdlab.core.catalog import ModelShape, config_of
+from pdlab.core.deployment import Pool
+from pdlab.core.errors import UsageError, WriteError
+from pdlab.core.files import cache_dir, replace
+from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
+from pdlab.core.schema import Frozen
+from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
+
+PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
+INSTALL = f"pip install 'pdlab[perf]', which brings {PACKAGE} {VERSION} (Python 3.11 or later)"
+# As far as the database's attention was measured: 131,072 tokens of context, 1,024 sequences of 1,024 tokens, prompts
+# of 16,384 tokens; a step of 8,192 prefill tokens beside a whole batch.
+LIMITS = Limits(tokens=8192 + 1024, batch=1024, context=131_072, prefill_tokens=8192, prefix=131_072)
+# The format whose tables may be slower than those of bfloat16, which no engine would then use; the batch and context
+# at which both are compared.
+DOUBTED, PLAIN, COMPARED_AT = "fp8_block", "bfloat16", (32, 1024)
+
+
+class UsedFormats(NamedTuple):
+    """Formats that an engine uses where the database would look for others. ``measured``: it has tables of them for
+    this GPU; else they are made of those of other formats (mode HYBRID)."""
+
+    formats: dict[str, str]
+    measured: bool = True
+
+
+# By engine, architecture, and system (None: every one). gpt-oss on Blackwell: vLLM's kernels take MXFP8 activations.
+# DeepSeek: the attention of both engines is measured in bfloat16 only.
+USED_FORMATS: dict[tuple[str, str, str | None], UsedFormats] = {
+    **{
+        ("vllm", "GptOssForCausalLM", system): UsedFormats({"moe": "w4a8_mxfp4_mxfp8"}, measured=False)
+        for system in ("b200_sxm", "b300_sxm", "gb200", "gb300")
+    },
+    **{(engine, "DeepseekV3ForCausalLM", None): UsedFormats({"fmha": "bfloat16"}) for engine in ("sglang", "trtllm")},
+}
+AS_IT_IS = UsedFormats({})
+# The version of each engine whose tables the package calls current, and the one of systems where that is another.
+CURRENT = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
+CURRENT_ON = {"a100_sxm": {"vllm": "0.14.0", "sglang": "0.5.10", "trtllm": "1.0.0"}}
+
+
+def literal_version(system: str, engine: str, version: str = "current") -> str:
+    """The version of the tables."""
+    return {**CURRENT, **CURRENT_ON.get(system, {})}[engine] if version == "current" else version
+
+
+class _Kept(Frozen):
+    """What the cache has: of what the tables are, and they."""
+
+    of: dict[str, str]
+    tables: Tabulated
+
+
+def tabulate(
+    model: ModelShape, system: str, engine: str, version: str, pool: Pool, quant: Mapping[Any, str], mode: str
+) -> Tabulated:
+    """The steps of one engine (one DP rank) of ``pool``, arguments as of `pdlab.sim.hardware.StepTables`. The stages of
+    a pipeline count as one engine: a step passes all of them.
+
+    From the cache, or filled anew in some seconds. Raises UsageError where the package is missing, or the database
+    does not know the model, its formats or the GPU.
+    """
+    files = config_of(model)
+    if files is None:
+        raise UsageError(
+            f"{model.name}: step times of {system} are looked up by the model's {CONFIG}, which its file does not give;"
+            " give the model as a folder, a Hugging Face id, or with the keys of its config"
+        )
+    architecture = (files.config.get("architectures") or ["?"])[0]
+    used = USED_FORMATS.get((engine, architecture, system)) or USED_FORMATS.get((engine, architecture, None), AS_IT_IS)
+    formats = {**used.formats, **quant}
+    if mode == "SILICON" and not used.measured and formats == used.formats:
+        mode = "HYBRID"
+    key = {
+        "core": VERSION,
+        "system": system,
+        "engine": engine,
+        "version": literal_version(system, engine, version),
+        "mode": mode,
+        "model": _digest([files.config, files.modelopt]),
+        "parallel": f"tp{pool.tp} dp{pool.dp}{' ep' if pool.expert_parallel else ''}",
+        "quant": " ".join(f"{name}={formats[name]}" for name in sorted(formats)),
+    }
+    name = json.dumps(key, sort_keys=True)
+    if name not in _known:
+        _known[name] = _kept(key) or _keep(key, _filled(key, _Asked(files, model, pool, formats)))
+    return _known[name]
+
+
+_known: dict[str, Tabulated] = {}
+
+
+class _Asked(NamedTuple):
+    """What the key of the tables was made of."""
+
+    files: ModelFiles
+    model: ModelShape
+    pool: Pool
+    formats: Mapping[str, str]
+
+
+def _file(key: Mapping[str, str]) -> Path:
+    return cache_dir() / "step-times" / f"{key['system']}-{key['engine']}-{_digest(key)}.json"
+
+
+def _kept(key: Mapping[str, str]) -> Tabulated | None:
+    with suppress(OSError, ValidationError):
+        kept = _Kept.model_validate_json(_file(key).read_bytes())
+        if kept.of == key:
+            return kept.tables
+    return None
+
+
+def _keep(key: dict[str, str], tables: Tabulated) -> Tabulated:
+    """Nothing is kept where the cache cannot be written."""
+    with suppress(WriteError):
+        replace(_file(key), _Kept(of=key, tables=tables).model_dump_json().encode())
+    return tables
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- the package ----------------------------------------------------------------------------------
+
+
+class _Compiled(NamedTuple):
+    """An engine of the package, the version of its tables, and the format of its matrices."""
+
+    handle: Any
+    literal: str
+    gemm: str
+
+
+def _filled(of: Mapping[str, str], asked: _Asked) -> Tabulated:
+    what = f"step times of {asked.model.name} on {of['system']}, {of['engine']} {of['version']}, {of['parallel']}"
+    try:
+        installed = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UsageError(f"{what} come from a package that is not installed; {INSTALL}") from error
+    if installed != VERSION:
+        raise UsageError(f"{what}: {PACKAGE} {installed} is installed, and its tables are others; {INSTALL}")
+    folder = cache_dir() / "step-times" / f"model-{of['model']}"
+    replace(folder / CONFIG, json.dumps(asked.files.config).encode())
+    if asked.files.modelopt is not None:
+        replace(folder / MODELOPT, json.dumps(asked.files.modelopt).encode())
+    with _quiet(), _refused(what, of["mode"]):
+        compiled = _compiled(folder, of, asked.pool, asked.formats)
+        _check_format(compiled, folder, of, asked, what)
+        return _grid(compiled.handle, f"{PACKAGE} {VERSION}: {of['engine']} {compiled.literal}, {of['mode']} tables")
+
+
+def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[str, str]) -> _Compiled:
+    import aiconfigurator_core
+    from aiconfigurator_core.sdk import EngineHandle, perf_database
+    from aiconfigurator_core.sdk.config_builders import build_model_config
+    from aiconfigurator_core.sdk.engine import build_engine_spec_json
+    from aiconfigurator_core.sdk.models import get_model
+
+    system, engine, mode = of["system"], of["engine"], of["mode"]
+    literal = perf_database.resolve_query_version(system, engine, of["version"])
+    ranks = pool.tp * pool.dp
+    experts = (1, ranks) if pool.expert_parallel else (ranks, 1)  # over how many TP and EP ranks
+    named = {f"{name}_quant_mode": value for name, value in formats.items()}
+    model = get_model(str(folder), build_model_config(pool.tp, 1, pool.dp, *experts, **named), engine)
+    database = perf_database.get_database_view(
+        system, engine, literal, database_mode=mode, allow_missing_data=mode in ("SOL", "EMPIRICAL")
+    )
+    spec = build_engine_spec_json(
+        model,
+        model_path=str(folder),
+        system=system,
+        backend=engine,
+        backend_version=literal,
+        kv_block_size=None,
+        systems_path=None,
+        nextn=0,
+        database=database,
+    )
+    handle = EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
+    return _Compiled(handle, literal, model.config.gemm_quant_mode.name)
+
+
+def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], asked: _Asked, what: str) -> None:
+    """Raises UsageError where a decode step in 8 bits is slower than in 16, which is a fault of the tables."""
+    if compiled.gemm != DOUBTED:
+        return
+    plain = _compiled(folder, of, asked.pool, {**asked.formats, "gemm": PLAIN})
+    eight_ms, sixteen_ms = (each.handle.predict_decode_latency(*COMPARED_AT, 2) for each in (compiled, plain))
+    if eight_ms > sixteen_ms:
+        raise UsageError(
+            f"{what}: a decode step takes {eight_ms:.1f} ms with the tables of {DOUBTED}, {sixteen_ms:.1f} ms with "
+            f"those of {PLAIN}, so the former are in doubt; name another format (--quant gemm=fp8) or another engine"
+        )
+
+
+def _grid(handle: Any, provenance: str) -> Tabulated:
+    kinds: set[str] = set()
+
+    def ask(call: Callable[..., Any], *arguments: int) -> Any:
+        found = call(*arguments)
+        kind = handle.last_provenance()
+        if kind:
+            kinds.add(kind)
+        return found
+
+    def shared_s(tokens: float) -> float:
+        n = int(tokens)
+        return float(ask(handle.mixed_step_breakdown, n - 1, 1, n - 1, 2, 0)[1]) * 1e-3
+
+    def decode_s(batch: float, context: float) -> float:
+        return float(ask(handle.predict_decode_latency, int(batch), int(context), 2)) * 1e-3
+
+    def generation_s(batch: float, context: float) -> float:
+        # Beside a chunk of one prompt, whose length is the context: at least that of the chunk.
+        at = max(int(context), BESIDE)
+        return float(ask(handle.mixed_step_breakdown, BESIDE, int(batch), at, 2, 0)[3]) * 1e-3
+
+    def attention_s(chunk: float, prefix: float) -> float:
+        n, before = int(chunk), int(prefix)
+        whole_ms = ask(handle.predict_prefill_latency, 1, n + before, before)
+        return max(float(whole_ms) * 1e-3 - shared_s(n), 0.0)
+
+    batches = tuple(_geometric(1, LIMITS.batch, 2))
+    contexts = (1.0, *_geometric(128, LIMITS.context, 1))
+    tokens = tuple(_geometric(2, LIMITS.tokens, 3))
+    chunks = tuple(_geometric(16, LIMITS.prefill_tokens, 2))
+    prefixes = (0.0, *_geometric(512, LIMITS.prefix, 1))
+    return Tabulated(
+        shared=Polyline(xs=tokens, ys=tuple(map(shared_s, tokens))),
+        decode=_plane(batches, contexts, decode_s),
+        generation_attention=_plane(batches, contexts, generation_s),
+        context_attention=_plane(chunks, prefixes, attention_s),
+        limits=LIMITS,
+        provenance=provenance,
+        estimated=tuple(sorted(kinds)),
+    )
+
+
+BESIDE = 64
+
+
+def _plane(xs: tuple[float, ...], ys: tuple[float, ...], at: Callable[[float, float], float]) -> Plane:
+    return Plane(xs=xs, ys=ys, z=tuple(tuple(at(x, y) for y in ys) for x in xs))
+
+
+def _geometric(low: float, high: float, per_doubling: int) -> Iterator[float]:
+    """Growing whole numbers from ``low`` to ``high``, so many per doubling."""
+    value, last = float(low), 0
+    while value < high:
+        if round(value) > last:
+            last = round(value)
+            yield float(last)
+        value *= 2 ** (1 / per_doubling)
+    yield float(high)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The package logs what it reads."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _refused(what: str, mode: str) -> Iterator[None]:
+    """The package raises ValueError, KeyError and its own errors for what its database does not have."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:240] or type(error).__name__
+        more = "; --table-mode HYBRID takes what is missing from like GPUs and formats" if mode == "SILICON" else ""
+        raise UsageError(f"no {what} ({reason}){more}") from error

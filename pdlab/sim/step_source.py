@@ -1,0 +1,248 @@
+"""Where the seconds of one engine step come from: what every source offers, tables of a grid, a correction. Pure.
+
+A simulator asks a source for each step, and for nothing else of an engine's speed. `pdlab.sim.step_time.StepCosts` is
+a source (fitted constants), `Tabulated` is one (times of a grid), and `Corrected` is a source with a `Correction`:
+
+    step = host + factor x decode + prefill_factor x (whole step - decode)
+
+where ``decode`` is the GPU time of the decoding sequences alone. The host's time is a term of its own, because it
+belongs to a version of the engine and not to a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from itertools import pairwise
+from typing import Annotated, NamedTuple, Protocol
+
+from annotated_types import Ge, Gt
+from pydantic import Field, model_validator
+
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen
+
+LEAST_CHUNK = 16.0  # prefill tokens below which attention counts as of so many
+SHORT_CHUNK = 32.0  # prefill tokens up to which a step has one prompt, whatever its context
+
+
+class Limits(Frozen):
+    """How far a source goes, at most: tokens of one step, sequences of a batch, tokens of a sequence's context, prefill
+    tokens of a prompt in one step, and tokens of that prompt before them."""
+
+    tokens: float = math.inf
+    batch: float = math.inf
+    context: float = math.inf
+    prefill_tokens: float = math.inf
+    prefix: float = math.inf
+
+
+NO_LIMITS = Limits()
+
+
+class OutsideTables(UsageError):
+    """A step that the tables of a source do not hold."""
+
+
+class StepSource(Protocol):
+    """The seconds of an engine's steps. ``admit_s``: further ones per token of a request that joins a batch."""
+
+    @property
+    def admit_s(self) -> float: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        """Seconds of one step of ``batch`` sequences of mean ``context`` and ``prefill_tokens``, each on top of
+        ``prefill_context`` tokens on average (None: ``context``). Raises OutsideTables beyond ``limits``."""
+        ...
+
+
+class Polyline(Frozen):
+    """A function of one argument by its values in seconds at growing ``xs``, straight between them."""
+
+    xs: tuple[float, ...] = Field(min_length=2)
+    ys: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Polyline:
+        if len(self.xs) != len(self.ys):
+            raise ValueError(f"has {len(self.xs)} arguments and {len(self.ys)} values")
+        _check_growing("xs", self.xs)
+        return self
+
+    def at(self, x: float) -> float:
+        """Seconds at ``x``; below the first argument those of the first. The caller checks the other end."""
+        xs, ys = self.xs, self.ys
+        i = _cell(xs, x)
+        f = _share(xs, i, x)
+        return ys[i] + (ys[i + 1] - ys[i]) * f
+
+
+class Plane(Frozen):
+    """A function of two arguments by its values in seconds, ``z[i][j]`` at ``xs[i]`` and ``ys[j]``, bilinear between
+    them."""
+
+    xs: tuple[float, ...] = Field(min_length=2)
+    ys: tuple[float, ...] = Field(min_length=2)
+    z: tuple[tuple[float, ...], ...]
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Plane:
+        if len(self.z) != len(self.xs) or any(len(row) != len(self.ys) for row in self.z):
+            raise ValueError(f"needs {len(self.xs)} rows of {len(self.ys)} values")
+        _check_growing("xs", self.xs)
+        _check_growing("ys", self.ys)
+        return self
+
+    def at(self, x: float, y: float) -> float:
+        """Seconds at ``x`` and ``y``; below a first argument those of the first. The caller checks the other ends."""
+        xs, ys = self.xs, self.ys
+        i, j = _cell(xs, x), _cell(ys, y)
+        f, g = _share(xs, i, x), _share(ys, j, y)
+        low, high = self.z[i], self.z[i + 1]
+        one = low[j] + (low[j + 1] - low[j]) * g
+        other = high[j] + (high[j + 1] - high[j]) * g
+        return one + (other - one) * f
+
+
+def _check_growing(name: str, values: tuple[float, ...]) -> None:
+    if any(not here < after for here, after in pairwise(values)):
+        raise ValueError(f"{name} must grow, got {list(values)}")
+
+
+def _cell(grid: tuple[float, ...], value: float) -> int:
+    return min(max(bisect_right(grid, value) - 1, 0), len(grid) - 2)
+
+
+def _share(grid: tuple[float, ...], cell: int, value: float) -> float:
+    return max((value - grid[cell]) / (grid[cell + 1] - grid[cell]), 0.0)
+
+
+class Parts(NamedTuple):
+    """GPU seconds of one step: of its decoding sequences alone, and of the whole step."""
+
+    decode_s: float
+    whole_s: float
+
+
+class Tabulated(Frozen):
+    """Times of an engine's step on a grid, in seconds of the GPU, without the host's share.
+
+    ``shared``: everything but attention, by tokens of the step. ``decode``: a whole step without prefill, by batch and
+    mean context. ``generation_attention``: attention of the decoding sequences in a step with prefill, by the same.
+    ``context_attention``: attention of one prompt's chunk, by its tokens and the tokens before it.
+    ``provenance``: of what the times are, in words. ``estimated``: kinds of values that are not measured ones of
+    this very model, GPU and engine; empty: none.
+    """
+
+    shared: Polyline
+    decode: Plane
+    generation_attention: Plane
+    context_attention: Plane
+    limits: Limits
+    provenance: str
+    estimated: tuple[str, ...] = ()
+    admit_s: float = 0.0
+
+    @model_validator(mode="after")
+    def _covers_its_limits(self) -> Tabulated:
+        ends = {
+            "tokens": self.shared.xs[-1],
+            "batch": min(self.decode.xs[-1], self.generation_attention.xs[-1]),
+            "context": min(self.decode.ys[-1], self.generation_attention.ys[-1]),
+            "prefill_tokens": self.context_attention.xs[-1],
+            "prefix": self.context_attention.ys[-1],
+        }
+        for name, end in ends.items():
+            limit = getattr(self.limits, name)
+            if limit > end:
+                raise ValueError(f"limits: {name} {limit} is beyond the grid, which ends at {end:g}")
+        return self
+
+    def parts(self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None) -> Parts:
+        """Arguments as of `StepSource.step_s`. Raises OutsideTables."""
+        limits = self.limits
+        if batch > limits.batch or (batch and context > limits.context):
+            raise self._outside(batch, prefill_tokens, context)
+        decode_s = self.decode.at(batch, context) if batch else 0.0
+        if not prefill_tokens:
+            return Parts(decode_s, decode_s)
+        mean = context if prefill_context is None else prefill_context
+        if mean >= prefill_tokens / 2 or prefill_tokens < SHORT_CHUNK:
+            chunk, count, prefix = prefill_tokens, 1.0, max(mean - prefill_tokens / 2, 0.0)
+        else:  # several prompts in one step, each of twice the mean context
+            chunk = max(2 * mean, LEAST_CHUNK)
+            count, prefix = prefill_tokens / chunk, 0.0
+        if batch + prefill_tokens > limits.tokens or chunk > limits.prefill_tokens or prefix > limits.prefix:
+            raise self._outside(batch, prefill_tokens, mean)
+        whole_s = self.shared.at(batch + prefill_tokens) + count * self.context_attention.at(chunk, prefix)
+        if batch:
+            whole_s += self.generation_attention.at(batch, context)
+        return Parts(decode_s, max(whole_s, decode_s))
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        return self.parts(batch, prefill_tokens, context, prefill_context).whole_s
+
+    def _outside(self, batch: float, prefill_tokens: float, context: float) -> OutsideTables:
+        limits = self.limits
+        return OutsideTables(
+            f"a step of {batch:.0f} sequences and {prefill_tokens:.0f} prefill tokens at {context:.0f} tokens of "
+            f"context is beyond the step times ({self.provenance}), which end at {limits.batch:.0f} sequences, "
+            f"{limits.prefill_tokens:.0f} prefill tokens and {limits.context:.0f} tokens; ask for shorter requests or "
+            "fewer in flight"
+        )
+
+
+class Correction(Frozen):
+    """What a stack's own levels say about tabulated steps. ``host_ms``: of the host, per step, not of the GPU.
+    ``factor``: of the GPU time of decoding sequences; ``prefill_factor``: of what prefill adds.
+
+    ``covariance``: of (host_ms, ln factor, ln prefill_factor), 3 x 3; None: not known. ``fitted_levels``: how many
+    measured levels it is fitted to (0: a prior).
+    """
+
+    host_ms: Annotated[float, Ge(0)] = 0.0
+    factor: Annotated[float, Gt(0)] = 1.0
+    prefill_factor: Annotated[float, Gt(0)] = 1.0
+    covariance: tuple[tuple[float, float, float], ...] | None = Field(default=None, min_length=3, max_length=3)
+    fitted_levels: Annotated[int, Ge(0)] = 0
+    source: str = ""
+
+    @property
+    def host_sd_ms(self) -> float | None:
+        """Standard deviation of ``host_ms``; None: not known."""
+        return None if self.covariance is None else math.sqrt(self.covariance[0][0])
+
+
+NO_CORRECTION = Correction()
+
+
+class Corrected:
+    """Tabulated steps with a correction."""
+
+    __slots__ = ("correction", "host_s", "tables")
+
+    def __init__(self, tables: Tabulated, correction: Correction) -> None:
+        self.tables, self.correction = tables, correction
+        self.host_s = correction.host_ms * 1e-3
+
+    @property
+    def admit_s(self) -> float:
+        return self.tables.admit_s
+
+    @property
+    def limits(self) -> Limits:
+        return self.tables.limits
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        decode_s, whole_s = self.tables.parts(batch, prefill_tokens, context, prefill_context)
+        correction = self.correction
+        return self.host_s + correction.factor * decode_s + correction.prefill_factor * (whole_s - decode_s)

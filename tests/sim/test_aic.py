@@ -1,0 +1,89 @@
+"""Tables of the performance database: from the cache without the package, and refused in one line without both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.catalog import ModelShape, require_shape
+from pdlab.core.deployment import Pool
+from pdlab.core.errors import UsageError
+from pdlab.sim import aic
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.step_source import Tabulated
+from pdlab.sim.step_time import StepCosts
+from pdlab.sim.steps import steps_of
+
+KEPT = Path(__file__).parent / "step_tables"
+GPT_OSS = require_shape("gpt-oss-120b")
+TP4 = Pool(tp=4)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(aic, "_known", {})
+    kept = tmp_path / "step-times"
+    kept.mkdir()
+    for path in KEPT.glob("*.json"):
+        (kept / path.name).write_bytes(path.read_bytes())
+
+
+def tables(shape: ModelShape = GPT_OSS, pool: Pool = TP4, **quant: str) -> Tabulated:
+    return aic.tabulate(shape, "h200_sxm", "vllm", "current", pool, quant, "SILICON")
+
+
+def test_kept_tables_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    found = tables()
+    assert found.provenance == "aiconfigurator-core 0.12.0: vllm 0.24.0, SILICON tables"
+    # Values of the package itself, EngineHandle.predict_decode_latency(batch, context, 2) in ms.
+    for batch, context, milliseconds in ((1, 1000, 3.217), (32, 1000, 5.722), (128, 9000, 11.143)):
+        assert 1e3 * found.step_s(batch, 0, context) == pytest.approx(milliseconds, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"pool": Pool(tp=2)}, {"pool": Pool(tp=4, expert_parallel=True)}, {"kvcache": "fp8"}]
+)
+def test_what_is_not_kept_says_what_to_install(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aic, "PACKAGE", "no-such-package")
+    with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
+        tables(**change)  # type: ignore[arg-type]
+
+
+def test_another_version_of_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aic, "PACKAGE", "pydantic")
+    with pytest.raises(UsageError, match=r"pydantic .* is installed, and its tables are others"):
+        tables(pool=Pool(tp=2))
+
+
+def test_tables_of_another_question_or_damaged_ones_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aic, "PACKAGE", "no-such-package")
+    (kept,) = (tmp_path / "step-times").glob("*.json")
+    data = json.loads(kept.read_text())
+    for text in (json.dumps({**data, "of": {**data["of"], "parallel": "tp8 dp1"}}), "{", json.dumps({**data, "x": 1})):
+        kept.write_text(text)
+        with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
+            tables()
+
+
+def test_a_model_without_the_keys_of_a_config_is_refused() -> None:
+    bare = GPT_OSS.model_copy(update={"config": {}, "hf_id": None, "asked_for": None})
+    with pytest.raises(UsageError, match=r"config\.json"):
+        tables(bare)
+
+
+def test_fitted_constants_stay_the_first_choice() -> None:
+    assert isinstance(steps_of(load_hardware("h100-vllm-0.11"), GPT_OSS, Pool(tp=4)), StepCosts)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, pdlab.sim.steps; print(sorted({'aiconfigurator_core', 'pandas', 'numpy'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
