@@ -24,6 +24,7 @@ HOLDS = {
     "roles": "who prefills",
     "placement": "replica to node",
     "cluster": "Ray nodes",
+    "traffic": "workload files",
     "sim": "simulator",
     "analysis": "curves, intervals",
     "transfer": "KV transfer proof",

@@ -348,10 +348,6 @@ def test_the_lint_of_sentences_finds_what_it_is_for() -> None:
     assert asked('WHERE = "the file\'s name"\nif key == WHERE: pass') == [], "one constant, declared once"
 
 
-# Modules that may repeat a function: each runs where the other's package is not installed.
-SEALED_TWINS = {frozenset(f"pdlab/{name}/vllm_names.py" for name in ("bench/client", "guard", "sim"))}
-
-
 def function_bodies(tree: ast.Module) -> Iterator[str]:
     """Of each function at the top of a module what it does, whatever it and its parameters are called."""
     for node in tree.body:
@@ -376,7 +372,7 @@ def twins(modules: dict[str, ast.Module]) -> set[frozenset[str]]:
 
 def test_no_two_modules_have_the_same_function() -> None:
     """How a value is shown is said once, in `pdlab.core.text`."""
-    assert twins(trees()) == SEALED_TWINS
+    assert twins(trees()) == set()
 
 
 def test_the_lint_of_twins_finds_what_it_is_for() -> None:

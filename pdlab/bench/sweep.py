@@ -275,7 +275,7 @@ def _check_again(target: Target, store: Store, measured: Collection[RunKey], pro
         if run.key in measured:
             judged = run.model_copy(update={"validity": gates.after_canary(run.validity, result)})
             if judged != run:
-                store.write(judged, store.read_records(run.key), force=True)
+                store.write(judged, store.read_records(run.key), store.read_timelines(run.key), force=True)
     manifest = store.read_manifest()
     store.write_manifest(manifest.model_copy(update={"canaries_after": (*manifest.canaries_after, result)}))
 

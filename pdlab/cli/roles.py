@@ -36,7 +36,8 @@ class RolesSettings(Settings):
     base_url: str = setting("http://127.0.0.1:8000", "server of the deployment", "roles", value="URL")
 
     def check(self) -> None:
-        from pdlab.core.deployment import AUTO, parse_split
+        from pdlab.core.deployment import parse_split
+        from pdlab.roles.spec import AUTO
 
         if self.split is not None and self.log:
             raise UsageError("--log prints decisions: leave it out to set the roles")

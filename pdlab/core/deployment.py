@@ -34,6 +34,7 @@ from pdlab.core.settings import (
     setting,
 )
 from pdlab.core.text import choices
+from pdlab.roles.spec import AUTO, FluidSpec
 
 PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
@@ -48,8 +49,6 @@ _LABEL = re.compile(
     r"(?:-n(?P<least>\d+)to(?P<most>\d+))?"
 )
 _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
-AUTO = "auto"
-DOWN_AFTER_S = 120.0
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
 # Titles of groups of flags.
 POOL, ROLES, TRANSPORT = "pool", "roles (--pd-fluid)", "KV transfer (PD)"
@@ -276,17 +275,17 @@ class Fluid(Frozen):
     pool: Pool
     transport: Transport = Transport()
     roles: Annotated[str, Text(_split_word)] = setting(
-        AUTO,
+        FluidSpec.split,
         "auto: the controller follows the load; or how many engines prefill and how many decode, such as 3:5 (python "
         "-m pdlab roles changes it while it serves)",
         ROLES,
         value="auto|P:D",
         advanced=True,
     )
-    p_min: Count = setting(1, "minimum number of engines that prefill", ROLES, advanced=True)
-    d_min: Count = setting(1, "minimum number of engines that decode", ROLES, advanced=True)
+    p_min: Count = setting(FluidSpec.p_min, "minimum number of engines that prefill", ROLES, advanced=True)
+    d_min: Count = setting(FluidSpec.d_min, "minimum number of engines that decode", ROLES, advanced=True)
     slo_ttft_s: Bound | None = setting(
-        None,
+        FluidSpec.slo_ttft_s,
         "TTFT that the controller stays below",
         ROLES,
         "--slo-ttft-ms",
@@ -295,7 +294,7 @@ class Fluid(Frozen):
         advanced=True,
     )
     slo_tpot_s: Bound | None = setting(
-        None,
+        FluidSpec.slo_tpot_s,
         "TPOT that the controller stays below",
         ROLES,
         "--slo-tpot-ms",
@@ -304,7 +303,7 @@ class Fluid(Frozen):
         advanced=True,
     )
     prefill_locally_below: Annotated[int | Literal["auto"], Text(_local_tokens)] | None = setting(
-        None,
+        FluidSpec.local_below,
         "skip the transfer and prefill on the decode engine if fewer than TOKENS remain after prefix-cache hits; auto: "
         "threshold from measured rates",
         ROLES,
@@ -313,7 +312,7 @@ class Fluid(Frozen):
         advanced=True,
     )
     prefix_affinity: bool = setting(
-        False,
+        FluidSpec.prefix_affinity,
         "route a prompt to the engine that has its prefix cached, if it would finish there sooner; without it to the "
         "least loaded engine",
         ROLES,
@@ -332,7 +331,11 @@ class Fluid(Frozen):
         None, "maximum number of engines (must fit in the cluster)", ROLES, "--max", otherwise="--num", advanced=True
     )
     down_after_s: Annotated[Seconds, Le(86400)] = setting(
-        DOWN_AFTER_S, "stop one engine after S seconds in which fewer were enough", ROLES, value="S", advanced=True
+        FluidSpec.down_after_s,
+        "stop one engine after S seconds in which fewer were enough",
+        ROLES,
+        value="S",
+        advanced=True,
     )
 
     @field_validator("roles")
@@ -388,7 +391,7 @@ class Fluid(Frozen):
                 f"roles {self.roles} are a split of one number of engines, --min {least} and --max {most} are several: "
                 "leave one of the two out"
             )
-        if not self.moves and self.down_after_s != DOWN_AFTER_S:
+        if not self.moves and self.down_after_s != FluidSpec.down_after_s:
             raise ValueError("--down-after-s is of a number that moves: give --min or --max too")
         return self
 

@@ -133,7 +133,10 @@ def one_line(
     value = first.get("input")
     # The input of what is missing, or of a whole that contradicts itself, is all of it.
     value_text = (
-        "" if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) else _shown(value)
+        ""
+        if first["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument")
+        or isinstance(value, dict | BaseModel)
+        else _shown(value)
     )
     complaint = f"{rule(first, kind)}{value_text}"
     more = f" (and {len(others)} more)" if others else ""
@@ -149,6 +152,7 @@ SHOWN_CHARS = 80
 # pydantic's kind of error -> the rule in words; the braces are its context.
 RULES = {
     "missing": "is missing",
+    "unexpected_keyword_argument": "is not a known key",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",

@@ -10,12 +10,13 @@ from typing import cast
 import yaml
 
 from pdlab.core.commands import typed
-from pdlab.core.deployment import AUTO, Deployment, Fluid
+from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
 from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
 from pdlab.deploy.prepared import Prepared
 from pdlab.placement.place import Link, links
+from pdlab.roles.spec import AUTO
 
 MAX_LINK_ROWS = 12
 # The loads of the published sweep, and such as CPU engines answer in reasonable time.

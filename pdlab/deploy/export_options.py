@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from functools import partial
 from typing import Annotated, Literal
 
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.settings import Settings, Text, setting
+from pdlab.core.settings import Settings, Text, declared, setting
 
 # Titles of groups of flags.
 EXPORT, KUBERNETES = "export (nothing is started)", "Kubernetes (with --export-k8s)"
@@ -21,6 +22,8 @@ DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MOST_NAME_CHARS = 47
 QUANTITY = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti)")
 RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+CODE_URL = re.compile(r"(https|s3|gs|file)://[^\s\"']+\.(zip|whl)")
+IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
 
 
 class WeightsClaim(Frozen):
@@ -70,73 +73,48 @@ def read_rdma_devices(text: str) -> RdmaDevices:
     return RdmaDevices(kind=kind, name=name, count=int(count))
 
 
-def read_quantity(text: str) -> str:
-    """Raises argparse.ArgumentTypeError."""
-    if not QUANTITY.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of Mi, Gi or Ti; for example 1600Gi")
-    return text
+def named(pattern: re.Pattern[str], expected: str, most_chars: int | None = None) -> Text:
+    """A word of at most ``most_chars`` characters that the pattern matches; ``expected`` says what it is."""
+
+    def read(text: str) -> str:
+        if not pattern.fullmatch(text) or len(text) > (most_chars or len(text)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        return text
+
+    return Text(read)
 
 
-def read_service_name(text: str) -> str:
-    """Raises argparse.ArgumentTypeError."""
-    if len(text) > MOST_NAME_CHARS or not DNS_LABEL.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not the name of a RayService: a to z, 0 to 9 and dashes, a letter first, at most "
-            f"{MOST_NAME_CHARS} characters"
-        )
-    return text
+Quantity = Annotated[str, named(QUANTITY, "a whole number of Mi, Gi or Ti; for example 1600Gi")]
+ServiceName = Annotated[
+    str,
+    named(
+        DNS_LABEL,
+        f"the name of a RayService: a to z, 0 to 9 and dashes, a letter first, at most {MOST_NAME_CHARS} characters",
+        MOST_NAME_CHARS,
+    ),
+]
+SecretName = Annotated[str, named(DNS_NAME, "the name of a Kubernetes object: a to z, 0 to 9, - and .", 253)]
+CodeUrl = Annotated[str, named(CODE_URL, "https://, s3://, gs:// or file:// with a file that ends in .zip or .whl")]
+ImageName = Annotated[str, named(IMAGE, "the name of an image; for example HOST/pdlab-gpu:2.60.0")]
 
 
-def read_object_name(text: str) -> str:
-    """Raises argparse.ArgumentTypeError."""
-    if len(text) > 253 or not DNS_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a Kubernetes object: a to z, 0 to 9, - and .")
-    return text
-
-
-def read_code_url(text: str) -> str:
-    """Raises argparse.ArgumentTypeError."""
-    if not re.fullmatch(r"(https|s3|gs|file)://[^\s\"']+\.(zip|whl)", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not https://, s3://, gs:// or file:// with a file that ends in .zip or .whl"
-        )
-    return text
-
-
-def read_image_name(text: str) -> str:
-    """Raises argparse.ArgumentTypeError."""
-    if not re.fullmatch(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of an image; for example HOST/pdlab-gpu:2.60.0")
-    return text
-
-
-SecretName = Annotated[str, Text(read_object_name)]
+# Every setting of a manifest is for --export-k8s, and every file excludes the others.
+in_manifest = partial(setting, group=KUBERNETES, needs="export_k8s", advanced=True)
+exported = partial(setting, group=EXPORT, value="FILE", one_of="export")
 
 
 class ExportOptions(Settings):
     """What is exported, and how."""
 
-    export: str | None = setting(
-        None,
-        "write a Serve config for serve deploy (- is stdout); start nothing",
-        EXPORT,
-        value="FILE",
-        one_of="export",
-    )
-    export_plain: str | None = setting(
+    export: str | None = exported(None, "write a Serve config for serve deploy (- is stdout); start nothing")
+    export_plain: str | None = exported(
         None,
         "write a Serve config that Ray's public builders read, without pdlab and what it protects from (- is stdout)",
-        EXPORT,
-        value="FILE",
-        one_of="export",
         advanced=True,
     )
-    export_k8s: str | None = setting(
+    export_k8s: str | None = exported(
         None,
         "write the manifests of a KubeRay RayService for the nodes of --cluster FILE (- is stdout; docs/kubernetes.md)",
-        EXPORT,
-        value="FILE",
-        one_of="export",
     )
     export_env: str | None = setting(
         None,
@@ -145,7 +123,7 @@ class ExportOptions(Settings):
         value="FILE",
         advanced=True,
     )
-    code_url: Annotated[str, Text(read_code_url)] | None = setting(
+    code_url: CodeUrl | None = setting(
         None,
         "with --export: Ray fetches pdlab's code from there (`python -m pdlab code-zip`), so that nodes need no pdlab",
         EXPORT,
@@ -153,84 +131,47 @@ class ExportOptions(Settings):
         needs="export",
         advanced=True,
     )
-    image: Annotated[str, Text(read_image_name)] | None = setting(
-        None, "image of all pods (needed)", KUBERNETES, value="IMAGE", needs="export_k8s", advanced=True
+    image: ImageName | None = in_manifest(None, "image of all pods (needed)", value="IMAGE")
+    k8s_name: ServiceName | None = in_manifest(
+        None, "name of the RayService", value="NAME", otherwise="the deployment's name"
     )
-    k8s_name: Annotated[str, Text(read_service_name)] | None = setting(
-        None,
-        "name of the RayService",
-        KUBERNETES,
-        value="NAME",
-        otherwise="the deployment's name",
-        needs="export_k8s",
-        advanced=True,
+    k8s_groups: Literal["node", "pool"] = in_manifest(
+        "node", "one worker group for each planned node, or one for all nodes of a pool"
     )
-    k8s_groups: Literal["node", "pool"] = setting(
-        "node",
-        "one worker group for each planned node, or one for all nodes of a pool",
-        KUBERNETES,
-        needs="export_k8s",
-        advanced=True,
-    )
-    weights_pvc: Annotated[WeightsClaim, Text(read_weights_claim)] | None = setting(
+    weights_pvc: Annotated[WeightsClaim, Text(read_weights_claim)] | None = in_manifest(
         None,
         f"volume claim with the weights, mounted at PATH (default {WEIGHTS_PATH}) in all pods; HF_HOME is PATH/hf",
-        KUBERNETES,
         value="CLAIM[:PATH]",
-        needs="export_k8s",
-        advanced=True,
     )
-    hf_secret: SecretName | None = setting(
-        None,
-        "secret whose key `token` is the Hugging Face token",
-        KUBERNETES,
-        value="NAME",
-        needs="export_k8s",
-        advanced=True,
-    )
-    key_secret: SecretName | None = setting(
+    hf_secret: SecretName | None = in_manifest(None, "secret whose key `token` is the Hugging Face token", value="NAME")
+    key_secret: SecretName | None = in_manifest(
         None,
         "secret whose key `sha256` is the SHA-256 of the API key",
-        KUBERNETES,
         value="NAME",
         otherwise="the RayService's name with -api-key behind it",
-        needs="export_k8s",
-        advanced=True,
     )
-    rdma: Annotated[RdmaDevices, Text(read_rdma_devices)] | None = setting(
+    rdma: Annotated[RdmaDevices, Text(read_rdma_devices)] | None = in_manifest(
         None,
         "RDMA devices of a worker pod",
-        KUBERNETES,
         value="efa|RESOURCE=N|dra:CLASS=N",
         otherwise="efa where the cluster's nodes have EFA",
-        needs="export_k8s",
-        advanced=True,
     )
-    hugepages: Annotated[str, Text(read_quantity)] | None = setting(
+    hugepages: Quantity | None = in_manifest(
         None,
         f"huge pages of 2 MiB of a worker pod ({HUGE_PAGES} without a number)",
-        KUBERNETES,
         value="SIZE",
         bare=HUGE_PAGES,
         otherwise="none",
-        needs="export_k8s",
-        advanced=True,
     )
-    pod_memory: Annotated[str, Text(read_quantity)] | None = setting(
-        None,
-        "memory of a worker pod, requested and as its limit",
-        KUBERNETES,
-        value="SIZE",
-        otherwise="no request and no limit",
-        needs="export_k8s",
-        advanced=True,
+    pod_memory: Quantity | None = in_manifest(
+        None, "memory of a worker pod, requested and as its limit", value="SIZE", otherwise="no request and no limit"
     )
 
     @property
     def target(self) -> tuple[str, str] | None:
         """The flag that asks for an export, and its file; None: none is asked for."""
-        files = {"--export": self.export, "--export-plain": self.export_plain, "--export-k8s": self.export_k8s}
-        return next(((flag, file) for flag, file in files.items() if file is not None), None)
+        files = [(each.long_flag, getattr(self, each.name)) for each in declared(ExportOptions) if each.flag.one_of]
+        return next(((flag, file) for flag, file in files if file is not None), None)
 
     def check(self) -> None:
         if self.export_env is not None and self.export is None and self.export_plain is None:

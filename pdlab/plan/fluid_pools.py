@@ -23,11 +23,11 @@ from pdlab.plan.candidates import engine_shapes
 from pdlab.plan.rate_matching import Matcher
 from pdlab.plan.scene import Scene
 from pdlab.results.slo import stresses
+from pdlab.roles.spec import AUTO
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import SimulatedLevel, columns
 from pdlab.sim.simulator import simulate
 
-AUTO = "auto"
 FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
 CLOSE = 1.02  # goodput is searched for until two rates are as near
 FAR = 2  # steps in each direction that are looked at, before the best split is taken as that

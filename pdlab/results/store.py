@@ -2,7 +2,8 @@
 
 An experiment is a folder ``bm_results/<label>/``: ``manifest.json`` (what was run, where and
 with what), one ``<kind><value>[-r<repeat>].json`` per finished level (a ``Run``), and beside it
-``<same>.records.json.gz`` with every request. A measured level is never overwritten silently: the first
+``<same>.records.json.gz`` with every request, and ``<same>.timelines.jsonl.gz`` with where the time of each went, where
+the servers told that. A measured level is never overwritten silently: the first
 result of a level that was measured again is in the folder's ``replaced/``.
 """
 
@@ -34,6 +35,7 @@ from pdlab.results.schema import (
     Run,
     SloSearch,
 )
+from pdlab.results.timeline import RequestTimeline
 
 MANIFEST = "manifest.json"
 CHAOS = "chaos.json"  # of `pdlab.results.chaos`: no level
@@ -76,6 +78,9 @@ class Store:
     def records_path(self, key: RunKey) -> Path:
         return self.folder / f"{key.stem}.records.json.gz"
 
+    def timelines_path(self, key: RunKey) -> Path:
+        return self.folder / f"{key.stem}.timelines.jsonl.gz"
+
     def has(self, key: RunKey) -> bool:
         """Whether that level is finished and kept."""
         return self.path(key).exists()
@@ -88,8 +93,15 @@ class Store:
         """Raises StoreError when there is none or it is not readable."""
         return read_model(self.folder / MANIFEST, Manifest)
 
-    def write(self, run: Run, records: Iterable[RequestRecord], *, force: bool = False) -> Run:
-        """Keep one level: records first, then the run that points to them; returns it with its hash.
+    def write(
+        self,
+        run: Run,
+        records: Iterable[RequestRecord],
+        timelines: Iterable[RequestTimeline] = (),
+        *,
+        force: bool = False,
+    ) -> Run:
+        """Keep one level: records and timelines first, then the run that points to them; returns it with its hash.
 
         Raises StoreError when the level is already there and ``force`` is not set.
         """
@@ -100,35 +112,44 @@ class Store:
         raw = _raw(records)
         kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
         replace(self.records_path(run.key), gzip.compress(raw, mtime=0))
+        told = _lines(timelines)
+        if told:
+            replace(self.timelines_path(run.key), gzip.compress(told, mtime=0))
+        else:
+            self.timelines_path(run.key).unlink(missing_ok=True)  # of what was measured before
         replace(self.path(run.key), kept.model_dump_json(indent=2).encode())
         return kept
 
-    def replace(self, run: Run, records: Iterable[RequestRecord]) -> Run:
+    def replace(self, run: Run, records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline] = ()) -> Run:
         """Keep a second measurement of a level in place of the first, which moves to ``replaced/``; returns it.
 
         ``replaces`` of what is kept names the first one's file and its reasons. Raises StoreError when there is
         no first one.
         """
         earlier = read_model(self.path(run.key), Run)
-        path = self.records_path(run.key)
-        raw = path.read_bytes() if path.exists() else None
-        replaced = self._set_aside(earlier, self.path(run.key).read_bytes(), raw)
-        return self.write(run.model_copy(update={"replaces": replaced}), records, force=True)
+        requests = _bytes_of(self.records_path(run.key))
+        told = _bytes_of(self.timelines_path(run.key))
+        replaced = self._set_aside(earlier, self.path(run.key).read_bytes(), requests, told)
+        return self.write(run.model_copy(update={"replaces": replaced}), records, timelines, force=True)
 
-    def spoil(self, run: Run, records: Sequence[RequestRecord]) -> Replaced:
+    def spoil(self, run: Run, records: Sequence[RequestRecord], timelines: Iterable[RequestTimeline] = ()) -> Replaced:
         """Keep a measurement that does not stand for its level, in ``replaced/`` alone: the level is not finished by
         it. Returns what the measurement in its place is to name in ``replaces``."""
         raw = _raw(records)
         kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
-        return self._set_aside(kept, kept.model_dump_json(indent=2).encode(), gzip.compress(raw, mtime=0))
+        lines = _lines(timelines)
+        told = gzip.compress(lines, mtime=0) if lines else None
+        return self._set_aside(kept, kept.model_dump_json(indent=2).encode(), gzip.compress(raw, mtime=0), told)
 
-    def _set_aside(self, run: Run, text: bytes, records: bytes | None) -> Replaced:
+    def _set_aside(self, run: Run, text: bytes, records: bytes | None, timelines: bytes | None) -> Replaced:
         folder, stem, number = self.folder / REPLACED, run.key.stem, 1
         while (folder / f"{stem}.json").exists():
             number += 1
             stem = f"{run.key.stem}-{number}"
         if records is not None:
             replace(folder / f"{stem}.records.json.gz", records)
+        if timelines is not None:
+            replace(folder / f"{stem}.timelines.jsonl.gz", timelines)
         replace(folder / f"{stem}.json", text)
         return Replaced(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
 
@@ -140,6 +161,17 @@ class Store:
             return tuple(RequestRecord.model_validate_json(line) for line in text.splitlines())
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
+
+    def read_timelines(self, key: RunKey) -> tuple[RequestTimeline, ...]:
+        """The timelines of one level by arrival; none where its servers told none. Raises StoreError."""
+        path = self.timelines_path(key)
+        if not path.exists():
+            return ()
+        try:
+            text = gzip.decompress(path.read_bytes()).decode()
+            return tuple(RequestTimeline.model_validate_json(line) for line in text.splitlines())
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise StoreError(f"{path}: timelines cannot be read ({error}); remove it") from error
 
     def requests(self, key: RunKey) -> LevelData:
         """`read_records` in columns."""
@@ -290,6 +322,14 @@ def read_record(folder: Path) -> ExperimentRecord | None:
 
 def _raw(records: Iterable[RequestRecord]) -> bytes:
     return "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+
+
+def _lines(timelines: Iterable[RequestTimeline]) -> bytes:
+    return "\n".join(each.model_dump_json(by_alias=True, exclude_none=True) for each in timelines).encode()
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def read_model(path: Path, kind: type[M]) -> M:

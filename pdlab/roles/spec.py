@@ -1,6 +1,6 @@
-"""What a launch asks of a fluid pool, declared once for board, controllers, engines and simulator. Pure.
+"""What a launch asks of a fluid pool, declared once for users, board, controllers, engines and simulator. Pure.
 
-`pdlab.core.deployment.Fluid` is where a user sets it; `FluidSpec.of` takes it from there.
+`pdlab.core.deployment.Fluid` is where a user sets it: it adds bounds and flags, and takes the defaults from here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 from pdlab.roles.assign import first_split
 
 AUTO = "auto"
-DOWN_AFTER_S = 120.0
 TTFT_S = 2.0  # planned for where no bound is given
 
 
@@ -36,22 +35,23 @@ class FluidSpec:
     engines: int = 0
     least: int | None = None
     most: int | None = None
-    down_after_s: float = DOWN_AFTER_S
+    down_after_s: float = 120.0
     app: str = ""
     deployment: str = ""
 
     @classmethod
     def of(cls, topology: Any) -> FluidSpec:
-        """``topology``: a `pdlab.core.deployment.Fluid`."""
-        same = ("p_min", "d_min", "slo_ttft_s", "slo_tpot_s", "prefix_affinity", "down_after_s")
-        return cls(
-            split=topology.roles,
-            local_below=topology.prefill_locally_below,
-            engines=topology.pool.replicas,
-            least=topology.least if topology.moves else None,
-            most=topology.most if topology.moves else None,
-            **{name: getattr(topology, name) for name in same},
-        )
+        """``topology``: a `pdlab.core.deployment.Fluid`, whose fields of the same name are taken."""
+        elsewhere = {
+            "split": topology.roles,
+            "local_below": topology.prefill_locally_below,
+            "engines": topology.pool.replicas,
+            "least": topology.least if topology.moves else None,
+            "most": topology.most if topology.moves else None,
+        }
+        names = {each.name for each in fields(cls)} - set(elsewhere)
+        same = {name: getattr(topology, name) for name in names if name in type(topology).model_fields}
+        return cls(**elsewhere, **same)
 
     @property
     def changed(self) -> dict[str, Any]:

@@ -6,8 +6,7 @@ A contract test imports each name.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from pdlab.core.lazy_names import lazy_names
 
 NAMES = {
     "KVConnectorBase_V1": "vllm.distributed.kv_transfer.kv_connector.v1.base",
@@ -30,8 +29,4 @@ NAMES = {
     "StructuredOutputManager": "vllm.v1.structured_output",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__} names no {name} of vLLM")
-    return getattr(importlib.import_module(NAMES[name]), name)
+__getattr__ = lazy_names(__name__, NAMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from pdlab.sim.step_source import Corrected, Correction, Limits, Polyline, OutsideTables, Plane, Tabulated
+from pdlab.sim.step_source import Corrected, Correction, Limits, OutsideTables, Plane, Polyline, Tabulated
 
 
 def shared_s(tokens: float) -> float:

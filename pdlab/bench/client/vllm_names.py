@@ -6,8 +6,7 @@ that time. A contract test imports each name.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from pdlab.core.lazy_names import lazy_names
 
 BENCHMARK = "vllm.benchmarks.serve"
 # Modules that vLLM's benchmark imports and a load generator has no use for, with what is taken from them: torch's
@@ -26,8 +25,4 @@ NAMES = {
     "freeze_gc_heap": "vllm.utils.gc_utils",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in NAMES:
-        raise AttributeError(f"module {__name__} names no {name} of vLLM")
-    return getattr(importlib.import_module(NAMES[name]), name)
+__getattr__ = lazy_names(__name__, NAMES)

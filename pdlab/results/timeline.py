@@ -1,0 +1,228 @@
+"""The timeline of one request: where its time to first token went, in parts that follow one another without a gap.
+
+The server that answers the client notes moments of its machine's monotonic clock (marks) and sends them with the
+answer. No two clocks are compared: what happened in another process of another machine (prefill's server and engine)
+arrives as durations, and lies between two marks of this one. What remains of the client's own TTFT is the network and
+the front. docs/timeline.md explains every part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from pydantic import ConfigDict, Field
+
+from pdlab.core.schema import Frozen
+
+# Marks of a timeline in the order in which they happen, and the part that ends at each. `answer` ends four.
+MARKS: Mapping[str, str] = {
+    "call": "server",
+    "recall": "failed_calls",
+    "answer": "call",
+    "queued": "submit",
+    "admitted": "admission",
+    "posted": "post",
+    "seen": "transfer",
+    "told": "step_lag",
+    "usable": "guard",
+    "scheduled": "wait",
+    "first": "first_step",
+    "first_byte": "out",
+    "second_byte": "out",
+}
+# Every part in the order of time, and what it is.
+PARTS: Mapping[str, str] = {
+    "front": "network, proxy and ingress, both ways, and the client",
+    "server": "the server's own work before prefill is called, or before the engine has the request",
+    "failed_calls": "calls of prefill that failed and were made again",
+    "call": "the way to prefill's server and back",
+    "prefill_server": "prefill's server: tokenising, and making the answer",
+    "queue": "waiting in the engine that prefills, until it takes the prompt up",
+    "prefill": "the prompt is computed, until its first token",
+    "submit": "decode's server, from prefill's answer until its engine has the request",
+    "admission": "waiting in the decode engine for room and for a step to end",
+    "post": "from admission until the first read of KV cache is posted",
+    "transfer": "from the first read's posting until a poll sees the last one ended",
+    "step_lag": "from that poll until the engine's scheduler is told",
+    "guard": "until the KV guard knows that what was read is the request's",
+    "wait": "from usable KV cache until the decode engine takes the request up",
+    "recompute": "decode computes the prompt, for the KV cache did not arrive",
+    "first_step": "the decode step that makes the first token",
+    "out": "from the engine's token until the server has sent it",
+}
+Path = Literal["pd", "local", "collocated", "cached", "recomputed"]
+# Parts may come out of order by so much where two processes of a machine read their clock at nearly the same time.
+DISORDER_S = 0.0002
+
+
+class TimePart(NamedTuple):
+    """A part of a time, of the names in `PARTS`."""
+
+    name: str
+    seconds: float
+
+
+class KvRead(NamedTuple):
+    """The read of a request's KV cache by one rank of decode: ``posted_ms`` and ``seen_ms`` on the timeline's clock,
+    ``nixl_us`` NIXL's own duration (it ends at the poll that sees the end), ``bytes`` read."""
+
+    rank: int
+    posted_ms: float
+    seen_ms: float
+    nixl_us: float
+    bytes: int
+
+
+class RequestTimeline(Frozen):
+    """One request as its server saw it. Times in ms.
+
+    ``t``: marks of `MARKS` since the request reached the server that answers it. ``p``: durations of the engine that
+    prefilled for it, ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id`` is
+    the client's id of the request, ``p_id`` and ``d_id`` are those of the engines; ``role_p`` and ``role_d`` the
+    replicas that prefilled and answered. ``boot``: the answering machine's boot, of whose clock the marks are.
+    ``attempt``: calls of prefill made (``try`` in files). ``path``: *pd* (prefill on another engine, KV cache read),
+    *cached* (decode had the prompt and read nothing), *recomputed* (the KV cache was refused or did not arrive),
+    *local* (a deployment with prefill, and decode computed the prompt), *collocated*. ``err``: why a mark is missing.
+    ``early``: the first token is prefill's and was sent before its KV cache had moved.
+
+    ``arrival_s`` and ``ttft_s`` are the client's, in seconds as in its `RequestRecord`; None: not joined.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    v: Literal[1] = 1
+    id: str
+    p_id: str | None = None
+    d_id: str | None = None
+    role_p: str | None = None
+    role_d: str | None = None
+    boot: str | None = None
+    attempt: int = Field(default=0, alias="try")
+    path: Path
+    t: dict[str, float]
+    p: dict[str, float] = Field(default_factory=dict)
+    wire: tuple[KvRead, ...] = ()
+    err: str | None = None
+    early: bool = False
+    arrival_s: float | None = None
+    ttft_s: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every mark of its path is there, so that no part stands for two."""
+        return self.err is None and not (_needed(self) - self.t.keys())
+
+    def parts(self) -> tuple[TimePart, ...]:
+        """The client's TTFT, or where that is not known the server's time until the first byte.
+
+        In the order of `PARTS`, each at least 0; their sum is that time whatever marks are there: a missing mark's part
+        is in the next one. Raises ValueError where the first byte is not marked.
+        """
+        if "first_byte" not in self.t:
+            raise ValueError(f"request {self.id}: no first byte is marked")
+        served_ms = self.t["first_byte"]
+        if self.ttft_s is None:
+            return tuple(_between(self, served_ms))
+        front_s = max(0.0, self.ttft_s - served_ms / 1e3)
+        return (TimePart("front", front_s), *_between(self, min(served_ms, self.ttft_s * 1e3)))
+
+    def parts_of_second(self) -> tuple[TimePart, ...]:
+        """From the first byte sent until the second token's, where the first token was sent early: the parts that
+        `parts` would have otherwise. Empty where the first token was not early, or there was no second."""
+        if not self.early or "second_byte" not in self.t:
+            return ()
+        return tuple(_after_first(self))
+
+    @property
+    def disorder_s(self) -> float:
+        """By how much marks and durations contradict their order at most, in seconds; 0: in order."""
+        worst_ms, at_ms = 0.0, 0.0
+        for mark in _chain(self):
+            worst_ms = max(worst_ms, at_ms - self.t[mark])
+            at_ms = self.t[mark]
+        if self.p and "answer" in self.t and (called := _called(self.t)) is not None:
+            total_ms = self.p.get("total", 0.0)
+            worst_ms = max(worst_ms, total_ms - (self.t["answer"] - called))
+            worst_ms = max(worst_ms, self.p.get("queue", 0.0) + self.p.get("prefill", 0.0) - total_ms)
+        return worst_ms / 1e3
+
+    @property
+    def front_s(self) -> float | None:
+        """What of the client's TTFT was outside the server, as measured: negative where the clocks contradict."""
+        if self.ttft_s is None or "first_byte" not in self.t:
+            return None
+        return self.ttft_s - self.t["first_byte"] / 1e3
+
+
+_PD = frozenset({"call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first"})
+_ENGINE = frozenset({"queued", "scheduled", "first", "first_byte"})
+
+
+def _needed(timeline: RequestTimeline) -> frozenset[str]:
+    return {
+        "pd": _PD | {"first_byte"},
+        "cached": frozenset({"call", "answer"}) | _ENGINE,
+        "recomputed": frozenset({"call", "answer"}) | _ENGINE,
+        "local": _ENGINE,
+        "collocated": _ENGINE,
+    }[timeline.path]
+
+
+def _called(t: Mapping[str, float]) -> float | None:
+    return t.get("recall", t.get("call"))
+
+
+def _chain(timeline: RequestTimeline) -> list[str]:
+    """The marks until the first byte, in the order in which they must be."""
+    last = ("call", "recall", "answer") if timeline.early else tuple(MARKS)[: list(MARKS).index("first_byte")]
+    return [*(mark for mark in last if mark in timeline.t), "first_byte"]
+
+
+def _between(timeline: RequestTimeline, end_ms: float) -> Iterator[TimePart]:
+    """From the request's arrival at the server to ``end_ms``."""
+    at_ms, sums = 0.0, dict[str, float]()
+    for mark in _chain(timeline):
+        to_ms = min(max(at_ms, timeline.t[mark]), end_ms) if mark != "first_byte" else end_ms
+        for part in _split(timeline, mark, to_ms - at_ms):
+            sums[part.name] = sums.get(part.name, 0.0) + part.seconds
+        at_ms = to_ms
+    yield from (TimePart(name, sums[name]) for name in PARTS if name in sums)
+
+
+def _after_first(timeline: RequestTimeline) -> Iterator[TimePart]:
+    at_ms, end_ms = timeline.t["first_byte"], timeline.t["second_byte"]
+    for mark in ("queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first"):
+        if mark in timeline.t:
+            to_ms = min(max(at_ms, timeline.t[mark]), end_ms)
+            yield from _split(timeline, mark, to_ms - at_ms)
+            at_ms = to_ms
+    yield TimePart("out", max(0.0, end_ms - at_ms) / 1e3)
+
+
+def _split(timeline: RequestTimeline, mark: str, ms: float) -> Iterator[TimePart]:
+    """The part, or for prefill's answer the parts, that end at a mark."""
+    name = MARKS[mark]
+    if mark == "answer":
+        yield from _prefill_parts(timeline.p, ms)
+        return
+    if timeline.path in ("local", "collocated"):
+        name = {"queued": "submit" if "answer" in timeline.t else "server", "scheduled": "queue"}.get(mark, name)
+        name = "prefill" if mark == "first" else name
+    if timeline.path == "recomputed" and mark == "first":
+        name = "recompute"
+    yield TimePart(name, ms / 1e3)
+
+
+def _prefill_parts(p: Mapping[str, float], ms: float) -> Iterator[TimePart]:
+    """A call of prefill that took ``ms``, by what prefill itself said."""
+    if not p:
+        yield TimePart("call", ms / 1e3)
+        return
+    total = min(max(0.0, p.get("total", 0.0)), ms)
+    queue = min(max(0.0, p.get("queue", 0.0)), total)
+    prefill = min(max(0.0, p.get("prefill", 0.0)), total - queue)
+    yield TimePart("call", (ms - total) / 1e3)
+    yield TimePart("prefill_server", (total - queue - prefill) / 1e3)
+    yield TimePart("queue", queue / 1e3)
+    yield TimePart("prefill", prefill / 1e3)

@@ -1,0 +1,189 @@
+"""The compiled form of a workload: a head, then one request per line of JSON. Its type, its reader, its writer.
+
+A request is due at ``at_s`` and not before its parent's end plus ``gap_s``, whichever is later. What it waits for
+stands before it in the file. Times in seconds, sizes in tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal, TextIO
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, one_line, validate
+
+Block = tuple[str, int]
+"""A key and tokens: equal keys of a workload stand for equal text."""
+
+
+class TrafficHead(Frozen):
+    """The first line: what holds for every request, and how they were made.
+
+    ``traffic``: the version of the form. ``seed`` draws the text of each block (`pdlab.traffic.blocks`).
+    ``source``: the workload file, or the trace that it replays. ``kind``: the format that was read, or what generated
+    the requests. ``ticks_s``: arrivals of the source were multiples of this (None: of nothing). ``spread``: they were
+    spread over the ticks. ``tokens``: whether lengths are those of the source or estimated from characters.
+    ``inferred``: parents were inferred from shared prefixes. ``left_out``: lines of the source that are no answered
+    request, such as failed ones.
+    """
+
+    traffic: Literal[1] = 1
+    seed: int = Field(default=0, ge=0)
+    source: str = ""
+    source_sha256: str | None = None
+    kind: str = "made"
+    follow: Literal["causal", "recorded"] = "causal"
+    endpoint: Literal["completions", "chat"] = "completions"
+    scale: float = Field(default=1.0, gt=0)
+    speed: float = Field(default=1.0, gt=0)
+    window_s: tuple[float, float] | None = None
+    ticks_s: float | None = Field(default=None, gt=0)
+    spread: bool = False
+    tokens: Literal["exact", "estimated"] = "exact"
+    inferred: bool = False
+    left_out: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficRequest:
+    """One request.
+
+    ``at_s``: not due before this moment since the begin (None: only what it waits for counts). ``parent``: the
+    request whose prompt and answer come before ``blocks`` in the prompt, unless ``fresh``: then it is waited for alone.
+    ``waits``: further requests to wait for. ``gap_s``: between the last end of these and the moment at which this is
+    due. ``blocks``: the whole prompt of a request without a parent and of a fresh one, else what is new in it.
+    ``out``: output tokens. ``messages``: the real text of the blocks as chat messages, where the source has it;
+    else it is drawn.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    session: Annotated[str, Field(min_length=1, max_length=200)]
+    blocks: Annotated[tuple[tuple[str, Annotated[int, Field(ge=1)]], ...], Field(min_length=1)]
+    out: Annotated[int, Field(ge=1)]
+    at_s: Annotated[float, Field(ge=0)] | None = None
+    parent: str | None = None
+    gap_s: Annotated[float, Field(ge=0)] = 0.0
+    waits: tuple[str, ...] = ()
+    fresh: bool = False
+    tenant: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of its blocks."""
+        return sum(tokens for _, tokens in self.blocks)
+
+    @property
+    def continues(self) -> str | None:
+        """The request whose prompt and answer its prompt begins with."""
+        return None if self.fresh else self.parent
+
+
+@cache
+def _adapter() -> TypeAdapter[TrafficRequest]:
+    return TypeAdapter(TrafficRequest)
+
+
+def line_of(request: TrafficRequest) -> str:
+    """The request as a line, without what has its default."""
+    row: dict[str, Any] = {"id": request.id, "session": request.session}
+    for name in ("parent", "at_s", "waits", "tenant", "messages"):
+        value = getattr(request, name)
+        if value not in (None, ()):
+            row[name] = value
+    if request.parent or request.waits:
+        row["gap_s"] = request.gap_s
+    if request.fresh:
+        row["fresh"] = True
+    row["blocks"] = request.blocks
+    row["out"] = request.out
+    return json.dumps(row, separators=(",", ":"))
+
+
+def write_requests(stream: TextIO, head: TrafficHead, requests: Iterable[TrafficRequest]) -> str:
+    """Write the head and every request. Returns the SHA-256 of what was written, in hexadecimal."""
+    digest = hashlib.sha256()
+    first = json.dumps(head.model_dump(mode="json", exclude_none=True), separators=(",", ":"))
+    for text in chain((first,), map(line_of, requests)):
+        digest.update(f"{text}\n".encode())
+        stream.write(f"{text}\n")
+    return digest.hexdigest()
+
+
+def read_head(path: Path) -> TrafficHead:
+    """The head of a compiled workload. Raises UsageError."""
+    with _opened(path) as stream:
+        return _head(path, stream.readline())
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether a file begins with the head of a compiled workload."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return stream.readline(4096).startswith('{"traffic":')
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def read_requests(path: Path) -> Iterator[TrafficRequest]:
+    """Every request of a compiled workload, one at a time. Raises UsageError that names the file and the line: no
+    request, an id that was there before, or one that waits for a request that does not stand before it."""
+    seen: set[str] = set()
+    with _opened(path) as stream:
+        _head(path, stream.readline())
+        for number, text in enumerate(stream, start=2):
+            if not text.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                request = _adapter().validate_json(text)
+            except ValidationError as error:
+                raise UsageError(f"{where}: {one_line(error)}") from error
+            check_order(request, seen, where)
+            seen.add(request.id)
+            yield request
+
+
+def check_order(request: TrafficRequest, before: set[str], where: str) -> None:
+    """Raises UsageError where the request has the id of one ``before``, waits for one that is not there, or has no
+    moment at which it is due."""
+    if request.id in before:
+        raise UsageError(f"{where}: the id {request.id!r} is there twice; give every request its own")
+    waits = (*((request.parent,) if request.parent else ()), *request.waits)
+    for other in waits:
+        if other not in before:
+            raise UsageError(f"{where}: waits for {other!r}, which does not stand before it; put that line first")
+    if request.at_s is None and not waits:
+        raise UsageError(f"{where}: needs at_s, or a parent to wait for")
+    if request.fresh and not request.parent:
+        raise UsageError(f"{where}: fresh says that a parent is waited for alone; give parent, or leave fresh out")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """A text file to read. Raises UsageError."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            yield stream
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{path}: cannot be read ({reason}); give what pdlab workload -o wrote") from error
+
+
+def _head(path: Path, text: str) -> TrafficHead:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path}, line 1: is no JSON; give what pdlab workload -o wrote") from error
+    return validate(TrafficHead, data, where=f"{path}, line 1")

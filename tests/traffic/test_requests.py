@@ -1,0 +1,80 @@
+"""The compiled form: what is written reads back equal, and what cannot be sent is refused by line."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.errors import UsageError
+from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, is_compiled, read_head, read_requests, write_requests
+
+ROOT = TrafficRequest("a", "s", (("sys", 64), ("a/u", 20)), 40, at_s=1.5, tenant="t")
+FOLLOW = TrafficRequest("b", "s", (("b/u", 7),), 3, parent="a", gap_s=2.0)
+FRESH = TrafficRequest("c", "s", (("c/u", 7),), 3, parent="a", waits=("b",), fresh=True, gap_s=0.5)
+
+
+def written(path: Path, *requests: TrafficRequest) -> str:
+    with path.open("w", encoding="utf-8") as stream:
+        return write_requests(stream, TrafficHead(seed=7, ticks_s=3.0), requests)
+
+
+def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    digest = written(path, ROOT, FOLLOW, FRESH)
+    assert list(read_requests(path)) == [ROOT, FOLLOW, FRESH]
+    assert read_head(path) == TrafficHead(seed=7, ticks_s=3.0)
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert is_compiled(path)
+    assert path.read_text(encoding="utf-8").splitlines()[2] == (
+        '{"id":"b","session":"s","parent":"a","gap_s":2.0,"blocks":[["b/u",7]],"out":3}'
+    )
+
+
+def test_continues_is_the_parent_unless_the_prompt_begins_anew() -> None:
+    assert (ROOT.continues, FOLLOW.continues, FRESH.continues) == (None, "a", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"id":"b"', "line 3: Invalid JSON"),
+        ('{"id":"b","session":"s","blocks":[["x",0]],"out":1,"at_s":0}', "line 3: blocks.0.1: must be at least 1"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":0,"parant":"a"}', "line 3: parant: is not a known"),
+        ('{"id":"a","session":"s","blocks":[["x",1]],"out":1,"at_s":0}', "line 3: the id 'a' is there twice"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"parent":"z"}', "line 3: waits for 'z', which does not"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1}', "line 3: needs at_s, or a parent"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1,"fresh":true}', "line 3: fresh says that"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "requests.jsonl"
+    written(path, ROOT)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(UsageError) as refused:
+        list(read_requests(path))
+    assert complaint in str(refused.value)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0}\n', encoding="utf-8")
+    assert not is_compiled(path)
+    with pytest.raises(UsageError, match="line 1: timestamp: is not a known key"):
+        read_head(path)
+
+
+def test_the_words_of_a_block_follow_from_seed_and_key_alone() -> None:
+    words = drawn_words(7, "sys", 1000, 431)
+    assert (drawn_words(7, "sys", 400, 431) == words[:400]).all()
+    assert words.min() >= 0
+    assert words.max() == 430
+    assert (drawn_words(8, "sys", 1000, 431) != words).any()
+    assert (drawn_words(7, "sys2", 1000, 431) != words).any()
+
+
+def test_the_words_of_a_block_are_these_for_ever() -> None:
+    assert drawn_words(7, "sys", 6, 1000).tolist() == [545, 908, 252, 931, 985, 240]
