@@ -31,11 +31,13 @@ from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
 from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
 from pdlab.plan.correction_fit import Response  # noqa: E402
-from pdlab.plan.error_catalog import PUBLIC, catalog_of  # noqa: E402
+from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered  # noqa: E402
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, throughput  # noqa: E402
 from pdlab.plan.scoring import (  # noqa: E402
     METRICS,
     START,
+    TPOT,
+    TTFT,
     PointFigure,
     ScoredPoint,
     StackScore,
@@ -47,7 +49,7 @@ from pdlab.plan.scoring import (  # noqa: E402
     scored,
     with_correction,
 )
-from pdlab.sim.hardware import Hardware, StepTables  # noqa: E402
+from pdlab.sim.hardware import Hardware  # noqa: E402
 
 STACKS = Path(__file__).with_name("scored_stacks.yaml")
 PAGE = ROOT / "docs" / "model.md"
@@ -63,7 +65,7 @@ class ScoredStack(Frozen):
     precision: str
     gpus: tuple[str, ...]
     checkpoint: str
-    quant: dict[Literal["gemm", "moe", "kvcache", "fmha"], str] = Field(default_factory=dict)
+    quant: dict[str, str] = Field(default_factory=dict)
     kv_dtype: str | None = None
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
 
@@ -110,13 +112,12 @@ def chosen(tables: list[Path], most: int) -> Iterator[tuple[Stack, Scored]]:
             continue
         if len(members) < FEWEST or stack.engine != "vllm":
             continue
-        steps = StepTables(system=first.row.stated.hardware, engine="vllm", mode=entry.mode, quant=entry.quant)
         yield (
             stack,
             Scored(
                 entry=entry,
                 shape=shape_of(entry),
-                hardware=bare_hardware(stack, steps),
+                hardware=bare_hardware(stack, entry.quant, entry.mode),
                 points=tuple(members),
             ),
         )
@@ -209,13 +210,30 @@ def main() -> int:
                 errors = {name: round(each.error, 2) for name, each in score.ours.items()}
                 writer.writerow({**score.left_out.stack._asdict(), **errors})
     if arguments.write:
-        catalog = catalog_of(found, scores, arguments.points)
+        catalog = catalog_of(
+            found, scores, arguments.points, covered(point for stack in found for point in runs[stack])
+        )
         PUBLIC.parent.mkdir(exist_ok=True)
         PUBLIC.write_text(HEAD + to_yaml(catalog), encoding="utf-8")
-        text = PAGE.read_text(encoding="utf-8")
-        start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
-        PAGE.write_text(f"{text[:start]}\n{page}\n{text[stop:]}", encoding="utf-8")
+        write_page(f"{page}\n{after_levels(catalog)}")
     return 0
+
+
+def write_page(tables: str) -> None:
+    """Into docs/model.md, between its markers."""
+    text = PAGE.read_text(encoding="utf-8")
+    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    PAGE.write_text(f"{text[:start]}\n{tables}\n{text[stop:]}", encoding="utf-8")
+
+
+def after_levels(catalog: ErrorCatalog) -> str:
+    """Markdown: what measured levels of a stack change."""
+    lines = ["| levels measured | TPOT | mean TTFT | in the band: TPOT / mean TTFT |", "|---|---|---|---|"]
+    for count, after in catalog.after.items():
+        errors = [f"{after.median_percent[metric]:.1f} %" for metric in (TPOT, TTFT)]
+        held = " / ".join(f"{100 * after.held[metric]:.0f} %" for metric in (TPOT, TTFT))
+        lines.append(f"| {count} | {' | '.join(errors)} | {held} |")
+    return "\n".join(lines) + "\n"
 
 
 HEAD = "# Written by: python benchmarks/score_model.py TABLES --write (the tables are not shipped; docs/model.md)\n"

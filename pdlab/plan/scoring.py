@@ -1,25 +1,25 @@
 """Predictions of public points by tabulated steps, every stack by what the others say. See docs/model.md.
 
 One stack is left out at a time, with everything that was fitted: its correction is the prior that the others give, and
-the bands are made of the others' errors. The host's path is the bare server's (`BARE`), since public benchmarks talk to
-the engine's own server and not to Ray.
+the bands are made of the others' errors. Public benchmarks talk to the engine's own server and not to Ray.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pdlab.core.catalog import ModelShape, known_gpus
+from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
 from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Response, Setting, correction_of, posterior
 from pdlab.plan.prediction_intervals import NORMAL_90
-from pdlab.plan.public_points import PublicPoint, Stack, throughput
+from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
     Effects,
     ErrorComponents,
@@ -30,10 +30,11 @@ from pdlab.plan.stack_prior import (
     prior_of,
     unseen,
 )
-from pdlab.sim.hardware import Hardware, StepTables, load_hardware
+from pdlab.sim.computed_hardware import computed
+from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import Correction
+from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
 ASIDE = (0.3, 0.1, 0.2)  # of host_ms, ln factor and ln prefill_factor, for slopes
@@ -43,16 +44,6 @@ WIDE = Belief(np.array([0.5, 0.0, 0.2]), np.diag(np.square([1.5, 0.15, 0.5])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
     TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
-}
-# The path of a request to a bare server: 10 ms, and 5 us per prompt token. Three choices were tried on the public
-# points (0 and 0; 10 and 5; 10, 5 of them one at a time, and 5): mean error of TTFT over left-out stacks 18, 14, 15 %.
-BARE = {
-    "overhead_ms": 10.0,
-    "pd_overhead_ms": 10.0,
-    "frontend_ms": 0.0,
-    "ingress_us": 5.0,
-    "stream_us": 0.0,
-    "client_gap_ms": 0.0,
 }
 
 
@@ -68,22 +59,11 @@ class PointFigure(NamedTuple):
         return {TPOT: self.tpot_s, TTFT: self.ttft_s, THROUGHPUT: self.output_tokens_per_s}[metric]
 
 
-def bare_hardware(stack: Stack, tables: StepTables) -> Hardware:
-    """Hardware of a stack behind its own server. Raises UsageError. Raises KeyError for a GPU that no file has."""
-    base = load_hardware("h100-vllm-0.11")
-    (memory_gb, *_) = known_gpus()[stack.gpu].memory_gb
-    return base.with_values(BARE | {"memory_gb": memory_gb}).model_copy(
-        update={
-            "name": stack.label,
-            "gpu": stack.gpu,
-            "gpu_type": stack.gpu,
-            "stack": f"{stack.engine} {stack.version}",
-            "fitted_on": (),
-            "fit": None,
-            "error": None,
-            "steps": tables,
-        }
-    )
+def bare_hardware(stack: Stack, quant: Mapping[str, str] | None = None, mode: TableMode = "SILICON") -> Hardware:
+    """Hardware of a stack behind its own server; its correction is none. Raises UsageError."""
+    version = None if stack.version == UNSTATED else stack.version
+    hardware = computed(stack.gpu, stack.engine, version, quant=quant, mode=mode, bare=True)
+    return with_correction(hardware, NO_CORRECTION)
 
 
 def with_correction(hardware: Hardware, correction: Correction) -> Hardware:
@@ -199,6 +179,41 @@ def components_of(
             error = each.residual - float(np.dot(each.slopes, theta - START))
             errors[each.metric].append(StackError(stack, each.setting, without, error))
     return {metric: error_components(metric, each) for metric, each in errors.items() if each}
+
+
+def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[int]:
+    """Numbers of so many levels, each as different from those before it in TP, lengths and load as there is."""
+    settings = {each.level: each.setting for each in found}
+    numbers = sorted(settings)
+    random.Random(seed).shuffle(numbers)
+    taken: list[int] = []
+    while numbers and len(taken) < count:
+
+        def alike(number: int) -> int:
+            return sum(
+                one == other for known in taken for one, other in zip(settings[number], settings[known], strict=True)
+            )
+
+        taken.append(min(numbers, key=alike))
+        numbers.remove(taken[-1])
+    return set(taken)
+
+
+def errors_after(
+    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects], count: int
+) -> dict[str, list[StackError]]:
+    """By metric the errors of every stack's levels but ``count`` of them, to which its correction was fitted from the
+    other stacks' prior."""
+    errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
+    for stack, values in found.items():
+        prior = prior_of(stack, [fit for fit in fits if fit.stack != stack], effects)
+        taken = spread_levels(values, count)
+        theta = posterior(prior, START, [each for each in values if each.level in taken], ERRORS).mean
+        for each in values:
+            if each.level not in taken:
+                error = each.residual - float(np.dot(each.slopes, theta - START))
+                errors[each.metric].append(StackError(stack, each.setting, (), error))
+    return errors
 
 
 # --- scores ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from annotated_types import Ge
 from pdlab.core.schema import Frozen
 from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Setting
 from pdlab.plan.public_points import UNSTATED, Stack
+from pdlab.sim.hardware import ErrorParts
 
 EFFECTS = ("model", "gpu", "engine", "alone")
 FACTOR = math.log(2.0)
@@ -155,6 +156,17 @@ class ErrorComponents(Frozen):
     def within(self) -> ErrorSds:
         """Those within a stack."""
         return ErrorSds(level=self.level, parallelism=self.parallelism, lengths=self.lengths, load=self.load)
+
+    @property
+    def parts(self) -> ErrorParts:
+        """As intervals of predictions take them: in common to the levels of a configuration, and of one level."""
+        return self.parts_with(())
+
+    def parts_with(self, unseen: Sequence[str]) -> ErrorParts:
+        """With what of model, GPU and engine no other stack has."""
+        common = math.hypot(self.stack, *(getattr(self, name) for name in unseen))
+        level = math.hypot(self.parallelism, self.lengths, self.load, self.level)
+        return ErrorParts(common_percent=round(common, 2), level_percent=round(level, 2))
 
     def sd(self, *, unseen: Sequence[str]) -> float:
         """Of the logarithm of measured over predicted, for a stack without own levels. ``unseen``: of model, gpu,

@@ -33,7 +33,7 @@ from pdlab.plan.scoring import (
     scored,
 )
 from pdlab.sim import aic
-from pdlab.sim.hardware import Hardware, StepTables
+from pdlab.sim.hardware import Hardware
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import Correction, Tabulated
 
@@ -51,7 +51,7 @@ def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hardware(stack: Stack) -> Hardware:
-    return scoring.bare_hardware(stack, StepTables(system=f"{stack.gpu.lower()}_sxm"))
+    return scoring.bare_hardware(stack)
 
 
 def points_of(
