@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, ReplayedPlan
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
@@ -17,12 +17,13 @@ from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
+from pdlab.core.workload import Closed, Level, Load, Ramp, Replay, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import now
 from pdlab.results.schema import RequestRecord, Run, Summary, Validity
+from pdlab.results.timeline import RequestTimeline
 
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
@@ -42,7 +43,8 @@ S = TypeVar("S")
 class Driver:
     """Measures levels of one workload against one target, with one load generator.
 
-    ``max_processes``: as many load-generator processes as it may grow to when one is saturated.
+    ``max_processes``: as many load-generator processes as it may grow to when one is saturated. ``plan``: the compiled
+    workload that its levels replay.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Driver:
         request_timeout_s: float,
         smoke: bool = False,
         max_processes: int = 1,
+        plan: ReplayedPlan | None = None,
+        timeline: bool = False,
     ) -> None:
         self._client = client
         self._target = target
@@ -63,6 +67,7 @@ class Driver:
         self._request_timeout_s = request_timeout_s
         self._smoke = smoke
         self._max_processes = max_processes
+        self._plan = plan
         deployment = target.manifest.deployment
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
@@ -76,6 +81,9 @@ class Driver:
         self._owed = 0
         """Answers that the counters had not counted when they were read last, because they were late."""
         self._sent: tuple[RequestRecord, ...] = ()
+        self._timeline = timeline and target.manifest.rehearsal is None
+        self.timelines: tuple[RequestTimeline, ...] = ()
+        """Of the level that was driven last, where its servers told them."""
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
         # Many made-up nodes export as rarely as a cluster's.
@@ -240,6 +248,8 @@ class Driver:
             model=target.model_id,
             tokenizer=target.tokenizer,
             request_timeout_s=self._request_timeout_s,
+            plan=self._plan,
+            timeline=self._timeline,
         )
         stale = self._error
         self._read_counters(0)
@@ -266,14 +276,14 @@ class Driver:
             self._progress.update(done, failed)
 
         slow_down = self._rehearsal.slow_down if self._rehearsal else None
-        self._sent = ()
+        self._sent, self.timelines = (), ()
         with self._watch.beside(self._client.stop):
             if slow_down is None:
                 answer = self._client.run(level, update)
             else:
                 slowed = protocol.slowed(level, slow_down)
                 answer = protocol.in_simulated_time(self._client.run(slowed, update), slow_down)
-            self._sent = answer.records
+            self._sent, self.timelines = answer.records, answer.timelines
         return answer
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[Finding, ...]) -> Run:
@@ -311,6 +321,7 @@ class Driver:
             settling=self._settling,
             ingress_replicas=self._ingress_replicas,
             fluid=self._fluid,
+            timelines=answer.timelines,
             roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
         )
@@ -424,6 +435,8 @@ def title(load: Load) -> str:
         return f"concurrency {load.concurrency}"
     if isinstance(load, Ramp):
         return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
+    if isinstance(load, Replay):
+        return "replay" if load.speed == 1 else f"replay at {load.speed:g} times the speed"
     return f"{load.rate_rps:g} requests/s"
 
 

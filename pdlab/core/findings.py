@@ -135,6 +135,11 @@ CODES: dict[str, FindingCode] = {
         "every request has a complete answer",
         "{failed} of {requests} requests failed (first: {first})",
     ),
+    "follow_ups_unsent": _gate(
+        "failed_requests",
+        "every request of a replay is sent",
+        "{unsent} of {requests} requests were not sent, for what they follow has no answer",
+    ),
     "token_count_wrong": _gate(
         "token_counts",
         "the server counts the prompt and output tokens that a request asked for, in every answer",
@@ -260,6 +265,17 @@ CODES: dict[str, FindingCode] = {
         "the median E2EL (closed loop)",
         "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
     ),
+    "replay_late": _gate(
+        "lateness",
+        "requests of a replay are sent late (p99) by at most 50 ms: after they are due by the file, or after the "
+        "answers that they wait for and their pause",
+        "load generator late: requests of the replay were sent {late_ms:.0f} ms late (p99, limit {limit_ms:.0f} ms)",
+    ),
+    "dependency_violated": _gate(
+        "dependencies",
+        "no request of a replay is sent before the last token of what it waits for",
+        "{violated} of {waiting} requests were sent before what they wait for had ended (first: {first})",
+    ),
     "clock_backwards": _gate(
         "clock",
         "the times of a request are in their order, to 1 ms",
@@ -363,6 +379,11 @@ CODES: dict[str, FindingCode] = {
     ),
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
+    "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "replay_recorded": _unchecked(
+        "follow-ups wait for the answers before them",
+        "the replay sends requests when they were recorded, whatever is answered",
+    ),
     "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
     "too_few_for_trend": _unchecked(
         "enough requests finish in the steady window for a trend",
@@ -378,6 +399,19 @@ CODES: dict[str, FindingCode] = {
         "the load generator does not keep to {rate:g} requests/s: requests were sent {late_ms:.0f} ms after they were "
         "due (p99, noted above {limit_ms:.0f} ms)",
         "let it grow with --client-processes",
+    ),
+    "timelines_lacking": _note(
+        "the servers tell where each request's time went",
+        "{whole} of {answers} answered requests have a whole timeline (expected: 99 %)",
+        "see docs/timeline.md for what a mark needs",
+    ),
+    "timelines_disordered": _note(
+        "the marks of a request follow one another",
+        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most: their parts are not exact",
+    ),
+    "timelines_miss_reads": _note(
+        "the reads in the timelines are those that the engines count",
+        "the timelines have {reads} reads of KV cache, and the engines counted {counted:g}",
     ),
     "measured_with_more_processes": _note(
         "one load generator suffices",

@@ -328,6 +328,19 @@ PLAN += [
     case("plan", "--count-gpus all", "choose from used, nodes"),
     case("plan", "--slo ttft_ms=5", "--slo is not a flag", "or --slo-ttft-ms"),
 ]
+WORKLOAD = [
+    case("workload", "", "FILE is needed"),
+    case("workload", "nowhere.jsonl", "nowhere.jsonl: no such file"),
+    case("workload", "list.yaml", "expected a mapping of keys for TrafficFile, found a list"),
+    case("workload", "workload.yaml", "input_tokens: is not a known key"),
+    case("workload", "trace.csv", "trace.csv, line 2"),
+    case("workload", "trace.csv --force", "--force does nothing with no -o"),
+    case("workload", "trace.csv --export aiperf", "--export", "--output"),
+    case("workload", "one-request.csv -o kept.txt", "-o kept.txt: is there already"),
+    case("workload", "one-request.csv -o no/x", "-o no/x: no folder"),
+    case("workload", "one-request.csv --export genai -o x", "--export", "aiperf"),
+    case("workload", "one-request.csv --export aiperf -o x --tokenizer empty", "--tokenizer empty: no tokenizer.json"),
+]
 VIZ = [
     case("viz", "", "--exps is needed"),
     case("viz", "--exps", "--exps needs a value"),
@@ -597,7 +610,7 @@ OTHERS = [
     case("launch", (*PACK, "--accept-wire", "tcpp"), "did you mean tcp"),
     case("", "benhc", "'benhc' is not a command", "did you mean bench"),
 ]
-CASES = [*LAUNCH, *PLAN, *VIZ, *BENCH, *OTHERS]
+CASES = [*LAUNCH, *PLAN, *WORKLOAD, *VIZ, *BENCH, *OTHERS]
 
 
 @pytest.fixture(scope="module")
