@@ -882,6 +882,18 @@ CODES: dict[str, FindingCode] = {
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
     ),
+    "band_of_public_stacks": _of_plan(
+        "levels of this stack were measured",
+        "the 90 % band is of {stacks} public stacks, each predicted by the others; seen in none of them: {unseen}",
+    ),
+    "no_band": _of_plan(
+        "public stacks are like this one",
+        "an estimate without a band: of the public stacks whose errors are known, {why}",
+    ),
+    "near_saturation": _of_plan(
+        "prompts seldom wait for KV memory",
+        "near saturation: prompts wait for KV memory {share:.0%} of the time, so TTFT and requests/s have no band",
+    ),
     "draft_time_not_counted": _of_plan(
         "what guessing tokens takes is measured",
         "{accepted:g} tokens per step of {guessed} guessed ones and one more; the time of the draft is not counted",
