@@ -23,6 +23,7 @@ from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
+from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
     from pdlab.results.level_data import Column
@@ -57,6 +58,10 @@ PACE_KNOWN = 0.95  # of the answers must be in the model's sums
 # Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
 # each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
 LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
+# Of the answers, where their servers tell timelines.
+TOLD_LEAST = 0.99
+# The client takes its time when it has read the first chunk and parsed it; its clock is the server's or ticks as fast.
+FRONT_LEAST_S = -1e-3
 
 
 Settling = Literal["whole", "late", "short"]
@@ -72,7 +77,7 @@ class Evidence(Frozen):
     could not be. ``settling``: of the counters after the level. ``strangers`` are replicas that the launch did not
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy
     asks a router. ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its
-    launch. ``smoke``: too short by intention."""
+    launch. ``smoke``: too short by intention. ``timelines``: what the servers told of requests."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -84,6 +89,7 @@ class Evidence(Frozen):
     fluid: bool = False
     roles_changed: bool | None = None
     smoke: bool = False
+    timelines: tuple[RequestTimeline, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -772,8 +778,30 @@ def validate_level(
             if not judged and gate.counted and evidence.settling == "late":
                 unchecked[gate.name] = found("counters_late")
             findings += judged
-    notes = (*notes, *_behind_schedule(evidence))
+    notes = (*notes, *_behind_schedule(evidence), *_timelines(evidence))
     return Validity(findings=tuple(findings), unchecked=unchecked, notes=notes)
+
+
+def _timelines(evidence: Evidence) -> Iterator[Finding]:
+    """What contradicts the timelines that the servers told. A server that tells none is no fault."""
+    told, answers = evidence.timelines, len(evidence.answered)
+    if not told or not answers:
+        return
+    whole = sum(timeline.whole for timeline in told)
+    if whole < TOLD_LEAST * answers:
+        yield found("timelines_lacking", whole=whole, answers=answers)
+    wrong = [t for t in told if t.disorder_s > DISORDER_S or (t.front_s is not None and t.front_s < FRONT_LEAST_S)]
+    if wrong:
+        worst_ms = 1e3 * max(max(each.disorder_s, -(each.front_s or 0.0)) for each in wrong)
+        yield found("timelines_disordered", wrong=len(wrong), told=len(told), worst_ms=worst_ms)
+    before, after = evidence.run.nixl_before, evidence.run.nixl_after
+    counted = after.transfers if after else None
+    if counted is None or whole < answers or evidence.settling != "whole" or evidence.went_back:
+        return
+    grown = counted - ((before.transfers if before else None) or 0.0)
+    reads = sum(read.reads for timeline in told for read in timeline.wire)
+    if reads != grown:
+        yield found("timelines_miss_reads", reads=reads, counted=grown)
 
 
 def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:

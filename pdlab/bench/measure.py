@@ -23,6 +23,7 @@ from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import now
 from pdlab.results.schema import RequestRecord, Run, Summary, Validity
+from pdlab.results.timeline import RequestTimeline
 
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
@@ -57,6 +58,7 @@ class Driver:
         smoke: bool = False,
         max_processes: int = 1,
         plan: ReplayedPlan | None = None,
+        timeline: bool = False,
     ) -> None:
         self._client = client
         self._target = target
@@ -79,6 +81,9 @@ class Driver:
         self._owed = 0
         """Answers that the counters had not counted when they were read last, because they were late."""
         self._sent: tuple[RequestRecord, ...] = ()
+        self._timeline = timeline and target.manifest.rehearsal is None
+        self.timelines: tuple[RequestTimeline, ...] = ()
+        """Of the level that was driven last, where its servers told them."""
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
         # Many made-up nodes export as rarely as a cluster's.
@@ -244,6 +249,7 @@ class Driver:
             tokenizer=target.tokenizer,
             request_timeout_s=self._request_timeout_s,
             plan=self._plan,
+            timeline=self._timeline,
         )
         stale = self._error
         self._read_counters(0)
@@ -270,14 +276,14 @@ class Driver:
             self._progress.update(done, failed)
 
         slow_down = self._rehearsal.slow_down if self._rehearsal else None
-        self._sent = ()
+        self._sent, self.timelines = (), ()
         with self._watch.beside(self._client.stop):
             if slow_down is None:
                 answer = self._client.run(level, update)
             else:
                 slowed = protocol.slowed(level, slow_down)
                 answer = protocol.in_simulated_time(self._client.run(slowed, update), slow_down)
-            self._sent = answer.records
+            self._sent, self.timelines = answer.records, answer.timelines
         return answer
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[Finding, ...]) -> Run:
@@ -315,6 +321,7 @@ class Driver:
             settling=self._settling,
             ingress_replicas=self._ingress_replicas,
             fluid=self._fluid,
+            timelines=answer.timelines,
             roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
         )

@@ -78,6 +78,12 @@ class LevelOptions(Settings):
         "at most 3 minutes, and not on CPUs of this machine",
         REQUESTS,
     )
+    timeline: bool = setting(
+        True,
+        "ask the servers where each request's time goes, and keep it beside the requests (docs/timeline.md)",
+        REQUESTS,
+        both_ways=True,
+    )
     request_timeout_s: Seconds = setting(
         600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
     )
@@ -246,6 +252,7 @@ def _run_held(
                 progress,
                 request_timeout_s=options.request_timeout_s,
                 smoke=options.smoke,
+                timeline=options.timeline,
                 max_processes=options.client_processes or max(1, min(MOST_CLIENTS, (os.cpu_count() or 1) // 2)),
                 plan=plan,
             )
@@ -466,7 +473,7 @@ class _Sweeper:
         run, records = self._outliving(level, once=soak_s is not None)
         if soak_s is not None:
             run = run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)})
-        run = self._store.write(run, records, force=self._options.force)
+        run = self._store.write(run, records, self._driver.timelines, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
@@ -482,7 +489,7 @@ class _Sweeper:
             return run, records
         judged, records = (run, records) if run else self._driver.spoiled(level, died)
         judged, why = judged.model_copy(update={"validity": judged.validity.failing(died)}), died.what
-        replaced = self._store.spoil(judged, records)
+        replaced = self._store.spoil(judged, records, self._driver.timelines)
         self._progress.level_done(f"SPOILED ({why}), kept in {replaced.file}")
         began = time.monotonic()
         self._driver.recover(why, limit_s, self._attempt)
@@ -548,7 +555,7 @@ class _Sweeper:
         self._progress.note(f"{level.key.stem}: was not valid, is measured again")
         seed = levels.derive_seed(self._options.workload, "retry", level.seed)
         run, records = self._driver.measure(level.model_copy(update={"seed": seed}))
-        run = self._store.replace(run, records)
+        run = self._store.replace(run, records, self._driver.timelines)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 

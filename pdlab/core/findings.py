@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer"]
+Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ def _unchecked(rule: str, template: str) -> FindingCode:
 
 def _note(rule: str, template: str, fix: str = "") -> FindingCode:
     return FindingCode(source="notes", rule=rule, template=template, fix=fix, severity="note")
+
+
+def _of_plan(rule: str, template: str) -> FindingCode:
+    """What a plan's step times rest on."""
+    return FindingCode(source="plan", rule=rule, template=template, severity="note")
 
 
 def _file(rule: str, template: str) -> FindingCode:
@@ -394,6 +399,19 @@ CODES: dict[str, FindingCode] = {
         "the load generator does not keep to {rate:g} requests/s: requests were sent {late_ms:.0f} ms after they were "
         "due (p99, noted above {limit_ms:.0f} ms)",
         "let it grow with --client-processes",
+    ),
+    "timelines_lacking": _note(
+        "the servers tell where each request's time went",
+        "{whole} of {answers} answered requests have a whole timeline (expected: 99 %)",
+        "see docs/timeline.md for what a mark needs",
+    ),
+    "timelines_disordered": _note(
+        "the marks of a request follow one another",
+        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most: their parts are not exact",
+    ),
+    "timelines_miss_reads": _note(
+        "the reads in the timelines are those that the engines count",
+        "the timelines have {reads} reads of KV cache, and the engines counted {counted:g}",
     ),
     "measured_with_more_processes": _note(
         "one load generator suffices",
@@ -842,6 +860,26 @@ CODES: dict[str, FindingCode] = {
     "backend_reports_no_transport": _remark(
         "the backend reports its transport",
         "{backend} does not report its transport: the wire is known from the byte counters alone",
+    ),
+    "tables_of_version": _of_plan(
+        "step times are of runs like the plan's",
+        "step times of {gpu} are tables of {engine} {tables}, added up from single operations",
+    ),
+    "tables_of_another_version": _of_plan(
+        "tables of step times are of the engine version that is planned for",
+        "step times of {gpu} are tables of {engine} {tables}, added up from single operations, not of {planned}",
+    ),
+    "host_time": _of_plan(
+        "the host's time of a step is measured on the engine version that is planned for",
+        "the host adds {host_ms:.2g} ms per step, standard deviation {sd_ms:.2g} ms ({source})",
+    ),
+    "table_values_estimated": _of_plan(
+        "tables are measured with the formats and sizes of the model",
+        "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
+    ),
+    "draft_time_not_counted": _of_plan(
+        "what guessing tokens takes is measured",
+        "{accepted:g} tokens per step of {guessed} guessed ones and one more; the time of the draft is not counted",
     ),
 }
 

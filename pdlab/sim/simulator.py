@@ -88,7 +88,7 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
-    return Engine(costs, capacity, hardware.step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
+    return Engine(costs, capacity, hardware.of(pool).step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
 
 
 class System(Stepping):
@@ -179,6 +179,12 @@ class System(Stepping):
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
+        held = min(engine.costs.limits.context for engine in self.all_engines)
+        if longest > held:
+            raise UsageError(
+                f"one request of {longest} tokens is longer than the step times of {self.hardware.name} go, which is "
+                f"{held:.0f} tokens; use shorter requests"
+            )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
             raise UsageError(

@@ -224,9 +224,10 @@ class _Maker:
                 blocks, total = ((f"{row.id}/new", new_tokens),), before[0] + new_tokens
             else:
                 fresh = True
-        self.known[row.id] = (total + out, recorded + row.out, session)
-        if len(self.known) > REMEMBERED:
-            self.known.popitem(last=False)
+        if self.causal:
+            self.known[row.id] = (total + out, recorded + row.out, session)
+            if len(self.known) > REMEMBERED:
+                self.known.popitem(last=False)
         waited_alone = parent is not None and (row.gap_s is not None or self.trace_format.times == "none")
         return TrafficRequest(
             id=row.id,

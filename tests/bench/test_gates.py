@@ -26,6 +26,7 @@ from pdlab.results.schema import (
     Run,
     Validity,
 )
+from pdlab.results.timeline import RequestTimeline
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
 NAMES = [gate.name for gate in GATES]
@@ -674,3 +675,29 @@ def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:
     assert names <= set(validate_level(evidence(**restarted)).unchecked)
     without = {"engines_before": engines(requests=30)}
     assert not names & set(validate_level(evidence(**without)).unchecked)
+
+
+def told(number: int = 0, **changes: Any) -> RequestTimeline:
+    """Of a request whose KV cache was read once."""
+    order = ("call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first")
+    marks = {mark: float(at) for at, mark in enumerate((*order, "first_byte"))}
+    fields = {"id": str(number), "path": "pd", "t": marks, "wire": [(0, 4, 5, 900.0, 64)], "ttft_s": 0.02, **changes}
+    return RequestTimeline.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("timelines", "codes"),
+    [
+        ([], []),
+        ([told(number) for number in range(24)], []),
+        ([told(number) for number in range(23)], ["timelines_lacking"]),
+        ([told(number, err="no") for number in range(24)], ["timelines_lacking"]),
+        ([told(number, wire=[]) for number in range(24)], ["timelines_miss_reads"]),
+        ([*(told(number) for number in range(23)), told(t={**told().t, "seen": 3.5})], ["timelines_disordered"]),
+        ([*(told(number) for number in range(23)), told(ttft_s=0.0085)], ["timelines_disordered"]),
+    ],
+    ids=["none told", "whole", "one lacks", "all lack a mark", "no reads", "out of order", "longer than the client's"],
+)
+def test_timelines_that_contradict_something_are_noted(timelines: list[RequestTimeline], codes: list[str]) -> None:
+    validity = validate_level(evidence(timelines=tuple(timelines)))
+    assert validity.valid and [note.code for note in validity.notes] == codes

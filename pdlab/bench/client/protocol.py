@@ -11,6 +11,7 @@ from pdlab.bench.levels import prefix_seed
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
 from pdlab.results.schema import ClientLoad, RequestRecord
+from pdlab.results.timeline import RequestTimeline
 
 SENT_HEADER = "x-pdlab-sent"
 STOP = "stop"
@@ -41,7 +42,7 @@ class ClientLevel(Frozen):
     compiled workload. ``tokenizer`` is a folder or a Hugging Face id. Of several
     processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
     are of the whole level, and each process takes its share. ``stamped``: every request says in `SENT_HEADER` when it
-    is sent, in seconds of the machine's monotonic clock.
+    is sent, in seconds of the machine's monotonic clock. ``timeline``: every request asks where its time goes.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ClientLevel(Frozen):
     part: int = Field(default=0, ge=0)
     parts: int = Field(default=1, ge=1)
     stamped: bool = False
+    timeline: bool = False
 
     @property
     def own_concurrency(self) -> int | None:
@@ -118,11 +120,13 @@ class ClientAnswer(Frozen):
     ``clock_step_s`` how far the wall clock moved against the monotonic one meanwhile. Of several
     ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
     where the schedule of an open loop begins there: lateness counts from the most punctual request.
-    ``started_at`` and ``finished_at`` are ISO 8601, UTC.
+    ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: of the requests whose server
+    told one.
     """
 
     name: str
     records: tuple[RequestRecord, ...]
+    timelines: tuple[RequestTimeline, ...] = ()
     cpu_share: float | None = None
     loop_lag_s: float | None = None
     clock_step_s: float | None = None
@@ -156,6 +160,7 @@ def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
             "replay": level.replay and level.replay.model_copy(update={"stretch": level.replay.stretch * slow_down}),
             "request_timeout_s": level.request_timeout_s * slow_down,
             "stamped": True,
+            "timeline": False,  # real times, of simulated engines
         }
     )
 
@@ -183,8 +188,9 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     """The answers of several processes of one machine as one: they share its monotonic clock and one schedule."""
     origin_s = min(answer.origin_s for answer in answers)
     schedule_s = min((answer.schedule_s for answer in answers if answer.schedule_s is not None), default=None)
-    records = []
+    records, timelines = [], []
     for answer in answers:
+        timelines += [told.shifted(answer.origin_s - origin_s) for told in answer.timelines]
         late_s = answer.schedule_s - schedule_s if answer.schedule_s is not None and schedule_s is not None else 0.0
         for record in answer.records:
             moved = record.shifted(answer.origin_s - origin_s) if answer.origin_s > origin_s else record
@@ -200,6 +206,7 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     return ClientAnswer(
         name=answers[0].name,
         records=tuple(sorted(records, key=lambda record: record.arrival_s)),
+        timelines=tuple(sorted(timelines, key=lambda told: told.arrival_s or 0.0)),
         cpu_share=worst("cpu_share"),
         loop_lag_s=worst("loop_lag_s"),
         clock_step_s=worst("clock_step_s"),
@@ -220,6 +227,7 @@ def client_level(
     tokenizer: str,
     request_timeout_s: float,
     plan: ReplayedPlan | None = None,
+    timeline: bool = False,
 ) -> ClientLevel:
     """A level of a sweep in the client's form; ``plan``: what it replays."""
     load = level.load
@@ -244,4 +252,5 @@ def client_level(
         prefix_tokens=workload.shared_prefix_tokens,
         prefix_seed=prefix_seed(workload),
         request_timeout_s=request_timeout_s,
+        timeline=timeline,
     )

@@ -43,10 +43,13 @@ from pydantic import ValidationError
 from pdlab.bench.client.arrivals import due_s, scheduled
 from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel
 from pdlab.bench.client.replay import SessionSender, Words, own_requests, tee_answers
+from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
 from pdlab.deploy.endpoint import key_of
+from pdlab.deploy.serving.timeline import HEADER
 from pdlab.results.schema import RequestRecord
+from pdlab.results.timeline import RequestTimeline
 
 PROGRESS_EVERY_S = 0.5
 LAG_PROBE_S = 0.05
@@ -240,6 +243,7 @@ async def _drive(
     return ClientAnswer(
         name=level.name,
         records=tuple(_records(outputs, output_lens, facts)),
+        timelines=_timelines(outputs, [meter.told.get(sample.request_id) for sample in samples]),
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),
@@ -258,6 +262,8 @@ class Meter:
         self.answers = answers
         self.outputs: dict[str, Any] = {}
         self.timed_out: set[str] = set()
+        self.told: dict[str, str] = {}
+        """Timelines, as their servers wrote them."""
         self.waited_s: dict[str, float] = {}
         """Closed loop: how long the place of each request had been free when it was sent."""
         self.failed = 0
@@ -279,6 +285,11 @@ class Meter:
         if self.level.stamped:
             more = {**(request_func_input.extra_headers or {}), SENT_HEADER: repr(time.monotonic())}
             request_func_input = replace(request_func_input, extra_headers=more)
+        if self.level.timeline:
+            request_id = request_func_input.request_id
+            more = {**(request_func_input.extra_headers or {}), HEADER: "1"}
+            request_func_input = replace(request_func_input, extra_headers=more)
+            session = TappedSession(session, lambda told: self.told.update({request_id: told}))
         try:
             output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
@@ -363,6 +374,19 @@ def _records(outputs: list[Any], output_lens: list[int], facts: list[dict[str, A
             )
         )
     return sorted(records, key=lambda record: record.arrival_s)
+
+
+def _timelines(outputs: list[Any], told: list[str | None]) -> tuple[RequestTimeline, ...]:
+    """Of the answered requests whose server told a readable one, with the client's times as `_records` has them."""
+    origin = min(output.start_time for output in outputs)
+    timelines = []
+    for output, text in zip(outputs, told, strict=True):
+        if text is None or not output.success or not output.ttft:
+            continue
+        with contextlib.suppress(ValueError):
+            own = {"arrival_s": round(output.start_time - origin, 6), "ttft_s": round(output.ttft, 6)}
+            timelines.append(RequestTimeline.model_validate(json.loads(text) | own))
+    return tuple(sorted(timelines, key=lambda each: each.arrival_s or 0.0))
 
 
 def _request_func(level: ClientLevel) -> RequestFunc:
