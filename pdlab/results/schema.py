@@ -27,6 +27,7 @@ class ReplayedRequest(Frozen):
 
     ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
     them in its usage (None: it does not, which is vLLM's default: ``enable_prompt_tokens_details``).
+    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed.
     """
 
     id: str
@@ -36,6 +37,12 @@ class ReplayedRequest(Frozen):
     waits: tuple[str, ...] = ()
     sent: bool = True
     cached_tokens: int | None = None
+    foreseen_tokens: int | None = None
+
+    @property
+    def hit_tokens(self) -> int | None:
+        """Tokens of its prompt that came from a cache: as the server counts them, else as foreseen."""
+        return self.foreseen_tokens if self.cached_tokens is None else self.cached_tokens
 
     @property
     def after(self) -> tuple[str, ...]:
