@@ -12,6 +12,7 @@ from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution, is_short, steady_window
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
+from pdlab.traffic.requests import TrafficRequest
 
 
 class RoleSplit(NamedTuple):
@@ -47,19 +48,56 @@ class SimulatedLevel:
     preemptions: int
     splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
 
+    @property
+    def hit_share(self) -> float:
+        """Share of all prompt tokens that no engine computed, for a cache had them."""
+        return max(1 - sum(self.computed_tokens) / sum(self.input_tokens), 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests as they came: arrival in seconds, prompt and output tokens."""
+    """Requests as they come: arrival in seconds, prompt and output tokens.
+
+    ``requests``: what they are where prompts have text in common or requests wait for others (empty: neither). One that
+    waits comes at its ``arrival_s`` or after what it waits for, whichever is later. What it waits for stands before it.
+    """
 
     arrival_s: tuple[float, ...]
     input_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
+    requests: tuple[TrafficRequest, ...] = ()
+
+    @classmethod
+    def of(cls, requests: Sequence[TrafficRequest]) -> Trace:
+        """Of a compiled workload."""
+        ends: dict[str, int] = {}
+        inputs = []
+        for request in requests:
+            inputs.append((ends[request.continues] if request.continues else 0) + request.new_tokens)
+            ends[request.id] = inputs[-1] + request.out
+        return cls(
+            tuple(request.at_s or 0.0 for request in requests),
+            tuple(inputs),
+            tuple(request.out for request in requests),
+            tuple(requests),
+        )
 
     @property
     def rate_rps(self) -> float:
-        """Mean rate of arrivals; they begin at 0 and do not all come at once."""
-        return (len(self.arrival_s) - 1) / self.arrival_s[-1]
+        """Mean rate of arrivals; they begin at 0 and do not all come at once. Of those that wait as if answers took no
+        time: the rate that is offered."""
+        moments_s = self._moments_s
+        return (len(moments_s) - 1) / max(moments_s)
+
+    @property
+    def _moments_s(self) -> Sequence[float]:
+        if not self.requests:
+            return self.arrival_s
+        moments_s: dict[str, float] = {}
+        for request in self.requests:
+            waits = [moments_s[each] for each in waited_for(request)]
+            moments_s[request.id] = max([request.at_s or 0.0, *(each + request.gap_s for each in waits)])
+        return [*moments_s.values()]
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -67,8 +105,25 @@ class Trace:
         return max(zip(self.input_tokens, self.output_tokens, strict=True), key=sum)
 
     def part(self, of: int) -> Trace:
-        """What one of so many equal copies gets: every ``of``-th request."""
+        """What one of so many equal copies gets: every ``of``-th request, or every so many sessions."""
+        if of == 1:
+            return self
+        if self.requests:
+            return Trace.of(_every(self.requests, of))
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
+
+
+def waited_for(request: TrafficRequest) -> tuple[str, ...]:
+    """The requests that must have ended before it comes."""
+    return (*((request.parent,) if request.parent else ()), *request.waits)
+
+
+def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:
+    """The requests of every ``of``-th session, in order of their first requests."""
+    numbers: dict[str, int] = {}
+    for request in requests:
+        numbers.setdefault(request.session, len(numbers))
+    return [request for request in requests if numbers[request.session] % of == 0]
 
 
 def trace_of(workload: Workload, level: Level) -> Trace | None:
