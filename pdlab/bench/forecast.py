@@ -13,7 +13,7 @@ from pdlab.results.schema import RequestRecord
 
 if TYPE_CHECKING:
     from pdlab.traffic.oracle import HitOracle
-    from pdlab.traffic.prompts import Prompts
+    from pdlab.traffic.prompts import TrafficPrompts
 
 # Engine arguments under which the rules are others.
 OTHER_RULES = ("enable_prefix_caching", "disable_hybrid_kv_cache_manager", "kv_transfer_config", "prefix_match_unit")
@@ -21,13 +21,13 @@ OTHER_RULES = ("enable_prefix_caching", "disable_hybrid_kv_cache_manager", "kv_t
 
 def oracle_for(
     deployment: Deployment | None, pool_tokens: float | None, *, local: bool
-) -> tuple[HitOracle, Prompts] | None:
+) -> tuple[HitOracle, TrafficPrompts] | None:
     """Of a deployment of one collocated engine whose pool holds ``pool_tokens``; ``local``: on CPUs of this machine.
 
     None where it has several, or stores of KV cache beside the engine's, or where the model, the size of the pool or
     that of a block is not known."""
     from pdlab.traffic.oracle import oracle_of
-    from pdlab.traffic.prompts import Prompts
+    from pdlab.traffic.prompts import TrafficPrompts
 
     if deployment is None or not isinstance(deployment.topology, Collocated) or pool_tokens is None:
         return None
@@ -41,11 +41,11 @@ def oracle_for(
         return None
     retention = arguments.get("prefix_cache_retention_interval", 0)
     oracle = oracle_of(shape, int(pool_tokens) // block_tokens, block_tokens, hybrid=True, retention=retention)
-    return oracle, Prompts(block_tokens)
+    return oracle, TrafficPrompts(block_tokens)
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, oracle: HitOracle, prompts: Prompts
+    records: Sequence[RequestRecord], plan: Path, oracle: HitOracle, prompts: TrafficPrompts
 ) -> tuple[RequestRecord, ...]:
     """The records with what the cache had of each prompt that was answered. The cache is empty when the replay begins;
     requests meet it in the order in which they come, each when the one before has ended."""

@@ -10,7 +10,7 @@ from pdlab.bench.forecast import foreseen, oracle_for
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.traffic.oracle import HitOracle
-from pdlab.traffic.prompts import Prompts
+from pdlab.traffic.prompts import TrafficPrompts
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
 BLOCK = 4
@@ -36,7 +36,7 @@ def plan(folder: Path, *requests: TrafficRequest) -> Path:
 
 
 def hits(records: tuple[RequestRecord, ...], path: Path) -> dict[str, int | None]:
-    oracle, prompts = HitOracle(100, BLOCK, None), Prompts(BLOCK)
+    oracle, prompts = HitOracle(100, BLOCK, None), TrafficPrompts(BLOCK)
     told = foreseen(records, path, oracle, prompts)
     return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
 
