@@ -25,6 +25,7 @@ from pdlab.core import mixes
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.mixes import Mixes
+from pdlab.core.replayed import Replayed
 
 # What published traces and data sets call them.
 INPUTS = ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens")
@@ -255,7 +256,7 @@ class Pairs(LengthDistribution):
                 moved[other] = moved.get(place, place)
 
 
-Lengths = Annotated[Fixed | Uniform | Lognormal | Pairs | Mixes, Field(discriminator="kind")]
+Lengths = Annotated[Fixed | Uniform | Lognormal | Pairs | Mixes | Replayed, Field(discriminator="kind")]
 FIXED = Fixed()
 
 

@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdlab.guard.marks import WIRE, ReadMarks
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
 from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
@@ -45,6 +46,19 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_peers = PeerBook()
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
+        self._mark_reads()
+
+    def _mark_reads(self) -> None:
+        self._guard_marks = ReadMarks(self.tp_rank)
+        ask = self.nixl_wrapper.get_xfer_telemetry
+
+        def telemetry(handle: Any) -> Any:
+            told = ask(handle)
+            self._guard_marks.ended(handle, told)
+            return told
+
+        # vLLM asks once for each read that has ended, and keeps what is told without saying of which request it is.
+        self.nixl_wrapper.get_xfer_telemetry = telemetry
 
     def take_report(self) -> WorkerReport | None:
         """What has happened since the last call; None: nothing."""
@@ -61,6 +75,8 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             if meta.remote.engine_id not in self._remote_agents:  # forgotten after this request's handshake
                 self._background_nixl_handshake(req_id, meta.remote.engine_id, meta)
                 return
+        if _reads(meta):
+            self._guard_marks.posted(req_id)
         try:
             super()._read_blocks_for_req(req_id, meta)
         except Exception as error:  # block ids that do not fit would end the engine core
@@ -92,7 +108,12 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> set[str]:
         peers = self._guard_peers
         engines = {name: self._recving_metadata[name].remote.engine_id for name in transfers} if peers.active else {}
+        if transfers:
+            self._guard_marks.polled(transfers)
         done: set[str] = super()._pop_done_transfers(transfers)
+        for req_id in done:
+            if (read := self._guard_marks.seen(req_id)) is not None:
+                self.xfer_stats.data[WIRE].append(read)
         for req_id in (done - self._guard_failed) & engines.keys():
             peers.read_ended_well(engines[req_id])
         if self._guard_failed:
@@ -173,6 +194,8 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if self._guard_freed:
             sending |= self._guard_freed
             self._guard_freed = set()
+        for req_id in receiving:
+            self._guard_marks.drop(req_id)  # of a read that could not be set up
         if receiving and self._guard_failed:
             failed = receiving & self._guard_failed
             self._guard_report.failed |= failed

@@ -14,9 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+from support import timed
 from support.processes import alive, replicas, send, title
 
 from pdlab.bench.target import answers
+from pdlab.core.workload import RunKey
+from pdlab.results.store import Store
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
 
 pytestmark = pytest.mark.long  # tests/live/test_first_hour.py launches the same deployments
@@ -64,8 +67,21 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
         moved = run["nixl_after"]["transfers"] - run["nixl_before"]["transfers"]
         assert moved >= run["completed"]
         assert run["pool_age"] is not None and 0 < run["pool_age"] < 1, "both engines tell what their KV pools hold"
+        # And every request says where its time went.
+        store = Store(first.parent)
+        timelines = store.read_timelines(RunKey(kind="concurrency", value=concurrency))
+        timed.check(timelines, "pd")
+        assert len(timelines) == run["completed"]
+        assert sum(read.reads for told in timelines for read in told.wire) == moved
     done = stack.run(*SWEEP, "-u", stack.url, "--out", str(out))
     assert done.code == 2 and "--resume" in done.text
+
+
+def test_any_client_may_ask_where_its_time_went(stack: Stack) -> None:
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False)], "pd")
+    assert timed.ask(stack.url, stream=True, asks=False) is None
+    told = timed.ask(stack.url, stream=True, n=2, temperature=1.0)
+    assert not told.whole and told.err == "several sequences"
 
 
 def test_nobody_elses_load_passes_as_valid(stack: Stack) -> None:
@@ -135,6 +151,7 @@ def test_collocated_stores_the_reference(stack: Stack) -> None:
     done = stack.launch("--collocated", "--num", "2")
     assert done.code == 0
     assert "answers kept as the collocated reference" in done.text
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 10], "collocated")
 
 
 def test_the_model_listens_to_every_part_of_its_prompt(stack: Stack) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdlab.deploy.serving.ray_names import MODELS, PD
+from pdlab.deploy.serving.timeline import TIMES_KEY, current
 from pdlab.deploy.serving.usage import cached_in_prefill
 
 # The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
@@ -86,11 +87,17 @@ class CallsPrefill:
                 yield item
             return
         method = "chat" if isinstance(request, pd.ChatCompletionRequest) else "completions"
+        timing = current()
+        if timing is not None:
+            timing.orchestrated = True
         answer = await self._prefilled(pd, backend, method, request, raw_request_info)
         if isinstance(answer, pd.ErrorResponse):
             yield answer
             return
         kv_parameters = getattr(answer, "kv_transfer_params", None)
+        times = kv_parameters.pop(TIMES_KEY, None) if kv_parameters else None
+        if timing is not None and answer is not None:
+            timing.answered(times)
         began = False
         stream: Any = None
         try:
@@ -151,6 +158,8 @@ class CallsPrefill:
         exceptions: Any = importlib.import_module("ray.exceptions")
         prefill_request = backend.prepare_prefill_request(request=request, peer=None)
         self._request_prefill_token_ids(prefill_request)  # type: ignore[attr-defined]
+        if (timing := current()) is not None:
+            timing.called()
         try:
             call = getattr(self._prefill_of(pd, raw), method).remote(prefill_request, raw, **{ROUTE: route})
         except Exception as error:
