@@ -237,6 +237,11 @@ CODES: dict[str, FindingCode] = {
         "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
     ),
+    "hits_unforeseen": _gate(
+        "cache_hits",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
+        "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
+    ),
     "context_computed": _gate(
         "decode_context",
         "decode-only: at least 99 % of the context tokens are filled and not computed",
@@ -380,6 +385,10 @@ CODES: dict[str, FindingCode] = {
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
     "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "hits_not_foreseen": _unchecked(
+        "what a prefix cache has of each prompt is foreseen",
+        "hits are foreseen of token-id prompts to one collocated engine whose model, pool and block size are known",
+    ),
     "replay_recorded": _unchecked(
         "follow-ups wait for the answers before them",
         "the replay sends requests when they were recorded, whatever is answered",

@@ -26,8 +26,9 @@ from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
-from pdlab.report import soaks, timelines, whole_nodes
+from pdlab.report import replays, soaks, timelines, whole_nodes
 from pdlab.report.load import ReportNote, Results
+from pdlab.report.replays import ReplayedLevel
 from pdlab.report.soaks import Held
 from pdlab.report.timelines import Timeline
 from pdlab.results.store import bounds_in_files
@@ -53,6 +54,7 @@ class Report:
     notes: tuple[ReportNote, ...] = ()
     soaks: tuple[Held, ...] = ()
     timelines: tuple[Timeline, ...] = ()
+    replays: tuple[ReplayedLevel, ...] = ()
 
     @cached_property
     def comparison(self) -> Compared:
@@ -147,6 +149,7 @@ def build_report(
         notes=tuple(notes),
         soaks=tuple(soaks.held(results.experiments)),
         timelines=tuple(timelines.moving([(each.folder, each.experiment) for each in results.loaded])),
+        replays=tuple(replays.replays([(each.folder, each.experiment) for each in results.loaded], asked)),
     )
 
 
