@@ -470,6 +470,7 @@ class Serving(Frozen):
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
     ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
     long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
+    ``early_token``: of greedy streamed completions the client gets prefill's first token at once.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
@@ -505,6 +506,14 @@ class Serving(Frozen):
         "PD: decode gives up a call that no prefill replica takes within S seconds",
         SERVING,
         value="S",
+        advanced=True,
+    )
+    early_token: bool = setting(
+        False,
+        "PD: send prefill's first token to the client before its KV cache has moved, where that is exact "
+        "(docs/timeline.md)",
+        SERVING,
+        both_ways=True,
         advanced=True,
     )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(

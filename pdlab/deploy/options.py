@@ -355,6 +355,7 @@ _PD_FIELDS = (
     "deployment.serving.prefill_timeout_s",
     "deployment.serving.prefill_absent_s",
     "deployment.serving.on_prefill_failure",
+    "deployment.serving.early_token",
 )
 _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     "collocated": (
@@ -362,7 +363,13 @@ _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     ),
     "pd-pack": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-spread": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
-    "pd-fluid": ((("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),),
+    "pd-fluid": (
+        (("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),
+        (
+            ("deployment.serving.early_token",),
+            "the roles of --pd-fluid are chosen by when decode has its first token: use --pd-pack or --pd-spread",
+        ),
+    ),
 }
 
 

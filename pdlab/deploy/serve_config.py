@@ -81,6 +81,7 @@ def render(
             "timeout_s": serving.prefill_timeout_s,
             "absent_s": serving.prefill_absent_s,
             "on_failure": list(serving.on_prefill_failure),
+            "early_token": serving.early_token,
         }
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:

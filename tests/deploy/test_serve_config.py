@@ -209,7 +209,7 @@ def test_a_fingerprint_is_of_what_serves_too() -> None:
 def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
     serving = Serving(prefill_timeout_s=30, prefill_absent_s=5, on_prefill_failure=("fail",))
     args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
-    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"]}
+    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"], "early_token": False}
     windows = [
         args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
     ]
