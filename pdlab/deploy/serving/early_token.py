@@ -60,10 +60,10 @@ def early_token(request: Any, answer: Any, longest: int) -> EarlyToken | None:
         return None
     if not (isinstance(request.prompt, str) or all(isinstance(token, int) for token in request.prompt or [""])):
         return None
-    choices = getattr(answer, "choices", None) or ()
+    choices: list[Any] = getattr(answer, "choices", None) or []
     if len(choices) != 1:
         return None
-    (choice,) = choices
+    choice = choices[0]
     prompt_ids, token_ids, text = choice.prompt_token_ids, choice.token_ids, choice.text
     if choice.finish_reason != "length" or not prompt_ids or len(token_ids or ()) != 1:
         return None

@@ -118,10 +118,9 @@ class CallsPrefill:
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
                 began = True  # from here on vLLM itself tells prefill of a request that ends early
                 if early is not None:
+                    begun: Any = super(pd.PDOrchestratorMixin, self)
                     anew = going_on(decode_request, early)
-                    stream = self._after_early(
-                        early, stream, lambda: super(pd.PDOrchestratorMixin, self).completions(anew, raw_request_info)
-                    )
+                    stream = self._after_early(early, stream, lambda: begun.completions(anew, raw_request_info))
                 async for item in stream:
                     yield item if answer is None else cached_in_prefill(item, answer)
         finally:
@@ -145,7 +144,8 @@ class CallsPrefill:
         first = asyncio.ensure_future(stream.__anext__())
         first.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.sleep(0)
-        rest, again = WithoutBegin(early.text), None
+        rest = WithoutBegin(early.text)
+        again: Any = None
         try:
             count("early")
             if (timing := current()) is not None:
