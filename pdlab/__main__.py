@@ -22,6 +22,7 @@ COMMANDS = {
     "viz": "tables, plots, report and audit of result folders (viz.py)",
     "describe": "how a folder of results of other clients is understood, as a file to correct",
     "plan": "simulate and rank deployments before a GPU is booked (plan.py)",
+    "workload": "what a workload file or a trace sends, in figures and as one line per request",
     "calibrate": "fit the simulator's constants to measured runs",
     "doctor": "what on the nodes could make KV transfers slow or wrong (debug/doctor.py)",
     "check-transfer": "prove the KV transfer between ranks (debug/test_nixl_connector_ray.py)",

@@ -19,7 +19,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.length_distribution import Pair
 from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Open, Ramp, Workload
+from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
@@ -136,10 +136,13 @@ def failed_requests(evidence: Evidence) -> Iterator[Finding]:
     requests = evidence.requests
     if len(requests) != total:
         yield found("requests_unrecorded", recorded=len(requests), requests=total)
-    failed = len(requests) - len(evidence.answered)
+    unsent = [each is not None and not each.sent for each in requests.replayed]
+    failed = [number for number, ok in enumerate(requests.ok.tolist()) if not ok and not unsent[number]]
     if failed:
-        first = requests.errors[int(requests.ok.argmin())] or "no answer"
-        yield found("requests_failed", failed=failed, requests=total, first=first)
+        first = requests.errors[failed[0]] or "no answer"
+        yield found("requests_failed", failed=len(failed), requests=total, first=first)
+    if any(unsent):
+        yield found("follow_ups_unsent", unsent=sum(unsent), requests=total)
 
 
 def token_counts(evidence: Evidence) -> Iterator[Finding]:
@@ -374,6 +377,11 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     late_s = _known_lateness_s(evidence)
     if not late_s:
         return
+    if isinstance(evidence.run.load, Replay):
+        p99_s = metrics.percentile(late_s, 99)
+        if p99_s > LATE_FLOOR_S:
+            yield found("replay_late", late_ms=1000 * p99_s, limit_ms=1000 * LATE_FLOOR_S)
+        return
     if isinstance(evidence.run.load, Closed):
         limit_s, why = _late_limit({"median E2EL": _median(evidence.answered.e2el_s)})
         when = "after another one had left its place"
@@ -383,6 +391,30 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     p95_s = late_s[math.ceil(0.95 * len(late_s)) - 1]
     if p95_s > limit_s:
         yield found("sent_late", late_ms=1000 * p95_s, when=when, limit=why)
+
+
+def dependencies(evidence: Evidence) -> Iterator[Finding]:
+    """Requests of a replay were sent before the last token of what they wait for: their prompts cannot hold its
+    answer, and the engines got another load than the sessions make."""
+    requests = evidence.requests
+    ended_s = {
+        each.id: float(moment)
+        for each, moment in zip(requests.replayed, requests.finish_s, strict=True)
+        if each is not None
+    }
+    waiting = [
+        (each, float(moment))
+        for each, moment in zip(requests.replayed, requests.arrival_s, strict=True)
+        if each is not None and each.sent and each.after
+    ]
+    # Where nothing is known of an end, nothing can have waited for it.
+    violated = [
+        each.id
+        for each, moment in waiting
+        if not all(moment >= ended_s.get(other, math.nan) - ORDER_SLACK_S for other in each.after)
+    ]
+    if violated:
+        yield found("dependency_violated", violated=len(violated), waiting=len(waiting), first=violated[0])
 
 
 def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
@@ -621,9 +653,16 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
     return None if evidence.run.client and evidence.run.client.clock_step_s is not None else found("clocks_uncompared")
 
 
+def _dependencies_missing(evidence: Evidence) -> Finding | None:
+    waits = any(each is not None and each.after for each in evidence.requests.replayed)
+    return None if waits else found("replay_recorded")
+
+
 def _short(evidence: Evidence) -> Finding | None:
     if evidence.smoke:
         return found("smoke_test")
+    if isinstance(evidence.run.load, Replay):
+        return found("replay_load")
     return found("ramp_load") if isinstance(evidence.run.load, Ramp) else None
 
 
@@ -655,7 +694,10 @@ GATES: tuple[Gate, ...] = (
         "prefix_cache",
         prefix_cache,
         _needs("prefix_cache_hits"),
-        applies=lambda evidence: evidence.run.workload.mode != "decode-only",  # served without a prefix cache
+        # decode-only is served without a prefix cache; what a replay may find there no share says
+        applies=lambda evidence: (
+            evidence.run.workload.mode != "decode-only" and not isinstance(evidence.run.load, Replay)
+        ),
         counted=True,
     ),
     Gate(
@@ -674,6 +716,12 @@ GATES: tuple[Gate, ...] = (
         applies=lambda evidence: evidence.ingress_replicas is not None or bool(evidence.run.front_cores),
     ),
     Gate("lateness", lateness, _lateness_missing),
+    Gate(
+        "dependencies",
+        dependencies,
+        _dependencies_missing,
+        applies=lambda evidence: isinstance(evidence.run.load, Replay),
+    ),
     Gate("clock", clock, _clock_missing),
     Gate(
         "rehearsed_pace",
@@ -760,7 +808,7 @@ def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:
     """What the load generator could not do, where that fails no gate."""
     load = evidence.run.load
     late_s = _known_lateness_s(evidence)
-    if isinstance(load, Closed) or not late_s:
+    if not isinstance(load, Open | Ramp) or not late_s:
         return
     p99_s = metrics.percentile(late_s, 99)
     if p99_s > NOTED_LATE_S:

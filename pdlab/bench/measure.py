@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, ReplayedPlan
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
@@ -17,7 +17,7 @@ from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
+from pdlab.core.workload import Closed, Level, Load, Ramp, Replay, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
@@ -43,7 +43,8 @@ S = TypeVar("S")
 class Driver:
     """Measures levels of one workload against one target, with one load generator.
 
-    ``max_processes``: as many load-generator processes as it may grow to when one is saturated.
+    ``max_processes``: as many load-generator processes as it may grow to when one is saturated. ``plan``: the compiled
+    workload that its levels replay.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Driver:
         request_timeout_s: float,
         smoke: bool = False,
         max_processes: int = 1,
+        plan: ReplayedPlan | None = None,
         timeline: bool = False,
     ) -> None:
         self._client = client
@@ -65,6 +67,7 @@ class Driver:
         self._request_timeout_s = request_timeout_s
         self._smoke = smoke
         self._max_processes = max_processes
+        self._plan = plan
         deployment = target.manifest.deployment
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
@@ -245,6 +248,7 @@ class Driver:
             model=target.model_id,
             tokenizer=target.tokenizer,
             request_timeout_s=self._request_timeout_s,
+            plan=self._plan,
             timeline=self._timeline,
         )
         stale = self._error
@@ -431,6 +435,8 @@ def title(load: Load) -> str:
         return f"concurrency {load.concurrency}"
     if isinstance(load, Ramp):
         return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
+    if isinstance(load, Replay):
+        return "replay" if load.speed == 1 else f"replay at {load.speed:g} times the speed"
     return f"{load.rate_rps:g} requests/s"
 
 

@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 
 from pdlab.core.arguments import (
     LENGTHS_HELP,
@@ -35,6 +36,7 @@ from pdlab.core.output_paths import check_folder, check_picture, check_writable,
 from pdlab.core.settings import (
     LENGTHS,
     AboveZero,
+    NamedValues,
     PerUnit,
     Positive,
     Seed,
@@ -52,7 +54,7 @@ from pdlab.core.status_line import StatusLine
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
-    from pdlab.core.nodes import ClusterView
+    from pdlab.core.nodes import ClusterNode, ClusterView
     from pdlab.core.workload import Slo, Workload
     from pdlab.plan.extrapolation import OutsideFit
     from pdlab.plan.planner import Plan
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "gpt-oss-120b"
+FORMATTED = ("gemm", "moe", "kvcache", "fmha")
+CPUS_PER_GPU = 24  # of a node that nobody described: as of p5.48xlarge, more than engines need
 MAX_GPUS = 1024  # more are copies of what is best on fewer
 MAX_IN_FLIGHT = 20_000
 MOST_UNREAD = 12  # names of columns in a note
@@ -105,6 +109,25 @@ def _rate(text: str) -> float:
     return value
 
 
+def _engine_version(text: str) -> str:
+    if not re.fullmatch(r"\d+\.\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a major and a minor version, such as 0.29")
+    return text
+
+
+def _formats(words: Sequence[str], flag: str) -> dict[str, str]:
+    """PART=FORMAT words as a mapping. Raises UsageError."""
+    from pdlab.core.text import choices
+
+    parts = dict(word.partition("=")[::2] for word in words)
+    for part, value in parts.items():
+        if part not in FORMATTED or not value:
+            raise UsageError(
+                f"{flag} {part}={value}: give PART=FORMAT with a part of the model; {choices(part, FORMATTED)}"
+            )
+    return parts
+
+
 def _in_flight(text: str) -> tuple[int, ...]:
     counts = numbers(text)
     if counts[-1] > MAX_IN_FLIGHT:
@@ -117,6 +140,10 @@ def _in_flight(text: str) -> tuple[int, ...]:
 WHAT, WORKLOAD, HOW, INSTEAD = "what to serve, on what", "workload", "how", "instead of a ranking"
 SLO = "SLO: what a request must meet to count as goodput (unbounded if it is not given)"
 Bound = Annotated[float, Gt(0), PerUnit(1000)]
+OF_HARDWARE = (
+    *("hardware", "engine", "engine_version", "table_mode", "quant", "without_ray"),
+    *("acceptance_length", "draft_tokens"),
+)  # what step times depend on
 ANSWER = "answer"  # one of the fields that ask for something else than a ranking
 
 
@@ -137,9 +164,58 @@ class PlanSettings(Settings):
     )
     hardware: str = setting(
         "h100-vllm-0.11",
-        "calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate",
+        "calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate; or a GPU type such as H200, "
+        "whose step times come from tables (pip install 'pdlab[perf]')",
         WHAT,
-        value="NAME|FILE",
+        value="NAME|FILE|GPU",
+    )
+    engine: Literal["vllm", "sglang", "trtllm"] | None = setting(
+        None, "with a GPU type as --hardware: the engine", WHAT, otherwise="vllm"
+    )
+    engine_version: Annotated[str, Text(_engine_version)] | None = setting(
+        None,
+        "with a GPU type as --hardware: the engine's version, such as 0.29",
+        WHAT,
+        value="X.Y",
+        otherwise="that of the tables",
+    )
+    table_mode: Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"] = setting(
+        "SILICON",
+        "SILICON: measured tables only; HYBRID takes what is missing from like GPUs and formats; EMPIRICAL and SOL "
+        "calculate all of it",
+        WHAT,
+        advanced=True,
+    )
+    quant: Annotated[dict[str, str], NamedValues(_formats)] = setting(
+        {},
+        "a format of the tables: gemm, moe, kvcache or fmha, and the tables' name of it, such as gemm=fp8",
+        WHAT,
+        several="times",
+        value="PART=FORMAT",
+        advanced=True,
+    )
+    without_ray: bool = setting(
+        False,
+        "engines behind their own HTTP server: no time for Ray Serve's path",
+        WHAT,
+        advanced=True,
+    )
+    acceptance_length: Annotated[float, Ge(1)] | None = setting(
+        None,
+        "speculative decoding: tokens that a sequence gets per step on average, as you measured it",
+        WHAT,
+        value="TOKENS",
+        otherwise="no speculative decoding",
+        advanced=True,
+    )
+    draft_tokens: Positive | None = setting(
+        None,
+        "tokens that are guessed per step",
+        WHAT,
+        value="N",
+        otherwise="the least that --acceptance-length needs",
+        needs="acceptance_length",
+        advanced=True,
     )
     node: str = setting(
         "p5.48xlarge",
@@ -298,11 +374,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
 
 
+def _hardware(settings: PlanSettings) -> Hardware:
+    """What --hardware names, with the engine that is planned for. Raises UsageError."""
+    from pdlab.core.schema import validate
+    from pdlab.sim.computed_hardware import hardware_of
+    from pdlab.sim.hardware import Speculation
+
+    node = _base_node(settings)
+    hardware = hardware_of(
+        settings.hardware,
+        settings.model_name,
+        settings.engine,
+        settings.engine_version,
+        quant=settings.quant,
+        mode=settings.table_mode,
+        bare=settings.without_ray,
+        gpus_per_node=node.gpus if node is not None else None,
+    )
+    if settings.acceptance_length is None:
+        return hardware
+    guessed = settings.draft_tokens or max(math.ceil(settings.acceptance_length) - 1, 1)
+    given = {"acceptance_length": settings.acceptance_length, "draft_tokens": guessed}
+    return hardware.model_copy(update={"speculation": validate(Speculation, given, where="--acceptance-length")})
+
+
+def _base_node(settings: PlanSettings) -> ClusterNode | None:
+    """The first of the nodes that --node names; None: not given. Raises UsageError."""
+    if "node" not in settings.model_fields_set:
+        return None
+    return _nodes(settings.node)[0]
+
+
+def _nodes(name: str) -> tuple[ClusterNode, ...]:
+    """The nodes of a type of configs/clusters/, or of a cluster's file. Raises UsageError."""
+    from pdlab.core.catalog import load_cluster, node_types
+    from pdlab.core.text import choices
+
+    of_file = name.endswith((".yaml", ".yml"))
+    try:
+        return load_cluster(name if of_file else f"{name}-x1").engine_nodes
+    except UsageError as error:
+        if of_file:
+            raise
+        raise UsageError(f"--node {name}: no node type of configs/clusters/; {choices(name, node_types())}") from error
+
+
 def _run(settings: PlanSettings) -> int:
     from pdlab.core.catalog import require_shape
-    from pdlab.sim.hardware import load_hardware
 
-    hardware = load_hardware(settings.hardware)
+    hardware = _hardware(settings)
     if settings.predict:
         return _predict(settings, settings.predict, hardware)
     if settings.compare:
@@ -355,20 +475,23 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 
     For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
     """
-    from pdlab.core.catalog import load_cluster, node_types
-    from pdlab.core.nodes import ClusterView
-    from pdlab.core.text import choices
+    from pdlab.core.nodes import ClusterNode, ClusterView
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))
-    try:
-        found = load_cluster(settings.node if of_file else f"{settings.node}-x1").engine_nodes
-    except UsageError as error:
-        if of_file:
-            raise
-        raise UsageError(
-            f"--node {settings.node}: no node type of configs/clusters/; {choices(settings.node, node_types())}"
-        ) from error
+    if hardware.steps is not None and "node" not in settings.model_fields_set:
+        found: tuple[ClusterNode, ...] = (
+            ClusterNode(
+                id="node",
+                gpu_type=hardware.gpu_type,
+                gpus=hardware.gpus_per_node,
+                cpus=CPUS_PER_GPU * hardware.gpus_per_node,
+            ),
+        )
+        kind = f"node of {hardware.gpus_per_node} {hardware.gpu_type}"
+    else:
+        found = _nodes(settings.node)
+        kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
     base = found[0]
     for each in found:
         require_node(hardware, each, settings.node)
@@ -383,7 +506,6 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
         free = base.gpus if spread else min(base.gpus, settings.gpus - (number - 1) * base.gpus)
         changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
         nodes.append(base.model_copy(update=changes))
-    kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
@@ -463,12 +585,12 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         from pdlab.plan.second_fidelity import beside
 
         print(beside(scene, best) + "\n")
-    passed_on = shlex.join(to_words(settings, only=("model", "hardware")))
+    passed_on = shlex.join(to_words(settings, only=("model", *OF_HARDWARE)))
     print(
         next_steps.commands(
             best,
             scene,
-            None if hardware.cpu else settings.node,
+            settings.node if hardware.steps is None or "node" in settings.model_fields_set else None,
             settings.out,
             ranked_plan.best_candidate(collocated=True),
             f" {passed_on}" if passed_on else "",

@@ -145,12 +145,16 @@ class GpuType(Frozen):
     """What is known of a type of GPU. ``names``: Ray's accelerator types that mean it, and usual ones.
 
     ``memory_gb``: 1e9 bytes of one GPU, of every size that is sold under the name (none: not known). ``link``: how
-    GPUs of one node reach each other (None: not known). ``source`` says where the numbers are from.
+    GPUs of one node reach each other (None: not known). ``step_tables``: what the performance database of
+    `pdlab.sim.aic` calls the GPU (None: it has no measurements of it), ``gpus_per_node``: of the nodes on which it
+    measured. ``source`` says where the numbers are from.
     """
 
     names: tuple[str, ...] = Field(min_length=1)
     memory_gb: tuple[float, ...] = ()
     link: GpuLink | None = None
+    step_tables: str | None = None
+    gpus_per_node: int = Field(default=8, ge=1)
     source: str
 
 

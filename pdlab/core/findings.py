@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer"]
+Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,11 @@ def _note(rule: str, template: str, fix: str = "") -> FindingCode:
     return FindingCode(source="notes", rule=rule, template=template, fix=fix, severity="note")
 
 
+def _of_plan(rule: str, template: str) -> FindingCode:
+    """What a plan's step times rest on."""
+    return FindingCode(source="plan", rule=rule, template=template, severity="note")
+
+
 def _file(rule: str, template: str) -> FindingCode:
     return FindingCode(source="files", rule=rule, template=template)
 
@@ -129,6 +134,11 @@ CODES: dict[str, FindingCode] = {
         "failed_requests",
         "every request has a complete answer",
         "{failed} of {requests} requests failed (first: {first})",
+    ),
+    "follow_ups_unsent": _gate(
+        "failed_requests",
+        "every request of a replay is sent",
+        "{unsent} of {requests} requests were not sent, for what they follow has no answer",
     ),
     "token_count_wrong": _gate(
         "token_counts",
@@ -255,6 +265,17 @@ CODES: dict[str, FindingCode] = {
         "the median E2EL (closed loop)",
         "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
     ),
+    "replay_late": _gate(
+        "lateness",
+        "requests of a replay are sent late (p99) by at most 50 ms: after they are due by the file, or after the "
+        "answers that they wait for and their pause",
+        "load generator late: requests of the replay were sent {late_ms:.0f} ms late (p99, limit {limit_ms:.0f} ms)",
+    ),
+    "dependency_violated": _gate(
+        "dependencies",
+        "no request of a replay is sent before the last token of what it waits for",
+        "{violated} of {waiting} requests were sent before what they wait for had ended (first: {first})",
+    ),
     "clock_backwards": _gate(
         "clock",
         "the times of a request are in their order, to 1 ms",
@@ -358,6 +379,11 @@ CODES: dict[str, FindingCode] = {
     ),
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
+    "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "replay_recorded": _unchecked(
+        "follow-ups wait for the answers before them",
+        "the replay sends requests when they were recorded, whatever is answered",
+    ),
     "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
     "too_few_for_trend": _unchecked(
         "enough requests finish in the steady window for a trend",
@@ -834,6 +860,26 @@ CODES: dict[str, FindingCode] = {
     "backend_reports_no_transport": _remark(
         "the backend reports its transport",
         "{backend} does not report its transport: the wire is known from the byte counters alone",
+    ),
+    "tables_of_version": _of_plan(
+        "step times are of runs like the plan's",
+        "step times of {gpu} are tables of {engine} {tables}, added up from single operations",
+    ),
+    "tables_of_another_version": _of_plan(
+        "tables of step times are of the engine version that is planned for",
+        "step times of {gpu} are tables of {engine} {tables}, added up from single operations, not of {planned}",
+    ),
+    "host_time": _of_plan(
+        "the host's time of a step is measured on the engine version that is planned for",
+        "the host adds {host_ms:.2g} ms per step, standard deviation {sd_ms:.2g} ms ({source})",
+    ),
+    "table_values_estimated": _of_plan(
+        "tables are measured with the formats and sizes of the model",
+        "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
+    ),
+    "draft_time_not_counted": _of_plan(
+        "what guessing tokens takes is measured",
+        "{accepted:g} tokens per step of {guessed} guessed ones and one more; the time of the draft is not counted",
     ),
 }
 

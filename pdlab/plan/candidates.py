@@ -24,6 +24,7 @@ from pdlab.placement.copies import copies_of
 from pdlab.plan.rate_matching import Matcher, Unit, UnitKind
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.steps import steps_of
 
 TP_DEGREES = (1, 2, 4, 8)
 MOST_REPLICAS = 16  # of a pool in one unit
@@ -55,16 +56,22 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]
     if shape.experts > 1:
         across += [Pool(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
+    refused: UsageError | None = None
     for layouts in (within, across):
-        usable = [
-            pool
-            for pool in layouts
-            if pool.gpus <= gpus
-            and _accepted(Collocated(pool=pool), shape)
-            and kv_capacity_tokens(hardware, shape, pool) >= request
-        ]
+        usable = []
+        for pool in layouts:
+            fits = pool.gpus <= gpus and _accepted(Collocated(pool=pool), shape)
+            if fits and kv_capacity_tokens(hardware, shape, pool) >= request:
+                try:
+                    steps_of(hardware, shape, pool)
+                except UsageError as error:  # tables that do not have it
+                    refused = refused or error
+                else:
+                    usable.append(pool)
         if usable:
             return usable
+        if refused is not None:
+            raise refused
     raise UsageError(
         f"{shape.name} with a request of {request} tokens fits no TP degree of {TP_DEGREES} and no whole nodes with PP "
         f"or expert parallel within {gpus} GPUs of {hardware.gpu}; give more GPUs or shorter requests"

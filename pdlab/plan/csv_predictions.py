@@ -23,6 +23,7 @@ from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
+from pdlab.plan.step_findings import step_findings
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures
@@ -114,7 +115,8 @@ def predict(
                 ran_on=_ran_on(row),
                 in_flight_per_gpu=[_in_flight(level, deployment) for level in own],
             )
-            notes = [_caveat(deployment, hardware), outside_text(outside)]
+            rests_on = "; ".join(each.text for each in step_findings(hardware, shape, deployment.pools.values()))
+            notes = [_caveat(deployment, hardware), rests_on, outside_text(outside)]
             columns = _columns(own, other, deployment, hardware, None if outside else hardware.error)
             predictions[number] = {**columns, NOTE: "; ".join(filter(None, notes))}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
@@ -138,9 +140,9 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shape: ModelShape) -> st
             f"hardware {stated.hardware!r}: the step times of {hardware.name} are of {hardware.gpu}; give --hardware "
             "with a fit to such GPUs"
         )
-    engine = _engine(row)
-    if engine is not None and engine != "vllm":
-        return f"framework {stated.framework!r}: engines are simulated as vLLM's"
+    engine, simulated = _engine(row), hardware.steps.engine if hardware.steps else "vllm"
+    if engine is not None and engine != simulated:
+        return f"framework {stated.framework!r}: engines are simulated with the step times of {simulated}"
     for what, value, dtype in (
         ("precision", stated.precision, shape.weight_dtype),
         ("KV precision", stated.kv_precision, shape.kv_dtype),

@@ -34,6 +34,7 @@ Dimension = Literal[
     "DP",
     "EP",
     "network",
+    "speculation",
     "input length",
     "output length",
     "load",
@@ -80,6 +81,8 @@ def outside_fit(
     `pdlab.sim.hardware.FitDomain`.
     """
     fit = hardware.fit
+    if fit is None and hardware.steps is not None:
+        return (OutsideFit("fit", f"no measured run on {hardware.gpu} corrects the tables"),)
     if fit is None:
         return (OutsideFit("fit", f"{hardware.name} was never fitted, or was changed after its fit"),)
     found: list[OutsideFit] = []
@@ -114,6 +117,8 @@ def outside_fit(
     network = network_of(deployment, ran_on.nic) if deployment is not None else None
     if network is not None and fit.networks and network not in fit.networks:
         say("network", f"network {network}", ", ".join(fit.networks))
+    if hardware.speculation is not None:
+        say("speculation", "speculative decoding", "none")
     lengths = [pair for workload in workloads for pair in (workload.mean_tokens, workload.longest)]
     sides: tuple[tuple[Dimension, list[float], tuple[int, int]], ...] = (
         ("input length", [pair[0] for pair in lengths], fit.input_tokens),

@@ -53,7 +53,7 @@ def commands(
 ) -> str:
     """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
 
-    ``node``: the kind of node, None: engines on this machine's CPUs. ``baseline``: the best collocated deployment,
+    ``node``: the kind of node, None: none of configs/clusters/. ``baseline``: the best collocated deployment,
     measured too so that PD can be compared with it. ``plan_flags``: the flags of this plan for model and hardware, so
     that the comparison uses the same. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
     """
@@ -66,14 +66,14 @@ def commands(
             path = folder / f"{deployment.label}.yaml"
             replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
             launch = typed("launch", "--config", str(path))
-        cluster = cluster_for(deployment, node) if node else None
+        cluster = cluster_for(deployment, node) if node and not scene.hardware.cpu else None
         loads, beyond = sweep_levels(candidate), outside(candidate, scene)
         steps.append(Measurement(candidate, candidate is baseline, launch, cluster, loads, beyond))
     return rendered(
         TEMPLATES / "commands.txt",
         best=best,
         steps=steps,
-        local=node is None,
+        local=scene.hardware.cpu,
         engine_settings=ENGINE_SETTINGS,
         bench=typed("bench"),
         viz=typed("viz"),

@@ -172,7 +172,7 @@ class Matcher:
         return pool.engines_per_replica / takes_s, batch
 
     def _largest(self, pool: Pool, tpot_of: Callable[[int], float], bound_s: float) -> int:
-        low, high = 0, max(self.room(pool), 1)
+        low, high = 0, max(int(min(self.room(pool), self.costs(pool).limits.batch)), 1)
         while low < high:  # TPOT grows with the batch
             middle = (low + high + 1) // 2
             if tpot_of(middle) <= bound_s:

@@ -13,11 +13,13 @@ from typing import Protocol
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
+from pdlab.core.findings import Finding
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
 from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
+from pdlab.plan.step_findings import step_findings
 from pdlab.results.slo import within
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -122,6 +124,11 @@ class Scene:
             ran_on=RanOn(nic=self.nic),
             in_flight_per_gpu=loads,
         )
+
+    def step_findings(self, deployment: Deployment | None = None) -> tuple[Finding, ...]:
+        """What the step times rest on; of a deployment's pools too. Raises UsageError."""
+        pools = deployment.pools.values() if deployment is not None else ()
+        return step_findings(self.hardware, self.shape, pools)
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""

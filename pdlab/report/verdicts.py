@@ -35,7 +35,7 @@ NO_BOUND = (
     "--at tpot_ms=12,ttft_p95_ms=2000."
 )
 HIGHER = {"throughput": ("higher", "lower"), "ttft": ("longer", "shorter"), "tpot": ("longer", "shorter")}
-LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp"}
+LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp", "replay": "replay"}
 
 DoubtCode = Literal[
     "edge", "search_too_wide", "search", "one_repeat_too_wide", "one_repeat", "no_scatter", "too_wide", "interval"

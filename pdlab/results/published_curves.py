@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from pdlab.core.workload import Closed, Ramp
+from pdlab.core.workload import Open, Ramp
 from pdlab.results.curve_names import short_names
 from pdlab.results.published_files import PublishedLevel
 from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
@@ -150,7 +150,7 @@ def _arrivals(levels: Sequence[PublishedLevel]) -> list[dict[str, str]]:
     """Per level, how its requests arrived beyond its load's key, where the open loops of the folder differ in it: the
     burstiness, which a closed loop does not have, and of ramps to one rate where and how they begin."""
     found: list[dict[str, str]] = [{} for _ in levels]
-    open_loops = {i: load for i, level in enumerate(levels) if not isinstance(load := level.run.load, Closed)}
+    open_loops = {i: load for i, level in enumerate(levels) if isinstance(load := level.run.load, Open | Ramp)}
     if len({load.burstiness for load in open_loops.values()}) > 1:
         for i, load in open_loops.items():
             found[i][_BURSTINESS] = str(load.burstiness)

@@ -24,7 +24,7 @@ from pdlab.core.errors import UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
-from pdlab.sim.step_source import Limits, Line, Plane, Tabulated
+from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 INSTALL = f"pip install 'pdlab[perf]', which brings {PACKAGE} {VERSION} (Python 3.11 or later)"
@@ -34,16 +34,34 @@ LIMITS = Limits(tokens=8192 + 1024, batch=1024, context=131_072, prefill_tokens=
 # The format whose tables may be slower than those of bfloat16, which no engine would then use; the batch and context
 # at which both are compared.
 DOUBTED, PLAIN, COMPARED_AT = "fp8_block", "bfloat16", (32, 1024)
-# Formats that the engine uses where the database would look for others: (engine, architecture, system or None for
-# every one) -> formats. gpt-oss on Blackwell: vLLM's own choice is MXFP8 activations. DeepSeek: the attention of both
-# engines is measured in bfloat16 only.
-USED_FORMATS: dict[tuple[str, str, str | None], dict[str, str]] = {
+
+
+class UsedFormats(NamedTuple):
+    """Formats that an engine uses where the database would look for others. ``measured``: it has tables of them for
+    this GPU; else they are made of those of other formats (mode HYBRID)."""
+
+    formats: dict[str, str]
+    measured: bool = True
+
+
+# By engine, architecture, and system (None: every one). gpt-oss on Blackwell: vLLM's kernels take MXFP8 activations.
+# DeepSeek: the attention of both engines is measured in bfloat16 only.
+USED_FORMATS: dict[tuple[str, str, str | None], UsedFormats] = {
     **{
-        ("vllm", "GptOssForCausalLM", system): {"moe": "w4a8_mxfp4_mxfp8"}
+        ("vllm", "GptOssForCausalLM", system): UsedFormats({"moe": "w4a8_mxfp4_mxfp8"}, measured=False)
         for system in ("b200_sxm", "b300_sxm", "gb200", "gb300")
     },
-    **{(engine, "DeepseekV3ForCausalLM", None): {"fmha": "bfloat16"} for engine in ("sglang", "trtllm")},
+    **{(engine, "DeepseekV3ForCausalLM", None): UsedFormats({"fmha": "bfloat16"}) for engine in ("sglang", "trtllm")},
 }
+AS_IT_IS = UsedFormats({})
+# The version of each engine whose tables the package calls current, and the one of systems where that is another.
+CURRENT = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
+CURRENT_ON = {"a100_sxm": {"vllm": "0.14.0", "sglang": "0.5.10", "trtllm": "1.0.0"}}
+
+
+def literal_version(system: str, engine: str, version: str = "current") -> str:
+    """The version of the tables."""
+    return {**CURRENT, **CURRENT_ON.get(system, {})}[engine] if version == "current" else version
 
 
 class _Kept(Frozen):
@@ -69,13 +87,15 @@ def tabulate(
             " give the model as a folder, a Hugging Face id, or with the keys of its config"
         )
     architecture = (files.config.get("architectures") or ["?"])[0]
-    every = USED_FORMATS.get((engine, architecture, None), {})
-    formats = {**every, **USED_FORMATS.get((engine, architecture, system), {}), **quant}
+    used = USED_FORMATS.get((engine, architecture, system)) or USED_FORMATS.get((engine, architecture, None), AS_IT_IS)
+    formats = {**used.formats, **quant}
+    if mode == "SILICON" and not used.measured and formats == used.formats:
+        mode = "HYBRID"
     key = {
         "core": VERSION,
         "system": system,
         "engine": engine,
-        "version": version,
+        "version": literal_version(system, engine, version),
         "mode": mode,
         "model": _digest([files.config, files.modelopt]),
         "parallel": f"tp{pool.tp} dp{pool.dp}{' ep' if pool.expert_parallel else ''}",
@@ -228,7 +248,7 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
     chunks = tuple(_geometric(16, LIMITS.prefill_tokens, 2))
     prefixes = (0.0, *_geometric(512, LIMITS.prefix, 1))
     return Tabulated(
-        shared=Line(xs=tokens, ys=tuple(map(shared_s, tokens))),
+        shared=Polyline(xs=tokens, ys=tuple(map(shared_s, tokens))),
         decode=_plane(batches, contexts, decode_s),
         generation_attention=_plane(batches, contexts, generation_s),
         context_attention=_plane(chunks, prefixes, attention_s),
@@ -276,5 +296,5 @@ def _refused(what: str, mode: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:240] or type(error).__name__
-        more = "; in a hardware file, mode: HYBRID takes what is missing from like GPUs" if mode == "SILICON" else ""
+        more = "; --table-mode HYBRID takes what is missing from like GPUs and formats" if mode == "SILICON" else ""
         raise UsageError(f"no {what} ({reason}){more}") from error

@@ -7,14 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pdlab.core.catalog import find_config
-from pdlab.core.deployment import Mode
+from pdlab.core.deployment import Mode, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
+TableMode = Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"]
 ConstantBasis = Literal["roofline", "fitted", "measured", "published", "assumed"]
 
 
@@ -111,9 +112,25 @@ class StepTables(Frozen):
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
     version: str = "current"
     engine_version: str | None = None
-    mode: Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"] = "SILICON"
+    mode: TableMode = "SILICON"
     quant: dict[Literal["gemm", "moe", "kvcache", "fmha"], str] = Field(default_factory=dict)
     correction: Correction = NO_CORRECTION
+
+
+class Speculation(Frozen):
+    """Speculative decoding: in a step every sequence gets ``acceptance_length`` tokens on average (1: the usual one),
+    of ``draft_tokens`` that were guessed and one more. What guessing takes is not counted."""
+
+    acceptance_length: float = Field(ge=1)
+    draft_tokens: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _within_the_draft(self) -> Speculation:
+        if self.acceptance_length > self.draft_tokens + 1:
+            raise ValueError(
+                f"{self.acceptance_length:g} tokens per step are more than {self.draft_tokens} guessed and one"
+            )
+        return self
 
 
 class Hardware(Frozen):
@@ -121,7 +138,8 @@ class Hardware(Frozen):
 
     ``gpu`` describes the GPU, ``gpu_type`` is its type as Ray names it (None: engines on CPUs). ``fit``: what the
     constants were fitted to; None: they are not the result of a fit, and ``error`` is None too. ``steps``: tables of
-    step times, which take the place of the constants of a step.
+    step times, which take the place of the constants of a step. ``speculation``: of its engines (None: none).
+    ``beside``: other GPU types of the same cluster; a pool of such a type has their step times and memory.
     """
 
     name: str
@@ -136,8 +154,14 @@ class Hardware(Frozen):
     fitted_on: tuple[str, ...] = ()
     fit: FitDomain | None = None
     steps: StepTables | None = None
+    speculation: Speculation | None = None
+    beside: tuple[Hardware, ...] = ()
     constants: dict[str, Constant]
     error: FitError | None = None
+
+    def of(self, pool: Pool) -> Hardware:
+        """That of the pool's GPU type."""
+        return next((each for each in self.beside if each.gpu_type == pool.gpu_type), self)
 
     def value(self, name: str) -> float:
         """Raises UsageError when the file has no such constant."""

@@ -31,7 +31,7 @@ from typing import Literal
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.sim.engine import Engine, PrefixCache
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
@@ -88,7 +88,7 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
-    return Engine(costs, capacity, hardware.step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
+    return Engine(costs, capacity, hardware.of(pool).step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
 
 
 class System(Stepping):
@@ -170,6 +170,7 @@ class System(Stepping):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
+            assert not isinstance(level.load, Replay)  # drawing its lengths has said so
             arrivals = open_arrivals(level.load, count, self.random)
         # Of an open loop one at a time: thousands of events to come would make each one cost more.
         self.arrivals = [] if self.closed else arrivals
@@ -178,6 +179,12 @@ class System(Stepping):
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
+        held = min(engine.costs.limits.context for engine in self.all_engines)
+        if longest > held:
+            raise UsageError(
+                f"one request of {longest} tokens is longer than the step times of {self.hardware.name} go, which is "
+                f"{held:.0f} tokens; use shorter requests"
+            )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
             raise UsageError(

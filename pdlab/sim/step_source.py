@@ -61,14 +61,14 @@ class StepSource(Protocol):
         ...
 
 
-class Line(Frozen):
+class Polyline(Frozen):
     """A function of one argument by its values in seconds at growing ``xs``, straight between them."""
 
     xs: tuple[float, ...] = Field(min_length=2)
     ys: tuple[float, ...]
 
     @model_validator(mode="after")
-    def _is_one(self) -> Line:
+    def _is_one(self) -> Polyline:
         if len(self.xs) != len(self.ys):
             raise ValueError(f"has {len(self.xs)} arguments and {len(self.ys)} values")
         _check_growing("xs", self.xs)
@@ -139,7 +139,7 @@ class Tabulated(Frozen):
     this very model, GPU and engine; empty: none.
     """
 
-    shared: Line
+    shared: Polyline
     decode: Plane
     generation_attention: Plane
     context_attention: Plane

@@ -140,6 +140,7 @@ def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
 
     Memory of the TP x PP GPUs x utilization - weights - overhead per GPU.
     """
+    hardware = hardware.of(pool)
     value = hardware.value
     gpus = pool.tp * pool.pp
     experts = expert_bytes(shape) / (pool.dp if pool.expert_parallel else 1)

@@ -5,16 +5,58 @@ from __future__ import annotations
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
 from pdlab.sim import aic
-from pdlab.sim.hardware import Hardware
-from pdlab.sim.step_source import Corrected, StepSource
+from pdlab.sim.hardware import Hardware, Speculation, StepTables
+from pdlab.sim.step_source import Corrected, Limits, StepSource, Tabulated
 from pdlab.sim.step_time import step_costs
 
 
 def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
     """The step times of one engine (one DP rank) of ``pool``: those of the hardware's tables where it names some, else
     of its constants. Raises UsageError."""
-    if hardware.steps is None:
-        return step_costs(hardware, shape, pool)
-    tables = hardware.steps
-    found = aic.tabulate(shape, tables.system, tables.engine, tables.version, pool, tables.quant, tables.mode)
-    return Corrected(found, tables.correction)
+    own = hardware.of(pool)
+    source: StepSource = (
+        step_costs(own, shape, pool)
+        if own.steps is None
+        else Corrected(tables_of(own.steps, shape, pool), own.steps.correction)
+    )
+    return source if own.speculation is None else Speculative(source, own.speculation)
+
+
+def tables_of(tables: StepTables, shape: ModelShape, pool: Pool) -> Tabulated:
+    """The tables of one engine of ``pool``, without a correction. Raises UsageError."""
+    return aic.tabulate(shape, tables.system, tables.engine, tables.version, pool, tables.quant, tables.mode)
+
+
+class Speculative:
+    """Steps of an engine that guesses tokens, as steps of one token each: what a step takes that decodes, over the
+    tokens that a sequence gets in it, and what its prefill adds, as it is.
+
+    A step that checks n tokens of each sequence costs one of n times as many sequences with as much KV cache together.
+    """
+
+    __slots__ = ("accepted", "checked", "source")
+
+    def __init__(self, source: StepSource, speculation: Speculation) -> None:
+        self.source = source
+        self.accepted, self.checked = speculation.acceptance_length, speculation.draft_tokens + 1
+
+    @property
+    def admit_s(self) -> float:
+        return self.source.admit_s
+
+    @property
+    def limits(self) -> Limits:
+        limits = self.source.limits
+        return limits.model_copy(update={"batch": limits.batch / self.checked})
+
+    def step_s(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> float:
+        if not batch:
+            return self.source.step_s(batch, prefill_tokens, context, prefill_context)
+        decode_s = self.source.step_s(batch * self.checked, 0, context / self.checked)
+        if not prefill_tokens:
+            return decode_s / self.accepted
+        mean = context if prefill_context is None else prefill_context
+        alone_s = self.source.step_s(batch, 0, context)
+        return decode_s / self.accepted + self.source.step_s(batch, prefill_tokens, context, mean) - alone_s

@@ -7,14 +7,13 @@ where the column says so, or ISO 8601; only their differences count, and request
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import INPUTS, OUTPUTS, whole_tokens
 from pdlab.sim.level import Trace
+from pdlab.traffic.formats.csv_traces import moment_s
 
 ALIASES = {
     "arrival_s": ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time"),
@@ -40,7 +39,7 @@ def read(path: Path) -> Trace:
         where = f"--trace {path}, line {number}"
         if len(row) < len(rows[0]):
             raise UsageError(f"{where}: {len(row)} cells for {len(rows[0])} columns")
-        at_s = _moment_s(row[columns[0]], where, 1e-3 if columns[1] else 1.0)
+        at_s = moment_s(row[columns[0]], where, 1e-3 if columns[1] else 1.0)
         requests.append((at_s, whole_tokens(row[columns[2]], where), whole_tokens(row[columns[3]], where)))
     if not 2 <= len(requests) <= MOST:
         raise UsageError(f"--trace {path}: holds {len(requests)} requests; from 2 to {MOST} can be simulated")
@@ -75,21 +74,3 @@ def _columns(path: Path, head: Sequence[str]) -> tuple[int, bool, int, int]:
             f"{', '.join(head)})"
         )
     return moment, ms, inputs, outputs
-
-
-def _moment_s(text: str, where: str, unit_s: float) -> float:
-    try:
-        value = float(text) * unit_s
-    except ValueError:
-        # Python 3.10 knows at most six digits of a second.
-        seconds_text, _, fraction_text = text.strip().replace("Z", "+00:00").partition(".")
-        digits = fraction_text[: len(fraction_text) - len(fraction_text.lstrip("0123456789"))]
-        iso = f"{seconds_text}.{digits[:6].ljust(6, '0')}{fraction_text[len(digits) :]}" if digits else seconds_text
-        try:
-            moment = datetime.fromisoformat(iso)
-        except ValueError as error:
-            raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601") from error
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
-    if not math.isfinite(value):
-        raise UsageError(f"{where}: {text!r} is not a time; use seconds or ISO 8601")
-    return value

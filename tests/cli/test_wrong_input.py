@@ -234,6 +234,13 @@ LAUNCH += [
 PLAN = [
     case("plan", "--seed -1 --slo-tpot-ms 12", "--seed", "'-1' is not a seed"),
     case("plan", "--seed 1.5", "--seed", "not a seed"),
+    case("plan", "--engine-version 0.29", "--hardware h100-vllm-0.11", "leave --engine", "--hardware H100"),
+    case("plan", "--hardware H100 --engine-version latest", "--engine-version", "'latest' is not a major and a minor"),
+    case("plan", "--hardware H100 --quant weights=fp8", "--quant weights=fp8", "known are fmha, gemm, kvcache, moe"),
+    case("plan", "--hardware A100 --engine sglang", "--hardware A100", "no step times", "A100-80G"),
+    case("plan", "--draft-tokens 3", "--draft-tokens", "--acceptance-length"),
+    case("plan", "--acceptance-length 3.5 --draft-tokens 2", "--acceptance-length", "more than 2 guessed"),
+    case("plan", "--acceptance-length 0.5", "--acceptance-length", "not a number from 1"),
     case("plan", "--goodput-map x.txt", "--goodput-map x.txt", ".png"),
     case("plan", "--goodput-map x.png --measured nowhere", "nowhere", "does not exist"),
     case("plan", "--measured nowhere", "--measured", "--goodput-map"),
@@ -252,7 +259,7 @@ PLAN = [
     case("plan", "--slo-tpot-ms -1", "--slo-tpot-ms", "above 0"),
     case("plan", "--prefix-hit-rate 2", "--prefix-hit-rate", "0 to below 1"),
     case("plan", "--model gpt-oss-12b", "--model gpt-oss-12b", "did you mean gpt-oss-120b"),
-    case("plan", "--hardware h100", "hardware 'h100'", "h100-vllm-0.11"),
+    case("plan", "--hardware h100-v", "hardware 'h100-v'", "h100-vllm-0.11"),
     case("plan", "--node p5", "--node p5", "p5.48xlarge"),
     case("plan", "--workload nowhere.yaml", "nowhere.yaml", "cannot be read"),
     case("plan", "--workload workload.yaml", "input_tokens: must be at least 1, got 0"),
@@ -320,6 +327,19 @@ PLAN += [
     case("plan", "--explain pd-pack-p1xtp2", "label 'pd-pack-p1xtp2': expected"),
     case("plan", "--count-gpus all", "choose from used, nodes"),
     case("plan", "--slo ttft_ms=5", "--slo is not a flag", "or --slo-ttft-ms"),
+]
+WORKLOAD = [
+    case("workload", "", "FILE is needed"),
+    case("workload", "nowhere.jsonl", "nowhere.jsonl: no such file"),
+    case("workload", "list.yaml", "expected a mapping of keys for TrafficFile, found a list"),
+    case("workload", "workload.yaml", "input_tokens: is not a known key"),
+    case("workload", "trace.csv", "trace.csv, line 2"),
+    case("workload", "trace.csv --force", "--force does nothing with no -o"),
+    case("workload", "trace.csv --export aiperf", "--export", "--output"),
+    case("workload", "one-request.csv -o kept.txt", "-o kept.txt: is there already"),
+    case("workload", "one-request.csv -o no/x", "-o no/x: no folder"),
+    case("workload", "one-request.csv --export genai -o x", "--export", "aiperf"),
+    case("workload", "one-request.csv --export aiperf -o x --tokenizer empty", "--tokenizer empty: no tokenizer.json"),
 ]
 VIZ = [
     case("viz", "", "--exps is needed"),
@@ -590,7 +610,7 @@ OTHERS = [
     case("launch", (*PACK, "--accept-wire", "tcpp"), "did you mean tcp"),
     case("", "benhc", "'benhc' is not a command", "did you mean bench"),
 ]
-CASES = [*LAUNCH, *PLAN, *VIZ, *BENCH, *OTHERS]
+CASES = [*LAUNCH, *PLAN, *WORKLOAD, *VIZ, *BENCH, *OTHERS]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str,
         ("finding", "severity", "what should hold"),
         lambda row: (row.severity, row.rule),
     ),
+    "docs/planning.md": ("plan", ("finding", "what should hold"), lambda row: (row.rule,)),
     "docs/debugging.md": (
         "doctor",
         ("finding", "in the output", "at worst", "what should hold"),

@@ -25,9 +25,10 @@ from pdlab.bench.experiment.file import (
 )
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import unfinished
+from pdlab.bench.traffic import replayed
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Load, Ramp, RunKey
+from pdlab.core.workload import Closed, Load, Ramp, Replay, RunKey
 from pdlab.placement.place import place
 from pdlab.results.schema import ExperimentRecord, Tuning
 from pdlab.results.store import LOCK, RECORD, Store, read_record
@@ -133,6 +134,9 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
         )
         if isinstance(load, Closed):
             total += requests / load.concurrency * request_s
+        elif isinstance(load, Replay):
+            lengths = replayed(workload)
+            total += request_s + (lengths.least_s if lengths else 0.0)
         else:
             total += requests / (load.mean_rps if isinstance(load, Ramp) else load.rate_rps) + request_s
         total += AFTER_LEVEL_S

@@ -1,0 +1,58 @@
+"""What the step times of a plan rest on, as findings: the version of tables, the host's share, speculation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Pool
+from pdlab.core.findings import Finding, found
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.steps import tables_of
+
+
+def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] = ()) -> tuple[Finding, ...]:
+    """Of the hardware and of the types beside it; nothing for constants that were fitted. ``pools``: of the plan, whose
+    tables are looked at for values that are estimated. Raises UsageError where they cannot be had."""
+    findings: list[Finding] = []
+    own_pools = list(pools)
+    for each in (hardware, *hardware.beside):
+        if each.steps is not None:
+            findings += _of_tables(each, shape, [pool for pool in own_pools if hardware.of(pool) is each])
+    if hardware.speculation is not None:
+        speculation = hardware.speculation
+        findings.append(
+            found(
+                "draft_time_not_counted",
+                accepted=speculation.acceptance_length,
+                guessed=speculation.draft_tokens,
+            )
+        )
+    return tuple(findings)
+
+
+def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> Iterable[Finding]:
+    steps = hardware.steps
+    assert steps is not None
+    tables = ".".join(steps.version.split(".")[:2])
+    planned = steps.engine_version or tables
+    if planned == tables:
+        yield found("tables_of_version", gpu=hardware.gpu, engine=steps.engine, tables=steps.version)
+    else:
+        yield found(
+            "tables_of_another_version",
+            gpu=hardware.gpu,
+            engine=steps.engine,
+            tables=steps.version,
+            planned=planned,
+        )
+    correction = steps.correction
+    yield found(
+        "host_time",
+        host_ms=correction.host_ms,
+        sd_ms=correction.host_sd_ms or 0.0,
+        source=correction.source or "not known",
+    )
+    kinds = sorted({kind for pool in pools for kind in tables_of(steps, shape, pool).estimated})
+    if kinds:
+        yield found("table_values_estimated", gpu=hardware.gpu, kinds=", ".join(kinds))

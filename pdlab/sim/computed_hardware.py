@@ -1,0 +1,187 @@
+"""Hardware of which no run was measured here: a GPU type of configs/gpus/, step times of tables, the rest as at home.
+
+What is not of the GPU or of the engine (the path of a request to an engine, transfers, the client) has the constants of
+the home file, each with that as its source. Where the engines are served without Ray, the path costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping
+from functools import cache
+
+from pydantic import Field
+
+from pdlab.core.catalog import GpuType, known_gpus
+from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.text import choices
+from pdlab.sim import aic
+from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware
+from pdlab.sim.step_source import Correction
+
+HOME = "h100-vllm-0.11"
+OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
+LEAST_SD_MS = 0.1  # of the host's time: below what the tables' own error lets a fit see
+
+
+class HostTime(Frozen):
+    """Milliseconds per step that the host of one engine version takes beside the GPU: the mean over what it is fitted
+    to, and its standard deviation from one model or GPU to another."""
+
+    step_ms: float = Field(ge=0)
+    sd_ms: float = Field(ge=0)
+    source: str
+
+
+class EngineHost(Frozen):
+    """What is known of an engine's host time, by major and minor version."""
+
+    engine: str
+    versions: dict[str, HostTime]
+
+    def of(self, version: str) -> HostTime:
+        """Of one version. Of one that was never seen: that of the nearest one, as uncertain as versions differ."""
+        if version in self.versions:
+            return self.versions[version]
+        if not self.versions:
+            return HostTime(step_ms=0.0, sd_ms=UNSEEN_SD_MS, source=f"no version of {self.engine} was measured")
+        nearest = min(self.versions, key=lambda each: abs(_number(each) - _number(version)))
+        times = [each.step_ms for each in self.versions.values()]
+        differ = statistics.stdev(times) if len(times) > 1 else UNSEEN_SD_MS
+        sd_ms = math.hypot(differ, self.versions[nearest].sd_ms)
+        return HostTime(
+            step_ms=self.versions[nearest].step_ms,
+            sd_ms=sd_ms,
+            source=f"{self.engine} {version} was not measured: as of {nearest}, as uncertain as versions differ",
+        )
+
+
+def _number(version: str) -> int:
+    """``0.11`` as 11: how far two versions are apart counts minor ones."""
+    major, minor = (int(re.sub(r"\D.*", "", part) or 0) for part in (*version.split("."), "0")[:2])
+    return 1000 * major + minor
+
+
+UNSEEN_SD_MS = 1.0  # what the versions of vLLM differ by, about, for an engine of which one or none was measured
+
+
+@cache
+def host_of(engine: str) -> EngineHost:
+    """The file of configs/engines/. Raises UsageError."""
+    return load_yaml(CONFIGS / "engines" / f"{engine}.yaml", EngineHost)
+
+
+def computed_gpus() -> dict[str, GpuType]:
+    """GPU types that the tables have, by name."""
+    return {name: each for name, each in known_gpus().items() if each.step_tables}
+
+
+def is_gpu(word: str) -> bool:
+    """Whether a word of --hardware names a GPU type, with tables or without."""
+    return word.upper() in known_gpus()
+
+
+def computed(
+    gpu: str,
+    engine: str = "vllm",
+    version: str | None = None,
+    *,
+    quant: Mapping[str, str] | None = None,
+    mode: TableMode = "SILICON",
+    bare: bool = False,
+    gpus_per_node: int | None = None,
+) -> Hardware:
+    """Hardware of that GPU type. ``version``: major and minor of the engine that is planned for (None: that of the
+    tables). ``quant``, ``mode``: as of `StepTables`. ``bare``: engines behind their own HTTP server, without Ray.
+
+    Raises UsageError.
+    """
+    name = gpu.upper()
+    type_ = known_gpus().get(name)
+    system = type_.step_tables if type_ else None
+    if type_ is None or system is None:
+        raise UsageError(f"--hardware {gpu}: there are no step times of it; {choices(name, computed_gpus())}")
+    home = load_hardware(HOME)
+    tables = aic.literal_version(system, engine)
+    planned = version or ".".join(tables.split(".")[:2])
+    host = host_of(engine).of(planned)
+    served = "without Ray" if bare else "Ray"
+    steps = StepTables(
+        system=system,
+        engine=engine,
+        version=tables,
+        engine_version=planned,
+        mode=mode,
+        quant=dict(quant or {}),
+        correction=Correction(
+            host_ms=host.step_ms,
+            covariance=(
+                (max(host.sd_ms, LEAST_SD_MS) ** 2, 0.0, 0.0),
+                (0.0, FACTOR_SD**2, 0.0),
+                (0.0, 0.0, CHUNK_SD**2),
+            ),
+            source=host.source,
+        ),
+    )
+    own = {
+        "memory_gb": Constant(value=type_.memory_gb[0], unit="GB", basis="published", source=type_.source),
+        **({each: _nothing(home.constants[each]) for each in OF_RAY} if bare else {}),
+    }
+    assumed = {
+        each: constant.model_copy(update={"basis": "assumed", "source": f"as of {HOME}", "relative_error": None})
+        for each, constant in home.constants.items()
+    }
+    return Hardware(
+        name=f"{name.lower()}-{engine}-{planned}",
+        gpu=name,
+        gpu_type=name,
+        gpus_per_node=gpus_per_node or type_.gpus_per_node,
+        stack=f"{engine} {planned}, {served}",
+        steps=steps,
+        constants={**assumed, **own},
+    )
+
+
+# Standard deviations of ln factor and ln prefill_factor before anything is measured: the spread of the medians of nine
+# stacks of public rows around 0 (decode), and of what their prefill took over the tables.
+FACTOR_SD, CHUNK_SD = 0.07, 0.35
+
+
+def hardware_of(
+    word: str,
+    model: str,
+    engine: str | None,
+    version: str | None,
+    *,
+    quant: Mapping[str, str] | None = None,
+    mode: TableMode = "SILICON",
+    bare: bool = False,
+    gpus_per_node: int | None = None,
+) -> Hardware:
+    """What ``word`` names: a hardware file, or a GPU type, for which fitted constants of that model, engine and version
+    come first. Raises UsageError."""
+    if not is_gpu(word):
+        hardware = load_hardware(word)
+        if engine or version or quant or bare or mode != "SILICON":
+            raise UsageError(
+                f"--hardware {word}: its file says which engine its step times are of; leave --engine, "
+                f"--engine-version, --table-mode, --quant and --without-ray out, or name a GPU type: --hardware "
+                f"{hardware.gpu_type or next(iter(computed_gpus()))}"
+            )
+        return hardware
+    home = load_hardware(HOME)
+    fit = home.fit
+    asked = (word.upper(), model, engine or "vllm", version)
+    if fit and not (quant or bare or mode != "SILICON") and asked == (fit.gpu, fit.model, fit.engine, fit.version):
+        return home
+    return computed(word, engine or "vllm", version, quant=quant, mode=mode, bare=bare, gpus_per_node=gpus_per_node)
+
+
+def _nothing(constant: Constant) -> Constant:
+    return constant.model_copy(
+        update={"value": 0.0, "basis": "assumed", "source": "engines without Ray", "relative_error": None}
+    )

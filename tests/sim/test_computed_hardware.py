@@ -1,0 +1,176 @@
+"""Hardware that nothing was measured on: which file or table a word means, and the host's time by engine version."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlab.core.catalog import known_gpus, require_shape
+from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Level, Workload
+from pdlab.sim import aic
+from pdlab.sim.computed_hardware import EngineHost, HostTime, computed, computed_gpus, hardware_of, host_of
+from pdlab.sim.hardware import Speculation, digest_of, load_hardware
+from pdlab.sim.level import figures
+from pdlab.sim.simulator import simulate
+from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
+from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.steps import Speculative, steps_of
+
+GPT_OSS = require_shape("gpt-oss-120b")
+TP4 = Pool(tp=4)
+HOSTS = EngineHost(
+    engine="vllm",
+    versions={
+        "0.11": HostTime(step_ms=2.0, sd_ms=0.3, source="a"),
+        "0.18": HostTime(step_ms=0.5, sd_ms=0.4, source="b"),
+        "0.20": HostTime(step_ms=0.8, sd_ms=0.1, source="c"),
+    },
+)
+
+
+def constant_tables(decode_s: float, prefill_s_per_token: float = 1e-6) -> Tabulated:
+    """A decode step of always the same time."""
+    xs, ys = (1.0, 1024.0), (1.0, 131_072.0)
+    flat, nothing = ((decode_s, decode_s), (decode_s, decode_s)), ((0.0, 0.0), (0.0, 0.0))
+    ends = (2.0, 9216.0)
+    return Tabulated(
+        shared=Polyline(xs=ends, ys=tuple(decode_s + prefill_s_per_token * x for x in ends)),
+        decode=Plane(xs=xs, ys=ys, z=flat),
+        generation_attention=Plane(xs=xs, ys=ys, z=nothing),
+        context_attention=Plane(xs=(16.0, 8192.0), ys=(0.0, 131_072.0), z=nothing),
+        limits=Limits(tokens=9216, batch=1024, context=131_072, prefill_tokens=8192, prefix=131_072),
+        provenance="made by hand",
+    )
+
+
+@pytest.fixture
+def ten_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aic, "tabulate", lambda *_: constant_tables(10e-3))
+
+
+def test_a_gpu_type_has_its_memory_and_the_rest_as_at_home() -> None:
+    hardware = computed("h200", "vllm", "0.29")
+    assert (hardware.name, hardware.gpu_type, hardware.gpus_per_node) == ("h200-vllm-0.29", "H200", 8)
+    assert hardware.steps is not None
+    assert (hardware.steps.system, hardware.steps.version) == ("h200_sxm", "0.24.0")
+    assert hardware.value("memory_gb") == known_gpus()["H200"].memory_gb[0]
+    home = load_hardware("h100-vllm-0.11")
+    assert hardware.value("overhead_ms") == home.value("overhead_ms")
+    assert {hardware.constants[name].basis for name in ("overhead_ms", "routers")} == {"assumed"}
+    more = 4 * 0.9 * (hardware.value("memory_gb") - home.value("memory_gb")) * 1e9
+    per_token = 2 * 8 * 64 * 2 * 36
+    grown = kv_capacity_tokens(hardware, GPT_OSS, TP4) - kv_capacity_tokens(home, GPT_OSS, TP4)
+    assert grown == pytest.approx(more / per_token, rel=0.01)
+
+
+def test_every_gpu_type_with_tables_can_be_computed() -> None:
+    assert {"A100-80G", "B200", "B300", "GB200", "GB300", "H100", "H200", "L40S", "RTX-PRO-6000"} <= set(
+        computed_gpus()
+    )
+    for name in computed_gpus():
+        for engine in ("vllm", "sglang", "trtllm"):
+            assert computed(name, engine).steps is not None
+
+
+def test_a_type_without_tables_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--hardware A100: .*A100-80G"):
+        computed("A100")
+
+
+def test_fitted_constants_come_first_where_the_fit_is_of_what_is_asked() -> None:
+    assert hardware_of("H100", "gpt-oss-120b", "vllm", "0.11").name == "h100-vllm-0.11"
+    for model, engine, version in (
+        ("gpt-oss-20b", None, "0.11"),
+        ("gpt-oss-120b", "sglang", "0.11"),
+        ("gpt-oss-120b", None, "0.29"),
+        ("gpt-oss-120b", None, None),
+    ):
+        assert hardware_of("H100", model, engine, version).steps is not None
+
+
+def test_a_file_says_its_engine_itself() -> None:
+    with pytest.raises(UsageError, match=r"leave --engine.*--hardware H100"):
+        hardware_of("h100-vllm-0.11", "gpt-oss-120b", None, "0.29")
+
+
+def test_the_digest_of_the_home_file_is_as_it_was() -> None:
+    home = load_hardware("h100-vllm-0.11")
+    assert home.fit is not None and home.fit.digest == digest_of(home) == "4805ac6cfb49bba4"
+
+
+def test_a_seen_version_has_its_own_host_time() -> None:
+    assert HOSTS.of("0.18") == HOSTS.versions["0.18"]
+
+
+@pytest.mark.parametrize(("version", "nearest"), [("0.29", "0.20"), ("0.12", "0.11"), ("1.2", "0.20")])
+def test_an_unseen_version_is_as_uncertain_as_versions_differ(version: str, nearest: str) -> None:
+    found = HOSTS.of(version)
+    assert found.step_ms == HOSTS.versions[nearest].step_ms
+    between = 0.7937253933  # of 2.0, 0.5 and 0.8
+    assert found.sd_ms == pytest.approx((between**2 + HOSTS.versions[nearest].sd_ms ** 2) ** 0.5)
+
+
+def test_an_engine_that_was_never_measured_has_a_wide_host_time() -> None:
+    unseen = host_of("sglang").of("0.5")
+    assert (unseen.step_ms, unseen.sd_ms) == (0.0, 1.0)
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_the_host_is_added_to_every_step() -> None:
+    hardware = computed("H200", "vllm", "0.11")
+    assert hardware.steps is not None
+    host_ms = hardware.steps.correction.host_ms
+    assert host_ms == host_of("vllm").versions["0.11"].step_ms
+    assert steps_of(hardware, GPT_OSS, TP4).step_s(8, 0, 1000) == pytest.approx(10e-3 + 1e-3 * host_ms)
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_a_level_without_ray_has_the_time_of_its_steps() -> None:
+    hardware = computed("H200", "vllm", "0.18", bare=True)
+    assert hardware.steps is not None
+    level = Level(load=Closed(concurrency=1), num_requests=4, seed=0)
+    workload = Workload(input_tokens=1000, output_tokens=100)
+    (served,) = simulate(Deployment(topology=Collocated(pool=TP4)), [level], workload, hardware, GPT_OSS)
+    tpot_s, ttft_s, _ = figures(served)
+    host_s = 1e-3 * hardware.steps.correction.host_ms
+    assert tpot_s == pytest.approx(10e-3 + host_s)
+    assert ttft_s == pytest.approx(10e-3 + 1000e-6 + host_s)
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_speculation_divides_decode_and_leaves_prefill() -> None:
+    hardware = computed("H200", "vllm", "0.18", bare=True)
+    plain = steps_of(hardware, GPT_OSS, TP4)
+    guesses = Speculation(acceptance_length=2.5, draft_tokens=3)
+    fast = steps_of(hardware.model_copy(update={"speculation": guesses}), GPT_OSS, TP4)
+    assert isinstance(fast, Speculative)
+    assert fast.step_s(8, 0, 1000) == pytest.approx(plain.step_s(32, 0, 250) / 2.5)
+    assert fast.step_s(0, 500, 0) == plain.step_s(0, 500, 0)
+    adds_s = plain.step_s(8, 500, 1000, 250) - plain.step_s(8, 0, 1000)
+    assert fast.step_s(8, 500, 1000, 250) == pytest.approx(fast.step_s(8, 0, 1000) + adds_s)
+    assert fast.limits.batch == 256
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_a_pool_of_another_type_has_that_types_steps_and_memory() -> None:
+    both = computed("H100", "vllm", "0.11").model_copy(update={"beside": (computed("H200", "vllm", "0.18"),)})
+    own, other = Pool(tp=4, gpu_type="H100"), Pool(tp=4, gpu_type="H200")
+    assert kv_capacity_tokens(both, GPT_OSS, other) > kv_capacity_tokens(both, GPT_OSS, own)
+    difference = steps_of(both, GPT_OSS, own).step_s(1, 0, 100) - steps_of(both, GPT_OSS, other).step_s(1, 0, 100)
+    hosts = host_of("vllm").versions
+    assert difference == pytest.approx(1e-3 * (hosts["0.11"].step_ms - hosts["0.18"].step_ms))
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_a_request_longer_than_the_tables_is_refused() -> None:
+    hardware = computed("H200", "vllm", "0.18")
+    level = Level(load=Closed(concurrency=1), num_requests=1, seed=0)
+    with pytest.raises(UsageError, match="131072 tokens; use shorter requests"):
+        simulate(
+            Deployment(topology=Collocated(pool=Pool(tp=8))),
+            [level],
+            Workload(input_tokens=131_000, output_tokens=100),
+            hardware,
+            GPT_OSS,
+        )
