@@ -181,6 +181,7 @@ class Transport(Frozen):
     transfer speed and are for debugging only.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
+    ``kv_wait_s``: how long the guard's workers wait in a step for a read that they have just posted (0: not).
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -219,6 +220,15 @@ class Transport(Frozen):
     )
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
         10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
+    )
+    kv_wait_s: Annotated[Milliseconds, Le(0.1)] = setting(
+        0.0,
+        "decode's workers wait in a step up to MS milliseconds for a read that they have just posted, so that its end "
+        "is not seen a step later",
+        TRANSPORT,
+        "--kv-wait-ms",
+        value="MS",
+        advanced=True,
     )
 
     @field_validator("backends")

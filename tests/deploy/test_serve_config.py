@@ -115,6 +115,13 @@ def pd_engine(transport: Transport, role: str = "decode") -> dict[str, Any]:
     return kwargs
 
 
+def test_how_long_a_workers_poll_waits_is_given_where_it_waits() -> None:
+    extra = pd_engine(Transport(kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
+    assert extra["pdlab_wait_s"] == 0.002
+    off = pd_engine(Transport(kv_guard=False, kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
+    assert "pdlab_wait_s" not in off
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_pd_is_served_with_the_kv_guard(role: str) -> None:
     kwargs = pd_engine(Transport(kv_deadline_s=4.0), role)
