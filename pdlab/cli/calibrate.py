@@ -37,7 +37,7 @@ from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_dom
 from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
-from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed
+from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
 
 if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
@@ -233,6 +233,15 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
     return start.model_copy(update=changes)
 
 
+def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
+    """The start, with as many steps in flight as vLLM of the measured version has, where that is another one."""
+    of_start = start.fit.version if start.fit is not None else None
+    if start.cpu or version is None or version == of_start:
+        return start
+    constants = start.constants | {"steps_in_flight": steps_in_flight(version)}
+    return start.model_copy(update={"constants": constants})
+
+
 def _data_sheet_constants(start: Hardware, sheet: dict[str, float]) -> dict[str, Constant]:
     return {
         name: Constant(value=value, unit=start.constants[name].unit, basis="published", source="--data-sheet")
@@ -272,7 +281,7 @@ def _run(settings: CalibrateSettings) -> int:
         made_on = _made_on(settings, loaded)
         assert made_on.gpu is not None
         node_gpus = max(gpus_of(experiment).node for experiment in loaded)
-        start = _on_gpu(start, made_on.gpu, node_gpus, settings.data_sheet)
+        start = _scheduled_as(_on_gpu(start, made_on.gpu, node_gpus, settings.data_sheet), made_on.version)
         _of_that_model(shape, experiments)
     elif settings.data_sheet or settings.gpu or settings.engine:
         raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices
 
 
@@ -89,6 +90,26 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
         complaint = one_line(error, kind, names)
         flagged = names is not None and complaint.startswith("--")
         raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
+
+
+def read_model(path: Path, kind: type[T]) -> T:
+    """A JSON file that pdlab wrote. Raises StoreError, with the file and the rule in one line."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError:
+        pass  # The slow way below says what is wrong in one line.
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    try:
+        return validate(kind, data, where=str(path))
+    except UsageError as error:
+        raise StoreError(str(error)) from error
 
 
 def _kind_of(data: Any) -> str:

@@ -20,7 +20,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
 from pdlab.sim import aic
-from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware
+from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
 from pdlab.sim.step_source import Correction
 
 HOME = "h100-vllm-0.11"
@@ -129,6 +129,7 @@ def computed(
     )
     own = {
         "memory_gb": Constant(value=type_.memory_gb[0], unit="GB", basis="published", source=type_.source),
+        **({"steps_in_flight": steps_in_flight(planned)} if engine == "vllm" else {}),
         **({each: _nothing(home.constants[each]) for each in OF_RAY} if bare else {}),
     }
     assumed = {

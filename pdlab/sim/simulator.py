@@ -88,7 +88,14 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
-    return Engine(costs, capacity, hardware.of(pool).step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
+    return Engine(
+        costs,
+        capacity,
+        hardware.of(pool).step_tokens,
+        PrefixCache(capacity),
+        prefills_only=prefills_only,
+        steps_in_flight=hardware.of(pool).steps_in_flight,
+    )
 
 
 class System(Stepping):

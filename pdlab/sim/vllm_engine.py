@@ -81,7 +81,7 @@ class VllmEngine(Engine):
         super().__init__(costs, capacity, step_tokens, PrefixCache(capacity), **kwargs)
         self.parts = parts
         self.scheduler = parts.make()
-        self.steps_in_flight: deque[ScheduledStep] = deque()
+        self.launched: deque[ScheduledStep] = deque()
         self.free_s = 0.0  # when the last step in flight ends
         self.news = False  # whether another schedule can give more than the last one did
         self.received: set[str] = set()  # not seen by the workers yet
@@ -221,7 +221,7 @@ class VllmSystem(System):
 
     def _launch(self, engine: VllmEngine, now_s: float) -> None:
         """Schedule steps as long as vLLM's engine core would: so many at once, and while there is something to do."""
-        steps = engine.steps_in_flight
+        steps = engine.launched
         while len(steps) < engine.parts.steps_at_once and engine.news and engine.scheduler.has_requests():
             step = engine.schedule()
             stall_s = self._read(engine, step, now_s)
@@ -234,8 +234,8 @@ class VllmSystem(System):
             self.push(engine.free_s, STEP_ENDS, engine, 0)
 
     def _ends(self, engine: VllmEngine, now_s: float) -> None:
-        log, step = self.log, engine.steps_in_flight.popleft()
-        engine.busy = any(each.took_s for each in engine.steps_in_flight)
+        log, step = self.log, engine.launched.popleft()
+        engine.busy = any(each.took_s for each in engine.launched)
         engine.busy_s += step.took_s
         if step.starved:
             engine.full_s += step.took_s
