@@ -425,11 +425,21 @@ def _run(settings: PlanSettings) -> int:
     if settings.compare:
         return _compare(settings, hardware)
     shape = require_shape(settings.model_name)
+    hardware = _with_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
         return _fluid(settings, hardware, shape)
     return _rank(settings, hardware, shape)
+
+
+def _with_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
+    """Tabulated steps with what is known of stacks like this one; fitted constants as they are."""
+    if hardware.steps is None and not hardware.beside:
+        return hardware
+    from pdlab.plan.error_catalog import with_stack_prior
+
+    return with_stack_prior(hardware, shape)
 
 
 def _slo(settings: PlanSettings) -> Slo:
@@ -758,7 +768,8 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         other = other_kind(hardware, experiment)
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
-        points += compare(hardware, shape, sweep)
+        own = _with_prior(hardware, shape)
+        points += compare(own, shape, sweep)
         outside[experiment.name] = outside_fit(
             hardware,
             sweep.deployment.model.rpartition("/")[2],
@@ -772,7 +783,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         if settings.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
-            predicted.append(next_steps.as_measured(sweep, hardware, shape, settings.seed, whole))
+            predicted.append(next_steps.as_measured(sweep, own, shape, settings.seed, whole))
     print(
         rendered(
             TEMPLATES / "compare.txt",
