@@ -55,6 +55,11 @@ class History(NamedTuple):
     ended_s: float
 
 
+def id_prefix(name: str, seed: int) -> str:
+    """What ids of requests begin with, as the servers get them, before the id that the file has."""
+    return f"{name}-{seed:08x}-"
+
+
 class Unknown(NamedTuple):
     """Why nothing can follow a request."""
 
@@ -147,7 +152,7 @@ class SessionSender:
     def __init__(self, level: ClientLevel, requests: Sequence[TrafficRequest], words: Words) -> None:
         assert level.replay is not None
         self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
-        self._name, self._words = f"{level.name}-{level.seed:08x}-", words
+        self._name, self._words = id_prefix(level.name, level.seed), words
         self._requests = {self._name + request.id: request for request in requests}
         self._turns: dict[str, int] = {}
         for request in requests:
