@@ -201,6 +201,7 @@ class Transport(Frozen):
     transfer speed and are for debugging only.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
+    ``kv_wait_s``: how long the guard's workers wait in a step for a read that they have just posted (0: not).
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -239,6 +240,15 @@ class Transport(Frozen):
     )
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
         10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
+    )
+    kv_wait_s: Annotated[Milliseconds, Le(0.1)] = setting(
+        0.0,
+        "decode's workers wait in a step up to MS milliseconds for a read that they have just posted, so that its end "
+        "is not seen a step later",
+        TRANSPORT,
+        "--kv-wait-ms",
+        value="MS",
+        advanced=True,
     )
 
     @field_validator("backends")
@@ -492,6 +502,7 @@ class Serving(Frozen):
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
     ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
     long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
+    ``early_token``: of greedy streamed completions the client gets prefill's first token at once.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
@@ -527,6 +538,14 @@ class Serving(Frozen):
         "PD: decode gives up a call that no prefill replica takes within S seconds",
         SERVING,
         value="S",
+        advanced=True,
+    )
+    early_token: bool = setting(
+        False,
+        "PD: send prefill's first token to the client before its KV cache has moved, where that is exact "
+        "(docs/timeline.md)",
+        SERVING,
+        both_ways=True,
         advanced=True,
     )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(

@@ -30,6 +30,7 @@ FLUID_BUILDER = "pdlab.deploy.serving.builders:build_fluid_openai_app"
 KV_GUARD_CONNECTOR = "pdlab.guard.connector"
 KV_GUARD_SCHEDULER = "pdlab.guard.scheduler.GuardScheduler"
 KV_GUARD_DEADLINE = "pdlab_deadline_s"
+KV_GUARD_WAIT = "pdlab_wait_s"
 HOST_COPY_SPEC = "pdlab.deploy.cpu_engine.host_copy"
 
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
@@ -93,6 +94,7 @@ def render(
             "timeout_s": serving.prefill_timeout_s,
             "absent_s": serving.prefill_absent_s,
             "on_failure": list(serving.on_prefill_failure),
+            "early_token": serving.early_token,
         }
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:
@@ -216,6 +218,8 @@ def _kv_transfer_config(deployment: Deployment, transport: Transport, role: Role
     if transport.kv_guard:
         config["kv_connector_module_path"] = KV_GUARD_CONNECTOR
         config["kv_connector_extra_config"][KV_GUARD_DEADLINE] = transport.kv_deadline_s
+        if transport.kv_wait_s:
+            config["kv_connector_extra_config"][KV_GUARD_WAIT] = transport.kv_wait_s
     if cpu:
         config["kv_buffer_device"] = "cpu"
     # Decode takes all of a prompt from NIXL: what it stored beside would be copies that nobody loads.

@@ -137,3 +137,16 @@ def test_the_third_of_a_fork_hits() -> None:
     assert [oracle.compute(each) for each in prompts] == [0, 0, 40 * BLOCK]
     plain = HitOracle(10_000, BLOCK)
     assert [plain.compute(each) for each in prompts] == [0, 40 * BLOCK, 40 * BLOCK]
+
+
+def test_engines_tell_how_they_keep_windows() -> None:
+    """What the router of fluid pools credits a prompt with follows from vLLM's own configuration."""
+    from pdlab.deploy.serving.kv_pool import keeps_ends_alone
+    from pdlab.sim.vllm_scheduler import _config
+
+    assert SHAPE is not None
+    config = _config(HYBRID, SHAPE, 100_000, None)
+    assert keeps_ends_alone(config)
+    config.cache_config.prefix_cache_retention_interval = None
+    assert not keeps_ends_alone(config)
+    assert not keeps_ends_alone(_config(FULL, SHAPE, 100_000, None)), "one group for all layers keeps every block"

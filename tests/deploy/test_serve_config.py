@@ -153,6 +153,13 @@ def pd_engine(transport: Transport, role: str = "decode") -> dict[str, Any]:
     return kwargs
 
 
+def test_how_long_a_workers_poll_waits_is_given_where_it_waits() -> None:
+    extra = pd_engine(Transport(kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
+    assert extra["pdlab_wait_s"] == 0.002
+    off = pd_engine(Transport(kv_guard=False, kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
+    assert "pdlab_wait_s" not in off
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_pd_is_served_with_the_kv_guard(role: str) -> None:
     kwargs = pd_engine(Transport(kv_deadline_s=4.0), role)
@@ -247,7 +254,7 @@ def test_a_fingerprint_is_of_what_serves_too() -> None:
 def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
     serving = Serving(prefill_timeout_s=30, prefill_absent_s=5, on_prefill_failure=("fail",))
     args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
-    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"]}
+    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"], "early_token": False}
     windows = [
         args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
     ]
