@@ -20,8 +20,6 @@ from support.processes import alive, replicas, send, title
 from pdlab.bench.target import answers
 from pdlab.core.workload import RunKey
 from pdlab.results.store import Store
-from pdlab.core.workload import RunKey
-from pdlab.results.store import Store
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
 
 pytestmark = pytest.mark.long  # tests/live/test_first_hour.py launches the same deployments
@@ -175,20 +173,22 @@ def check_replay(stack: Stack, where: str) -> None:
     run = json.loads((folder / "replay1.json").read_text())
     assert run["completed"] == 40 and set(run["validity"]["failed_gates"]) <= BUSY_MACHINE
     assert not {"token_counts", "dependencies", "cache_hits", "affinity"} & run["validity"]["unchecked"].keys()
-    records = {each.replayed.id: each for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))}
+    told = [(each, each.replayed) for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))]
+    records = {own.id: (each, own) for each, own in told if own is not None}
     homes: dict[str, set[str]] = {}
-    for each in records.values():
-        homes.setdefault(each.replayed.session, set()).add(getattr(each.replayed, where))
+    for each, own in records.values():
+        homes.setdefault(own.session, set()).add(getattr(own, where))
         assert each.asked == (each.input_tokens, each.output_tokens)
-        if (parent := each.replayed.parent) is not None:
-            assert each.arrival_s >= records[parent].finish_s
-            assert each.input_tokens > records[parent].input_tokens + records[parent].output_tokens
-            assert each.replayed.foreseen_tokens >= records[parent].input_tokens // 32 * 32 - 32
+        if own.parent is not None:
+            parent = records[own.parent][0]
+            assert parent.finish_s is not None and each.arrival_s >= parent.finish_s
+            assert each.input_tokens > parent.input_tokens + parent.output_tokens
+            assert own.foreseen_tokens is not None and own.foreseen_tokens >= parent.input_tokens // 32 * 32 - 32
     assert all(len(home) == 1 for home in homes.values()) and len(set().union(*homes.values())) == 2
-    prompts = sum(each.input_tokens for each in records.values())
+    prompts = sum(each.input_tokens for each, _ in records.values())
     pool = "prefill" if where == "prefill_replica" else "collocated"
     hits = run["engines_after"][pool]["prefix_cache_hits"] - run["engines_before"][pool]["prefix_cache_hits"]
-    assert abs(hits - sum(each.replayed.foreseen_tokens for each in records.values())) <= 0.01 * prompts
+    assert abs(hits - sum(own.foreseen_tokens or 0 for _, own in records.values())) <= 0.01 * prompts
     timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 10], "collocated")
 
 
