@@ -77,9 +77,12 @@ def placed(
 
 
 def foreseen(records: Sequence[RequestRecord], plan: Path, rules: CacheRules) -> tuple[RequestRecord, ...]:
-    """The records with what the cache had of each prompt that was answered; as they are where it is not known which
-    engine computed one of them. Caches are empty when the replay begins; requests meet them in the order in which they
-    come, each when the one before has ended."""
+    """The records with what the cache had of each prompt that was answered.
+
+    As they are where it is not known which engine computed one of them, or where prompts have real text, whose blocks
+    nobody knows. Caches are empty when the replay begins; requests meet them in the order in which they come, each when
+    the one before has ended.
+    """
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_requests
 
@@ -88,7 +91,11 @@ def foreseen(records: Sequence[RequestRecord], plan: Path, rules: CacheRules) ->
     if not set(engines.values()) <= rules.blocks.keys():
         return tuple(records)
     prompts = TrafficPrompts(rules.block_tokens)
-    blocks = {request.id: prompts.of(request) for request in read_requests(plan)}
+    blocks = {}
+    for request in read_requests(plan):
+        if request.messages is not None:
+            return tuple(records)
+        blocks[request.id] = prompts.of(request)
     oracles = {replica: rules.oracle(replica) for replica in rules.blocks}
     hits: dict[str, int] = {}
     for name in sorted(of_id, key=lambda name: of_id[name].arrival_s):
