@@ -41,7 +41,6 @@ REPLACED = "replaced"
 LOCK = ".lock"
 
 
-
 class FileVersion(NamedTuple):
     """What changes whenever a file is written or replaced."""
 
