@@ -249,6 +249,11 @@ CODES: dict[str, FindingCode] = {
         "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
     ),
+    "hits_unforeseen": _gate(
+        "cache_hits",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
+        "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
+    ),
     "context_computed": _gate(
         "decode_context",
         "decode-only: at least 99 % of the context tokens are filled and not computed",
@@ -392,6 +397,10 @@ CODES: dict[str, FindingCode] = {
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
     "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "hits_not_foreseen": _unchecked(
+        "what a prefix cache has of each prompt is foreseen",
+        "hits are foreseen of token-id prompts to one collocated engine whose model, pool and block size are known",
+    ),
     "replay_recorded": _unchecked(
         "follow-ups wait for the answers before them",
         "the replay sends requests when they were recorded, whatever is answered",
@@ -521,6 +530,11 @@ CODES: dict[str, FindingCode] = {
     "file_no_lengths": _file(
         "a file, or a name, has the lengths of the requests",
         "the file does not count {side} tokens, and no name gives their number: the workload is not known",
+    ),
+    "file_tokens_recounted": _file(
+        "the client's and the server's counts of output tokens agree",
+        "the client counted {client:.4g} tokens per answer anew, the server {server:.4g}: output tokens/s and TPOT are "
+        "by the client's count",
     ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
@@ -947,6 +961,18 @@ CODES: dict[str, FindingCode] = {
     "table_values_estimated": _of_plan(
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
+    ),
+    "band_of_public_stacks": _of_plan(
+        "levels of this stack were measured",
+        "the 90 % band is of {stacks} public stacks, each predicted by the others; seen in none of them: {unseen}",
+    ),
+    "no_band": _of_plan(
+        "public stacks are like this one",
+        "an estimate without a band: of the public stacks whose errors are known, {why}",
+    ),
+    "near_saturation": _of_plan(
+        "prompts seldom wait for KV memory",
+        "near saturation: prompts wait for KV memory {share:.0%} of the time, so TTFT and requests/s have no band",
     ),
     "draft_time_not_counted": _of_plan(
         "what guessing tokens takes is measured",

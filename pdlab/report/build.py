@@ -27,8 +27,9 @@ from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
-from pdlab.report import soaks, timelines, ttft_parts, whole_nodes
+from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
 from pdlab.report.load import ReportNote, Results
+from pdlab.report.replays import ReplayedLevel
 from pdlab.report.soaks import Held
 from pdlab.report.timelines import Timeline
 from pdlab.results.store import bounds_in_files
@@ -55,6 +56,7 @@ class Report:
     notes: tuple[ReportNote, ...] = ()
     soaks: tuple[Held, ...] = ()
     timelines: tuple[Timeline, ...] = ()
+    replays: tuple[ReplayedLevel, ...] = ()
     parts: tuple[TtftParts, ...] = ()
 
     @cached_property
@@ -151,6 +153,7 @@ def build_report(
         notes=tuple(notes),
         soaks=tuple(soaks.held(results.experiments)),
         timelines=tuple(timelines.moving(folders)),
+        replays=tuple(replays.replays(folders, asked)),
         parts=tuple(each for each in ttft_parts.told(folders) if each.label in {curve.label for curve in shown}),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
-from pdlab.analysis.headline import Against, Compared, Headline, Matrix, OtherPairs, compared
+from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import readings
@@ -243,7 +243,7 @@ class ComparedGroup(NamedTuple):
     the comparison that it is part of, and a line for each figure. ``ask_bounds``: tell how to give bounds."""
 
     name: str | None
-    matrices: list[tuple[str, Matrix, list[list[verdicts.MatrixCell]]]]
+    matrices: list[verdicts.MatrixTable]
     whole: Compared
     sentence: str | None
     blocks: list[tuple[Against, Headline | OtherPairs, list[verdicts.FigureLine]]]
@@ -266,7 +266,7 @@ def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
         shown += [(among, each) for among in whole.pairs for each in among.against[: verdicts.MOST_PAIRS]]
         yield ComparedGroup(
             name=group.name,
-            matrices=[(verdicts.matrix_title(m, view), m, verdicts.matrix_rows(m, view)) for m in every.matrices],
+            matrices=[table for matrix in every.matrices for table in verdicts.matrix_tables(matrix, view)],
             whole=whole,
             sentence=None if every.headlines else verdicts.headline(members, view, every),
             blocks=[(each, among, verdicts.figure_lines(each, members, view)) for among, each in shown],

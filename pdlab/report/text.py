@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pdlab.analysis.curves import own
 from pdlab.report import chaos as chaos_report
-from pdlab.report import sections, soaks, tables, timelines, ttft_parts, verdicts
+from pdlab.report import replays, sections, soaks, tables, timelines, ttft_parts, verdicts
 from pdlab.report.build import Report
 from pdlab.report.section import Section
 
@@ -53,7 +53,8 @@ def _further(report: Report) -> Iterator[Section]:
     if report.price_per_gpu_hour is not None:
         yield sections.cost_section(report.costs, curves, view, report.price_per_gpu_hour, report.at)
     yield from map(soaks.section, report.soaks)
-    yield from map(timelines.section, report.timelines)
+    yield from map(replays.section, report.replays)
+    yield from (timelines.section(each) for each in report.timelines if each.changes or not each.replays)
 
 
 def slo_sections(report: Report) -> list[Section]:
