@@ -101,11 +101,15 @@ def _refused_with_reason(data: Any) -> Any:
     return data
 
 
+Routing = Literal["power-of-two", "round-robin", "session"]
+
+
 class Pool(Frozen):
     """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
 
     ``engine_kwargs`` are vLLM engine arguments, and ``env`` environment variables, of this pool; they win over the
-    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
+    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any). ``routing``: which replica a request
+    goes to; *session* keeps a session's requests where their KV cache is.
     """
 
     replicas: Count = setting(1, "replicas", POOL, "--num")
@@ -123,6 +127,14 @@ class Pool(Frozen):
     gpu_type: str | None = setting(
         None, "nodes with this GPU only, such as H100", POOL, "--gpu", value="TYPE", otherwise="any", advanced=True
     )
+    routing: Routing = setting(
+        "power-of-two",
+        "which replica gets a request: of two at random the less busy one (power-of-two), each in turn (round-robin), "
+        "or the one of its session, which the header x-session-id names (session)",
+        POOL,
+        value="POLICY",
+        advanced=True,
+    )
     engine_kwargs: EngineArguments = setting(
         {}, "a vLLM engine argument of this pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
     )
@@ -134,6 +146,14 @@ class Pool(Frozen):
     @classmethod
     def _not_passed_on(cls, data: Any) -> Any:
         return _refused_with_reason(data)
+
+    @model_validator(mode="after")
+    def _routed_by_ray(self) -> Pool:
+        if self.dp > 1 and self.routing != "power-of-two":
+            raise ValueError(
+                f"routing {self.routing}: the ranks of dp {self.dp} are chosen by power-of-two; leave it out"
+            )
+        return self
 
     @property
     def gpus_per_replica(self) -> int:
@@ -157,7 +177,7 @@ class Pool(Frozen):
 
     def __hash__(self) -> int:
         # Without engine_kwargs and env, which are dicts: equal pools still have equal hashes.
-        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type))
+        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type, self.routing))
 
     @property
     def tp_groups(self) -> int:
@@ -368,6 +388,8 @@ class Fluid(Frozen):
     @model_validator(mode="after")
     def _can_be_split(self) -> Fluid:
         replicas = self.pool.replicas
+        if self.pool.routing == "round-robin":
+            raise ValueError("routing round-robin: roles and loads decide which engine takes a request; give session")
         if self.pool.dp > 1:
             raise ValueError(f"data parallel engines (dp {self.pool.dp}) take requests as one: roles need dp 1, use tp")
         if self.p_min + self.d_min > replicas:

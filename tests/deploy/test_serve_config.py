@@ -14,6 +14,7 @@ from pdlab.core.deployment import (
     Fluid,
     Pool,
     RequestLimits,
+    Routing,
     Serving,
     Transport,
     parse_label,
@@ -55,6 +56,43 @@ def labelled(label: str, **rest: Any) -> Deployment:
 )
 def test_builder(label: str, builder: str) -> None:
     assert app_of(labelled(label)).import_path == builder
+
+
+RAYS = "ray.serve.experimental"
+OURS = "pdlab.deploy.serving.prefill_router"
+
+
+@pytest.mark.parametrize(
+    ("routing", "collocated", "prefill"),
+    [
+        ("power-of-two", None, f"{OURS}.PrefillRouter"),
+        ("round-robin", f"{RAYS}.round_robin_router.RoundRobinRouter", f"{OURS}.PrefillInTurn"),
+        ("session", f"{RAYS}.consistent_hash_router.ConsistentHashRouter", f"{OURS}.PrefillBySession"),
+    ],
+)
+def test_each_pool_has_its_router(routing: Routing, collocated: str | None, prefill: str) -> None:
+    def router(config: dict[str, Any]) -> Any:
+        return config["deployment_config"].get("request_router_config", {}).get("request_router_class")
+
+    pool = Pool(replicas=2, routing=routing)
+    (alone,) = app_of(Deployment(topology=Collocated(pool=pool))).args["llm_configs"]
+    assert router(alone) == collocated
+    args = app_of(Deployment(topology=Disaggregated(prefill=pool, decode=Pool(), placement="pack"))).args
+    assert (router(args["prefill_config"]), router(args["decode_config"])) == (prefill, None)
+    args = app_of(Deployment(topology=Disaggregated(prefill=Pool(), decode=pool, placement="pack"))).args
+    assert (router(args["prefill_config"]), router(args["decode_config"])) == (f"{OURS}.PrefillRouter", collocated)
+
+
+def test_a_fluid_pool_keeps_sessions_if_asked() -> None:
+    def args(routing: Routing) -> dict[str, Any]:
+        return app_of(Deployment(topology=Fluid(pool=Pool(replicas=3, routing=routing)))).args
+
+    assert args("session")["by_session"] is True and "by_session" not in args("power-of-two")
+    assert "request_router_config" not in args("session")["llm_config"]["deployment_config"]
+    with pytest.raises(ValueError, match="routing round-robin: roles and loads decide"):
+        args("round-robin")
+    with pytest.raises(ValueError, match="routing session: the ranks of dp 2"):
+        Pool(dp=2, routing="session")
 
 
 def test_engine_argument_precedence() -> None:
