@@ -855,7 +855,8 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
     whole = sum(timeline.whole for timeline in told)
     if whole < TOLD_LEAST * answers:
         yield found("timelines_lacking", whole=whole, answers=answers)
-    wrong = [t for t in told if t.disorder_s > DISORDER_S or (t.front_s is not None and t.front_s < FRONT_LEAST_S)]
+    exact = [timeline for timeline in told if timeline.err is None]
+    wrong = [each for each in exact if each.disorder_s > DISORDER_S or (each.front_s or 0.0) < FRONT_LEAST_S]
     if wrong:
         worst_ms = 1e3 * max(max(each.disorder_s, -(each.front_s or 0.0)) for each in wrong)
         yield found("timelines_disordered", wrong=len(wrong), told=len(told), worst_ms=worst_ms)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support import timed
 from support.processes import alive, replicas, send, title
+from support.web import fetch
 
 from pdlab.bench.target import answers
 from pdlab.core.workload import RunKey
@@ -206,7 +207,7 @@ def test_the_model_listens_to_every_part_of_its_prompt(stack: Stack) -> None:
 
 
 def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
-    done = stack.launch("--pd-spread", "--p-num", "2", "--p-routing", "session")
+    done = stack.launch("--pd-spread", "--p-num", "2", "--p-routing", "session", "--early-token")
     assert done.code == 0
     assert "warmed 2" in done.text
     # A prompt that ends in a near tie is not counted; one that differs fails the launch.
@@ -216,6 +217,23 @@ def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
     out = stack.folder / "results"
     assert stack.run(*SWEEP, "-u", stack.url, "--out", str(out), "--smoke").code == 0
     check_replay(stack, "prefill_replica")
+
+
+def test_a_first_token_from_prefill_changes_no_answer(stack: Stack) -> None:
+    """But where decode alone would have taken another first token, nearly as likely."""
+    told = timed.ask(stack.url, stream=True)
+    timed.check([told], "pd")
+    assert told.early and told.parts_of_second()
+    other = 0
+    for number in range(20):
+        body = {"model": "tiny-gptoss", "prompt": f"ba {number} ufo wan", "max_tokens": 8, "temperature": 0}
+        body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        # Not known to leave the first token as it is: decode's own.
+        late = {**body, "return_token_ids": False}
+        answers = [timed.streamed(fetch(f"{stack.url}/v1/completions", each)[1]) for each in (body, late)]
+        assert [usage for _, usage in answers] == [answers[0][1]] * 2 and answers[0][1]["completion_tokens"] == 8
+        other += answers[0][0] != answers[1][0]
+    assert other <= 2, other
 
 
 def test_an_engine_that_cannot_start_says_why(stack: Stack) -> None:
