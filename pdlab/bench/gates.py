@@ -38,6 +38,9 @@ NOTED_LATE_S = 0.02
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
 ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
 CACHE_SLACK = 0.01
+# Of a replay's prompt tokens: by how much the share of hits may differ from the forecast, whose cache is empty when the
+# level begins and takes every request as it comes.
+HITS_OFF = 0.02
 LEAST_STEADY = 9  # from there on the 95 % interval of a median stays off the sample's extremes
 MAX_CHANGE = 0.2
 MAX_GROWTH = 0.05
@@ -324,6 +327,18 @@ def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
     share = max((count for count in hits.values() if count is not None), default=0.0) / (lookups * input_tokens)
     if share > declared + CACHE_SLACK:
         yield found("prefix_cache_hits", share=share, declared=declared)
+
+
+def cache_hits(evidence: Evidence) -> Iterator[Finding]:
+    """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
+    foreseen = [each.foreseen_tokens for each in evidence.answered.replayed if each is not None]
+    tokens = float(evidence.answered.input_tokens.sum())
+    hits = evidence.delta("prefix_cache_hits")
+    if hits is None or not tokens:
+        return
+    share, expected = hits / tokens, sum(each or 0 for each in foreseen) / tokens
+    if abs(share - expected) > HITS_OFF:
+        yield found("hits_unforeseen", share=share, foreseen=expected)
 
 
 def decode_context(evidence: Evidence) -> Iterator[Finding]:
@@ -653,6 +668,12 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
     return None if evidence.run.client and evidence.run.client.clock_step_s is not None else found("clocks_uncompared")
 
 
+def _hits_missing(evidence: Evidence) -> Finding | None:
+    if all(each is None or each.foreseen_tokens is None for each in evidence.answered.replayed):
+        return found("hits_not_foreseen")
+    return _needs("prefix_cache_hits")(evidence)
+
+
 def _dependencies_missing(evidence: Evidence) -> Finding | None:
     waits = any(each is not None and each.after for each in evidence.requests.replayed)
     return None if waits else found("replay_recorded")
@@ -698,6 +719,13 @@ GATES: tuple[Gate, ...] = (
         applies=lambda evidence: (
             evidence.run.workload.mode != "decode-only" and not isinstance(evidence.run.load, Replay)
         ),
+        counted=True,
+    ),
+    Gate(
+        "cache_hits",
+        cache_hits,
+        _hits_missing,
+        applies=lambda evidence: isinstance(evidence.run.load, Replay),
         counted=True,
     ),
     Gate(

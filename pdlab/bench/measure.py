@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, ReplayedPlan
+from pdlab.bench.forecast import foreseen, oracle_for
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
@@ -217,12 +219,24 @@ class Driver:
         notes = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
+            answer = self._foreseen(answer)
             run = self._judge(level, answer, before, tuple(notes))
             if once or not OVERLOAD & set(run.validity.failed_gates) or not self._grow(level, run, notes):
                 return run, answer.records
             level = level.model_copy(
                 update={"seed": levels.derive_seed(self._workload, "again", level.seed, self._client.processes)}
             )
+
+    def _foreseen(self, answer: ClientAnswer) -> ClientAnswer:
+        """With what the prefix cache had of each prompt of a replay, where its rules can be followed."""
+        plan, pools = self._plan, self._snapshot.kv_pools if self._snapshot else None
+        if plan is None or plan.endpoint == "chat" or not pools:
+            return answer
+        manifest = self._target.manifest
+        made = oracle_for(manifest.deployment, min(pool.tokens for pool in pools.values()), local=manifest.local)
+        if made is None:
+            return answer
+        return answer.model_copy(update={"records": foreseen(answer.records, Path(plan.path), *made)})
 
     def _grow(self, level: Level, run: Run, notes: list[Finding]) -> bool:
         most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests

@@ -93,11 +93,15 @@ def _refused_with_reason(data: Any) -> Any:
     return data
 
 
+Routing = Literal["power-of-two", "round-robin", "session"]
+
+
 class Pool(Frozen):
     """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
 
     ``engine_kwargs`` are vLLM engine arguments, and ``env`` environment variables, of this pool; they win over the
-    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
+    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any). ``routing``: which replica a request
+    goes to; *session* keeps a session's requests where their KV cache is.
     """
 
     replicas: Count = setting(1, "replicas", POOL, "--num")
@@ -115,6 +119,14 @@ class Pool(Frozen):
     gpu_type: str | None = setting(
         None, "nodes with this GPU only, such as H100", POOL, "--gpu", value="TYPE", otherwise="any", advanced=True
     )
+    routing: Routing = setting(
+        "power-of-two",
+        "which replica gets a request: of two at random the less busy one (power-of-two), each in turn (round-robin), "
+        "or the one of its session, which the header x-session-id names (session)",
+        POOL,
+        value="POLICY",
+        advanced=True,
+    )
     engine_kwargs: EngineArguments = setting(
         {}, "a vLLM engine argument of this pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
     )
@@ -126,6 +138,14 @@ class Pool(Frozen):
     @classmethod
     def _not_passed_on(cls, data: Any) -> Any:
         return _refused_with_reason(data)
+
+    @model_validator(mode="after")
+    def _routed_by_ray(self) -> Pool:
+        if self.dp > 1 and self.routing != "power-of-two":
+            raise ValueError(
+                f"routing {self.routing}: the ranks of dp {self.dp} are chosen by power-of-two; leave it out"
+            )
+        return self
 
     @property
     def gpus_per_replica(self) -> int:
@@ -149,7 +169,7 @@ class Pool(Frozen):
 
     def __hash__(self) -> int:
         # Without engine_kwargs and env, which are dicts: equal pools still have equal hashes.
-        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type))
+        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type, self.routing))
 
     @property
     def tp_groups(self) -> int:
@@ -193,6 +213,7 @@ class Transport(Frozen):
     transfer speed and are for debugging only.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
+    ``kv_wait_s``: how long the guard's workers wait in a step for a read that they have just posted (0: not).
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -231,6 +252,15 @@ class Transport(Frozen):
     )
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
         10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
+    )
+    kv_wait_s: Annotated[Milliseconds, Le(0.1)] = setting(
+        0.0,
+        "decode's workers wait in a step up to MS milliseconds for a read that they have just posted, so that its end "
+        "is not seen a step later",
+        TRANSPORT,
+        "--kv-wait-ms",
+        value="MS",
+        advanced=True,
     )
 
     @field_validator("backends")
@@ -370,6 +400,8 @@ class Fluid(Frozen):
     @model_validator(mode="after")
     def _can_be_split(self) -> Fluid:
         replicas = self.pool.replicas
+        if self.pool.routing == "round-robin":
+            raise ValueError("routing round-robin: roles and loads decide which engine takes a request; give session")
         if self.pool.dp > 1:
             raise ValueError(f"data parallel engines (dp {self.pool.dp}) take requests as one: roles need dp 1, use tp")
         if self.p_min + self.d_min > replicas:
@@ -482,6 +514,7 @@ class Serving(Frozen):
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
     ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
     long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
+    ``early_token``: of greedy streamed completions the client gets prefill's first token at once.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
@@ -517,6 +550,14 @@ class Serving(Frozen):
         "PD: decode gives up a call that no prefill replica takes within S seconds",
         SERVING,
         value="S",
+        advanced=True,
+    )
+    early_token: bool = setting(
+        False,
+        "PD: send prefill's first token to the client before its KV cache has moved, where that is exact "
+        "(docs/timeline.md)",
+        SERVING,
+        both_ways=True,
         advanced=True,
     )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(

@@ -78,6 +78,11 @@ class Engine:
     """One engine (DP rank): a waiting queue, a running batch, a step in progress.
 
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
+
+    ``steps_in_flight``: steps that vLLM's engine core has launched at once, 1 where one is scheduled when the last has
+    ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched, and
+    what they saw is known when that step has ended (`pdlab.sim.stepping`). With two in flight a request that comes
+    joins the step after the next. 0: reads begin when asked for, and what has arrived joins the next step.
     """
 
     costs: StepSource
@@ -88,7 +93,12 @@ class Engine:
     waiting: deque[Waiting] = field(default_factory=deque)
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
-    joining: list[int] = field(default_factory=list)  # KV has arrived
+    steps_in_flight: int = 0
+    arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
+    seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
+    told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
+    unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
+    joining: list[int] = field(default_factory=list)  # can decode in the next step
     joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
     prefilled: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
@@ -122,17 +132,29 @@ class Engine:
 
         Returns when the step ends; None if nothing can run.
         """
+        self._look()
+        if not self._scheduled_ahead():
+            self.unscheduled = 0
+            self.joining += self.told
+            self.told = []
         self._make_room(system)
         batch = len(self.running)
         self.starved = bool(self.inbound)
         prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
         joined = len(self.joining)
-        self.joined, self.joining = self.joining, []
+        self.joined, self.joining, self.told = self.joining, self.told, []
+        between_steps = bool(self.joining or self.unscheduled or any(self.seen))
+        self.unscheduled = 0
         if not (prefill or joined or batch or self.stall_s):
             self.busy = False
+            if self.joining or any(self.seen):
+                # Steps of nothing follow one another until the workers have told all that they saw.
+                self.joining += [request for each in self.seen for request in each]
+                self.seen.clear()
+                return self.plan(now_s, system)
             return None
         steps = 1
-        if not (prefill or joined or self.stall_s):
+        if not (prefill or joined or self.stall_s or between_steps):
             steps = self._decode_steps()
         mean = self.context / batch if batch else 0.0
         if steps > 1:
@@ -146,6 +168,22 @@ class Engine:
         self.version += 1
         return now_s + steps * self.step_s
 
+    def _look(self) -> None:
+        """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
+        if not self.steps_in_flight:
+            self.joining += self.arrived
+        elif self.arrived or self.seen:
+            self.seen.append(self.arrived)
+            if len(self.seen) > self.steps_in_flight:
+                self.told += self.seen.popleft()
+        else:
+            return
+        self.arrived = []
+
+    def _scheduled_ahead(self) -> bool:
+        """Whether this step was chosen when the last one was launched, without what came in since."""
+        return self.steps_in_flight > 1 and bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
+
     def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
         """Fill the step with waiting prompts, in order.
 
@@ -155,7 +193,7 @@ class Engine:
         room = MAX_SEQUENCES - len(self.running)
         waiting = self.waiting
         growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
-        while waiting and budget > 0 and room > 0:
+        while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
             if head.tokens_left is None:
                 if (

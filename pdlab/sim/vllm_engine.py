@@ -27,8 +27,11 @@ from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.stepping import ENTERS, KV_ARRIVED, STEP_ENDS
 from pdlab.sim.steps import steps_of
 from pdlab.sim.vllm_scheduler import SchedulerParts, prompt_tokens, scheduler_parts
+from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.requests import TrafficRequest
 
 MADE_UP = 1  # every token that is made up
+WORDS = 50_000  # different tokens in prompts of a workload file
 FETCHES, IS_FETCHED = {"do_remote_prefill": True}, {"do_remote_decode": True}  # kv_transfer_params
 
 
@@ -81,7 +84,7 @@ class VllmEngine(Engine):
         super().__init__(costs, capacity, step_tokens, PrefixCache(capacity), **kwargs)
         self.parts = parts
         self.scheduler = parts.make()
-        self.steps_in_flight: deque[ScheduledStep] = deque()
+        self.launched: deque[ScheduledStep] = deque()
         self.free_s = 0.0  # when the last step in flight ends
         self.news = False  # whether another schedule can give more than the last one did
         self.received: set[str] = set()  # not seen by the workers yet
@@ -170,6 +173,8 @@ class VllmSystem(System):
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
         super()._begin(level, workload, trace)
+        self.traffic_prompts: dict[str, list[int]] = {}
+        self.answers: dict[str, int] = {}
         common = self._common(max(self.log.input_tokens, default=0))
         for engine in self.all_engines:
             assert isinstance(engine, VllmEngine)
@@ -215,13 +220,28 @@ class VllmSystem(System):
         self._launch(decoder, now_s)
 
     def _add(self, engine: VllmEngine, request: int, params: dict[str, bool] | None) -> None:
-        tokens = self.log.input_tokens[request]
-        prompt = prompt_tokens(self.prompt[request], tokens, self._common(tokens))
+        if self.requests:
+            prompt = self._traffic_prompt(self.requests[request])
+        else:
+            tokens = self.log.input_tokens[request]
+            prompt = prompt_tokens(self.prompt[request], tokens, self._common(tokens))
         engine.add(request, prompt, 1 if engine.prefills_only else self.log.output_tokens[request], params)
+
+    def _traffic_prompt(self, request: TrafficRequest) -> list[int]:
+        """Its token ids: those of the request that it goes on from, the made-up answer to that, and its own blocks."""
+        known = self.traffic_prompts.get(request.id)
+        if known is None:
+            before = request.continues
+            known = [*self.traffic_prompts[before], *[MADE_UP] * self.answers[before]] if before else []
+            for key, tokens in request.blocks:
+                known += (MADE_UP + 1 + drawn_words(self.seed, key, tokens, WORDS)).tolist()
+            self.traffic_prompts[request.id] = known
+            self.answers[request.id] = request.out
+        return known
 
     def _launch(self, engine: VllmEngine, now_s: float) -> None:
         """Schedule steps as long as vLLM's engine core would: so many at once, and while there is something to do."""
-        steps = engine.steps_in_flight
+        steps = engine.launched
         while len(steps) < engine.parts.steps_at_once and engine.news and engine.scheduler.has_requests():
             step = engine.schedule()
             stall_s = self._read(engine, step, now_s)
@@ -234,8 +254,8 @@ class VllmSystem(System):
             self.push(engine.free_s, STEP_ENDS, engine, 0)
 
     def _ends(self, engine: VllmEngine, now_s: float) -> None:
-        log, step = self.log, engine.steps_in_flight.popleft()
-        engine.busy = any(each.took_s for each in engine.steps_in_flight)
+        log, step = self.log, engine.launched.popleft()
+        engine.busy = any(each.took_s for each in engine.launched)
         engine.busy_s += step.took_s
         if step.starved:
             engine.full_s += step.took_s

@@ -39,10 +39,12 @@ _answer: contextvars.ContextVar[Answer] = contextvars.ContextVar("answer")
 
 @dataclass
 class Answer:
-    """What the stream of one answer held beside text: its token ids, and whether a chunk had any of the answer."""
+    """What the stream of one answer held beside text: its token ids, whether a chunk had any of the answer, and how
+    many tokens of the prompt came from a cache (None: the server does not say)."""
 
     ids: list[int]
     begun: bool = False
+    cached: int | None = None
 
 
 class History(NamedTuple):
@@ -157,6 +159,7 @@ class SessionSender:
         self._late_s: dict[str, float] = {}  # of what waited: how long after it was due it was sent
         self._asked: dict[str, tuple[int, int]] = {}
         self._unsent: set[str] = set()
+        self._cached: dict[str, int | None] = {}
 
     def samples(self) -> list[Any]:
         """vLLM's requests, without prompts, by when they are to be handed to `request`: when they are due by the
@@ -190,6 +193,7 @@ class SessionSender:
             parent=request.parent,
             waits=request.waits,
             sent=name not in self._unsent,
+            cached_tokens=self._cached.get(name),
         )
         late_s = self._late_s.get(name) if waits else late_s
         return {"asked": self._asked.get(name), "lateness_s": late_s, "replayed": replayed}
@@ -245,6 +249,7 @@ class SessionSender:
         if self.chat:
             changed = replace(changed, chat_messages=messages)
         output = await send(changed, session, pbar)
+        self._cached[asked.request_id] = own.cached
         if due_s is not None:
             self._late_s[asked.request_id] = output.start_time - due_s
         if output.success and not own.begun:
@@ -299,7 +304,10 @@ def _told(messages: list[str]) -> Iterator[str]:
     for message in messages:
         text = message.removeprefix("data: ")
         if answer is not None and message != text != "[DONE]":
-            for choice in json.loads(text).get("choices") or ():
+            data = json.loads(text)
+            details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
+            answer.cached = details.get("cached_tokens", answer.cached)
+            for choice in data.get("choices") or ():
                 answer.ids.extend(choice.get("token_ids") or ())
                 answer.begun = answer.begun or _has_token(choice)
             if not answer.begun:

@@ -42,7 +42,7 @@ FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *("timeline", "log_stats", "prefill_call", "drain", "nixl_port", "ray_names", "builders"),
+    *("timeline", "log_stats", "early_token", "prefill_call", "drain", "nixl_port", "ray_names", "builders"),
 )
 _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
@@ -130,12 +130,14 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     """One pool of engines whose roles move (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles`` the
-    fields of `pdlab.roles.spec.FluidSpec`. Raises what Ray's builders raise."""
+    fields of `pdlab.roles.spec.FluidSpec`. ``by_session``: sessions stay with the engine that decodes them. Raises what
+    Ray's builders raise."""
     arguments = dict(args)
     call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
     spec = FluidSpec(**roles)
     board_name = f"{BOARD_PREFIX}{uuid.uuid4().hex[:12]}"
-    application = _build(lambda arguments: _fluid(arguments, board_name, spec), arguments)
+    by_session = bool(arguments.pop("by_session", False))
+    application = _build(lambda arguments: _fluid(arguments, board_name, spec, by_session=by_session), arguments)
     _orchestrate(application, call, kv_drain_s)
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
@@ -143,7 +145,7 @@ def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     return _timed(application, args)
 
 
-def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
+def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec, *, by_session: bool) -> Any:
     """As `build_pd_openai_app` of Ray, with one deployment that is both prefill and decode."""
     builder: Any = importlib.import_module(BUILDER)
     ingress: Any = importlib.import_module(INGRESS)
@@ -156,6 +158,8 @@ def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
     router: dict[str, Any] = {"request_router_class": FLUID_ROUTER}
     first, _ = spec.first(config.deployment_config["num_replicas"])
     router["request_router_kwargs"] = {"board": board_name, "prefill": first}
+    if by_session:
+        router["request_router_kwargs"]["by_session"] = True
     config.deployment_config["request_router_config"] = router
     engines = type("FluidServer", (pd.PDOrchestratorMixin, server.LLMServer), {"__module__": __name__})
     naming: dict[str, Any] = {"name_prefix": FLUID_PREFIX, "deployment_cls": engines}

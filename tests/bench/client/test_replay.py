@@ -167,9 +167,10 @@ def test_what_follows_a_failed_request_is_not_sent(
 def test_an_answer_without_token_ids_is_followed_by_nothing(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
-    server.tells_ids = False
+    server.tells_ids, server.tells_cached = False, True
     records = by_id(client.run(level(written(tmp_path, conversations(2)), server, tokenizer)).records)
     assert records["c0t0"].ok and not records["c0t1"].ok
+    assert records["c0t0"].replayed and records["c0t0"].replayed.cached_tokens == 21 // 2
     why = "the answer to c0t0 came with 0 token ids of 4 (return_token_ids)"
     assert records["c0t1"].error == f"not sent: {why}"
 

@@ -131,7 +131,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "--nope is not a flag"),
     ("same name", {"deployments": [{"label": "collocated-1xtp1"}] * 2}, "two deployments are called collocated-1xtp1"),
     ("same workload", {"workloads": BASE["workloads"] * 2}, "two workloads are called mixed"),
-    ("loads", {"loads": []}, "loads: must have at least 1 of them"),
+    ("loads", {"loads": []}, "loads: is missing"),
     ("two kinds", {"loads": [{"concurrency": [1], "rate_rps": [1]}]}, "give one of concurrency"),
     ("no kind", {"loads": [{}]}, "give one of concurrency"),
     ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
