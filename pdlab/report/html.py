@@ -28,7 +28,7 @@ from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
-from pdlab.report import soaks, tables, verdicts
+from pdlab.report import soaks, tables, ttft_parts, verdicts
 from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.highlight import highlighted
@@ -106,6 +106,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
             }
             for each in report.soaks
         ],
+        ttft=TtftBars.of(report) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
@@ -173,6 +174,27 @@ def _labelled(sources: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
 
 def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
+
+
+class TtftBars(NamedTuple):
+    """Where TTFT went, as bars of a page. ``legend``: (part, colour, what it is)."""
+
+    sentences: list[str]
+    legend: list[tuple[str, str, str]]
+    stacked: list[ttft_parts.BarGroup]
+    slowest: list[ttft_parts.BarGroup]
+    left_out: str
+
+    @classmethod
+    def of(cls, report: Report) -> TtftBars:
+        parts = report.parts
+        return cls(
+            ttft_parts.sentences(parts),
+            ttft_parts.legend(parts),
+            ttft_parts.stacked_bars(parts),
+            ttft_parts.waterfalls(parts),
+            ttft_parts.left_out(parts),
+        )
 
 
 class PageFacts(NamedTuple):

@@ -135,7 +135,8 @@ def test_a_level_without_ray_has_the_time_of_its_steps() -> None:
     tpot_s, ttft_s, _ = figures(served)
     host_s = 1e-3 * hardware.steps.correction.host_ms
     assert tpot_s == pytest.approx(10e-3 + host_s)
-    assert ttft_s == pytest.approx(10e-3 + 1000e-6 + host_s)
+    path_s = 10e-3 + 1000 * 5e-6
+    assert ttft_s == pytest.approx(path_s + 10e-3 + 1000e-6 + host_s)
 
 
 @pytest.mark.usefixtures("ten_ms")
