@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan"]
+Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,18 @@ def _note(rule: str, template: str, fix: str = "") -> FindingCode:
 def _of_plan(rule: str, template: str) -> FindingCode:
     """What a plan's step times rest on."""
     return FindingCode(source="plan", rule=rule, template=template, severity="note")
+
+
+def _part(what: str, fix: str) -> FindingCode:
+    """The largest part of a level's mean TTFT, and what changes it."""
+    return FindingCode(
+        source="timeline",
+        rule=f"the largest part of the mean TTFT is {what}",
+        template="{label} at {where}: the largest part of TTFT is " + what + ", {part_ms:.3g} of {ttft_ms:.3g} ms "
+        "({percent:.0f} %)",
+        fix=fix,
+        severity="note",
+    )
 
 
 def _file(rule: str, template: str) -> FindingCode:
@@ -237,6 +249,16 @@ CODES: dict[str, FindingCode] = {
         "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
     ),
+    "hits_unforeseen": _gate(
+        "cache_hits",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
+        "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
+    ),
+    "sessions_moved": _gate(
+        "affinity",
+        "all requests of a session go to one engine of a pool with the routing session",
+        "{moved} of {sessions} sessions were served by several {pool} engines, and the routing is by session",
+    ),
     "context_computed": _gate(
         "decode_context",
         "decode-only: at least 99 % of the context tokens are filled and not computed",
@@ -380,6 +402,13 @@ CODES: dict[str, FindingCode] = {
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
     "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "hits_not_foreseen": _unchecked(
+        "what a prefix cache has of each prompt is foreseen",
+        "hits are foreseen of token-id prompts whose engine, with its model, pool and block size, is known",
+    ),
+    "replicas_not_told": _unchecked(
+        "timelines tell which replica served each request", "no timeline tells which replica served a request"
+    ),
     "replay_recorded": _unchecked(
         "follow-ups wait for the answers before them",
         "the replay sends requests when they were recorded, whatever is answered",
@@ -412,6 +441,65 @@ CODES: dict[str, FindingCode] = {
     "timelines_miss_reads": _note(
         "the reads in the timelines are those that the engines count",
         "the timelines have {reads} reads of KV cache, and the engines counted {counted:g}",
+    ),
+    "ttft_mostly_front": _part(
+        "the network, the proxy and the client",
+        "send from the node of the proxy to see what the network takes; docs/serving-path.md has the proxy's share",
+    ),
+    "ttft_mostly_server": _part(
+        "the server before prefill is called, or before the engine has the request",
+        "more replicas share it (tokenising and parsing grow with the prompt)",
+    ),
+    "ttft_mostly_failed_calls": _part(
+        "calls of prefill that failed", "look at the counters pdlab_prefill_* and at the logs of prefill"
+    ),
+    "ttft_mostly_call": _part(
+        "the way to prefill's server and back",
+        "put prefill and decode on nodes with a short way between them, or more prefill replicas beside it",
+    ),
+    "ttft_mostly_prefill_server": _part(
+        "prefill's server around its engine", "more prefill replicas share it (it grows with the prompt)"
+    ),
+    "ttft_mostly_queue": _part(
+        "the queue in front of prefill",
+        "more engines that prefill, or fewer requests at once; plan.py says which ratio holds the SLO",
+    ),
+    "ttft_mostly_prefill": _part(
+        "the computation of the prompt", "a larger TP of prefill, shorter prompts, or prompts that share a beginning"
+    ),
+    "ttft_mostly_submit": _part(
+        "decode's server between prefill's answer and its engine", "more decode replicas share it"
+    ),
+    "ttft_mostly_admission": _part(
+        "waiting for room in decode and for a step to end",
+        "more decode engines or KV memory where decode is full, else shorter decode steps",
+    ),
+    "ttft_mostly_post": _part("posting the reads of KV cache", "fewer, larger blocks, or equal TP of both pools"),
+    "ttft_mostly_transfer": _part(
+        "the transfer of KV cache",
+        "a faster wire or a pack; python -m pdlab doctor says what holds the wire up",
+    ),
+    "ttft_mostly_step_lag": _part(
+        "waiting for decode steps until the scheduler is told of the KV cache",
+        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
+        "with TPOT",
+    ),
+    "ttft_mostly_guard": _part(
+        "the KV guard's wait for prefill's word", "look at the counters pdlab_guard_*; a short way to prefill's port"
+    ),
+    "ttft_mostly_wait": _part(
+        "waiting in decode with usable KV cache", "more decode engines, or fewer requests at once"
+    ),
+    "ttft_mostly_recompute": _part(
+        "the prompt computed again by decode", "its KV cache did not arrive: look at the counters pdlab_guard_*"
+    ),
+    "ttft_mostly_first_step": _part(
+        "the decode step of the first token",
+        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
+        "with TPOT",
+    ),
+    "ttft_mostly_out": _part(
+        "the way of the first token out of the server", "more replicas share the streaming of tokens"
     ),
     "measured_with_more_processes": _note(
         "one load generator suffices",
@@ -450,6 +538,11 @@ CODES: dict[str, FindingCode] = {
     "file_no_lengths": _file(
         "a file, or a name, has the lengths of the requests",
         "the file does not count {side} tokens, and no name gives their number: the workload is not known",
+    ),
+    "file_tokens_recounted": _file(
+        "the client's and the server's counts of output tokens agree",
+        "the client counted {client:.4g} tokens per answer anew, the server {server:.4g}: output tokens/s and TPOT are "
+        "by the client's count",
     ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",

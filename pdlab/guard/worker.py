@@ -5,6 +5,7 @@ expire, and free those that are given back."""
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,9 @@ logger = logging.getLogger("vllm.pdlab.guard")
 
 # The field of vLLM's connector metadata that carries requests whose blocks decode does not want.
 GIVEN_BACK = "pdlab_given_back"
+# How long a step's poll waits for a read that was posted just before; the end of a longer one is seen in a later step.
+WAIT_KEY = "pdlab_wait_s"
+_LOOK_AGAIN_S = 50e-6
 # vLLM's word for a notification that could not be sent: that of a prompt which decode has already, so nothing is read.
 NOTIFICATION_FAILED = "notification_failed"
 
@@ -46,6 +50,8 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_peers = PeerBook()
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
+        vllm_config = args[0] if args else kwargs["vllm_config"]
+        self._guard_wait_s = float(vllm_config.kv_transfer_config.get_from_extra_config(WAIT_KEY, 0.0))
         self._mark_reads()
 
     def _mark_reads(self) -> None:
@@ -108,8 +114,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> set[str]:
         peers = self._guard_peers
         engines = {name: self._recving_metadata[name].remote.engine_id for name in transfers} if peers.active else {}
-        if transfers:
-            self._guard_marks.polled(transfers)
+        self._guard_marks.polled(transfers)
         done: set[str] = super()._pop_done_transfers(transfers)
         for req_id in done:
             if (read := self._guard_marks.seen(req_id)) is not None:
@@ -187,7 +192,21 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             # vLLM frees from the front and stops at the first lease that has not ended.
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda item: item[1]))
 
+    def _await_reads(self) -> None:
+        """Wait for the reads that were posted last: while the step runs on the GPU, this thread has nothing to do."""
+        until = self._guard_marks.last_posted + self._guard_wait_s
+        while time.monotonic() < until:
+            reads = [self._recving_transfers.get(req_id, ()) for req_id in self._guard_marks.posted_with_last]
+            if not any(self.nixl_wrapper.check_xfer_state(handle) == "PROC" for each in reads for handle in each):
+                return
+            time.sleep(_LOOK_AGAIN_S)
+
     def get_finished(self) -> tuple[set[str], set[str]]:
+        if self._guard_wait_s and self._recving_transfers:
+            try:
+                self._await_reads()
+            except Exception:
+                logger.debug("a read's state is not known; vLLM asks next", exc_info=True)
         sending, receiving = super().get_finished()
         if sending:
             self._guard_report.expired |= sending - self._guard_notified

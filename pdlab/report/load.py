@@ -159,7 +159,7 @@ def stated_by_folder(
 
 
 def _files(folder: Path) -> list[Path]:
-    return result_files(folder) if folder.is_dir() else []
+    return list(result_files(folder)) if folder.is_dir() else []
 
 
 def _is_called(path: Path, name: str) -> bool:

@@ -2,7 +2,8 @@
 
 Two files of one load are repeats of each other where they agree in the model, the lengths of their requests (within
 `SAME_LENGTHS`), the metadata and the settings that the files have, and in the deployment and other words that their
-names have. They are not where they were measured more than a day apart, unless their names count repeats.
+names have. They are not where they were measured more than a day apart, by the date in the file or else in its name,
+unless their names count repeats.
 """
 
 from __future__ import annotations
@@ -201,7 +202,9 @@ def _sessions(levels: dict[int, PublishedLevel]) -> dict[int, str]:
     A new one begins where a load was measured more than a day earlier in the present one, and with a day without any
     file where that happens. A file without a date is in the first; a name that counts repeats says one session.
     """
-    unmarked = {i: _date(level.data.get("date")) for i, level in levels.items() if not level.name.repeat}
+    unmarked = {
+        i: _date(level.data.get("date")) or level.name.day for i, level in levels.items() if not level.name.repeat
+    }
     dates = {i: date for i, date in unmarked.items() if date is not None}
     by_load: dict[Hashable, list[datetime]] = defaultdict(list)
     for i, date in dates.items():

@@ -25,7 +25,10 @@ class ReplayedRequest(Frozen):
     """Which request of a compiled workload a record is of: its ``id`` there, its session, the number of its ``turn``
     (1: it has no parent), and all that it had to wait for: its ``parent`` and ``waits``.
 
-    ``sent`` False: it was not, for what it waits for failed.
+    ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
+    them in its usage (None: it does not, which is vLLM's default: ``enable_prompt_tokens_details``).
+    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed. ``replica``:
+    the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
     """
 
     id: str
@@ -34,6 +37,15 @@ class ReplayedRequest(Frozen):
     parent: str | None = None
     waits: tuple[str, ...] = ()
     sent: bool = True
+    cached_tokens: int | None = None
+    foreseen_tokens: int | None = None
+    replica: str | None = None
+    prefill_replica: str | None = None
+
+    @property
+    def hit_tokens(self) -> int | None:
+        """Tokens of its prompt that came from a cache: as the server counts them, else as foreseen."""
+        return self.foreseen_tokens if self.cached_tokens is None else self.cached_tokens
 
     @property
     def after(self) -> tuple[str, ...]:

@@ -137,14 +137,17 @@ def rehearsed(**sums: float) -> dict[str, Any]:
     }
 
 
-def turns(**of_last: Any) -> dict[str, Any]:
+def turns(foreseen: int | None = 0, **of_last: Any) -> dict[str, Any]:
     """A replay of two sessions of twelve requests, each of which is sent when the one before has ended; and what is
     changed of the last one."""
     records = []
     for wave in range(12):
         for session in "ab":
             parent = f"{session}{wave - 1}" if wave else None
-            own = ReplayedRequest(id=f"{session}{wave}", session=session, turn=wave + 1, parent=parent)
+            own = ReplayedRequest(
+                id=f"{session}{wave}", session=session, turn=wave + 1, parent=parent, foreseen_tokens=foreseen,
+                replica="r1",
+            )  # fmt: skip
             records.append(request(2.0 * wave, replayed=own))
     last = records[-1].model_copy(update=of_last)
     return {"records": (*records[:-1], last), "load": Replay()}
@@ -156,6 +159,10 @@ def unsent(session: str = "b", wave: int = 11) -> ReplayedRequest:
     )
 
 
+def replica_of(name: str, replica: str) -> ReplayedRequest:
+    return ReplayedRequest(id=name, session=name[0], turn=12, parent=f"{name[0]}10", foreseen_tokens=0, replica=replica)
+
+
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("failed_requests", {"records": changed(error="HTTP 500", finish_s=None)}, "1 of 24 requests failed (first: HTTP"),
     ("failed_requests", {"records": changed(finish_s=None)}, "1 of 24 requests failed (first: no answer)"),
@@ -164,6 +171,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "failed_requests",
         turns(replayed=unsent(), error="not sent: b10 failed", finish_s=None, first_token_s=None),
         "1 of 24 requests were not sent, for what they follow has no answer",
+    ),
+    ("cache_hits", turns(foreseen=3), "0.0% of the prompt tokens came from the prefix cache, its rules foresee 3.0%"),
+    (
+        "affinity",
+        {**turns(replayed=replica_of("b11", "r2")), "by_session": ("decode",)},
+        "1 of 2 sessions were served by several decode engines",
     ),
     (
         "dependencies",
@@ -318,12 +331,27 @@ def test_a_schedule_that_is_not_kept_is_noted() -> None:
 
 
 def test_a_replay_has_no_steady_state_and_no_share_of_cached_tokens_by_itself() -> None:
-    validity = validate_level(evidence(**turns(), engines_after=engines(prefix_cache_hits=2000)))
+    validity = validate_level(evidence(**turns(foreseen=None), engines_after=engines(prefix_cache_hits=2000)))
     assert validity.valid
     assert {name: each.code for name, each in validity.unchecked.items()} == {
+        "cache_hits": "hits_not_foreseen",
         "few_requests": "replay_load",
         "steady_state": "replay_load",
     }
+
+
+def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
+    """Of 2,400 prompt tokens 600 are foreseen."""
+    for hits, failed in ((600, ()), (645, ()), (555, ()), (650, ("cache_hits",)), (550, ("cache_hits",))):
+        level = evidence(**turns(foreseen=25), engines_after=engines(prefix_cache_hits=hits))
+        assert validate_level(level).failed_gates == failed
+
+
+def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
+    moved = turns(replayed=replica_of("b11", "r2"))
+    assert validate_level(evidence(**moved)).valid
+    prefill = validate_level(evidence(**moved, by_session=("prefill",)))
+    assert prefill.valid and prefill.unchecked["affinity"] == found("replicas_not_told")
 
 
 def test_a_failed_request_and_what_follows_it_fail_one_gate() -> None:

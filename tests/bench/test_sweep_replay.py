@@ -158,7 +158,7 @@ def test_an_experiment_replays_a_file(tmp_path: Path) -> None:
         (("loads: [{concurrency: [2]}]", ""), "loads: is missing"),
         (("[2]}]", "[2], workloads: [chat]}]"), "workload chat is replayed"),
         (("file: chat.jsonl", "file: chat.jsonl, input_tokens: 3"), "leave input_tokens out"),
-        (("file: chat.jsonl", "file: other.jsonl"), "other.jsonl: cannot be read"),
+        (("file: chat.jsonl", "file: other.jsonl"), "other.jsonl: no such file"),
     ],
 )
 def test_wrong_experiments_are_refused(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:

@@ -609,6 +609,7 @@ def worker(guard_worker: Any) -> Iterator[Any]:
     worker.pcp_rank = worker.tp_rank = 0
     worker._has_mamba, worker.engine_id = False, "d1"
     worker._mark_reads()
+    worker._guard_wait_s = 0.0
     info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
     worker.transfer_topo = SimpleNamespace(
         get_engine_info=lambda _: info, block_size_ratio=lambda _: 1, unregister_remote_engine=lambda _: None
@@ -781,6 +782,39 @@ class TestWorker:
         assert (name, rank, size, microseconds) == ("r", 0, 2 * told.totalBytes, told.xferDuration)
         assert posted <= before <= seen and reads == 2 and boot == marks.boot()
         assert not worker.xfer_stats.is_empty() and list(worker._guard_marks._open) == ["s"]
+
+    def test_a_read_that_was_just_posted_is_waited_for_no_longer_than_allowed(self, worker: Any) -> None:
+        """Its end is seen in the same step; a longer one, and one of an earlier step, hold nothing up."""
+        handle, looks = hash(("r", 0)), 0
+
+        def ends(asked: int) -> str:
+            nonlocal looks
+            looks += asked == handle
+            return "DONE" if asked == handle and looks > 3 else "PROC"
+
+        worker.nixl_wrapper.check_xfer_state, worker._guard_wait_s = ends, 5.0
+        read(worker, "old", "PROC")
+        worker._guard_marks.posted("old")
+        worker._guard_marks.polled({})
+        read(worker, "r", "PROC")
+        worker._guard_marks.posted("r")
+        assert worker.get_finished()[1] == {"r"} and looks == 5
+        began = time.monotonic()
+        assert worker.get_finished()[1] == set() and time.monotonic() - began < 1.0
+        worker._guard_wait_s = 0.02
+        read(worker, "s", "PROC")
+        worker._guard_marks.posted("s")
+        began = time.monotonic()
+        assert worker.get_finished()[1] == set() and 0.015 < time.monotonic() - began < 1.0
+
+    def test_a_state_that_cannot_be_asked_for_ends_no_wait_in_an_error(self, worker: Any) -> None:
+        def fails(_: int) -> str:
+            raise RuntimeError("no such transfer")
+
+        worker.nixl_wrapper.check_xfer_state, worker._guard_wait_s = fails, 5.0
+        read(worker, "r", "PROC")
+        worker._guard_marks.posted("r")
+        assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
 
     def test_a_failed_read_is_told_by_request(self, worker: Any) -> None:
         read(worker, "r", "ERR")
@@ -970,7 +1004,7 @@ def own_methods() -> list[tuple[str, str]]:
 
 
 ADDED = {
-    "GuardWorker": {"_mark_reads", "take_report", "_note_failure", "_forget_peers"},
+    "GuardWorker": {"_mark_reads", "_await_reads", "take_report", "_note_failure", "_forget_peers"},
     "NixlConnector": {"guarded", "receives", "report_in"},
     "GuardStats": {"record"},
     "Guarded": {

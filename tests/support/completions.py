@@ -37,6 +37,7 @@ class CompletionsServer:
     asked: list[Asked] = field(default_factory=list)
     fails: Any = None
     tells_ids: bool = True
+    tells_cached: bool = False
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -62,7 +63,9 @@ class CompletionsServer:
             entry.ended_s = time.monotonic()
             await self.send(response, {"choices": [{"index": 0, **part, **ids}]})
             await asyncio.sleep(TOKEN_S)
-        usage = {"prompt_tokens": words, "completion_tokens": count}
+        usage: dict[str, Any] = {"prompt_tokens": words, "completion_tokens": count}
+        if self.tells_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": words // 2}
         await self.send(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response

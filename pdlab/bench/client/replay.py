@@ -39,10 +39,12 @@ _answer: contextvars.ContextVar[Answer] = contextvars.ContextVar("answer")
 
 @dataclass
 class Answer:
-    """What the stream of one answer held beside text: its token ids, and whether a chunk had any of the answer."""
+    """What the stream of one answer held beside text: its token ids, whether a chunk had any of the answer, and how
+    many tokens of the prompt came from a cache (None: the server does not say)."""
 
     ids: list[int]
     begun: bool = False
+    cached: int | None = None
 
 
 class History(NamedTuple):
@@ -51,6 +53,11 @@ class History(NamedTuple):
     ids: list[int]
     messages: list[dict[str, Any]]
     ended_s: float
+
+
+def id_prefix(name: str, seed: int) -> str:
+    """What ids of requests begin with, as the servers get them, before the id that the file has."""
+    return f"{name}-{seed:08x}-"
 
 
 class Unknown(NamedTuple):
@@ -62,15 +69,20 @@ class Unknown(NamedTuple):
 class Words:
     """The texts that blocks are drawn from: tokens of a vocabulary, and their texts."""
 
-    def __init__(self, tokens: Sequence[int], texts: Sequence[str], seed: int) -> None:
-        self._tokens, self._texts, self._seed = tokens, texts, seed
+    def __init__(
+        self, tokens: Sequence[int], texts: Sequence[str], seed: int, encode: Callable[[str], list[int]]
+    ) -> None:
+        """``encode``: a text's tokens, without special ones."""
+        self._tokens, self._texts, self._seed, self._encode = tokens, texts, seed, encode
         self._drawn = lru_cache(maxsize=KEPT_BLOCKS)(self._draw)
 
     def _draw(self, key: str, tokens: int) -> tuple[int, ...]:
         return tuple(drawn_words(self._seed, key, tokens, len(self._tokens)).tolist())
 
     def ids(self, request: TrafficRequest) -> list[int]:
-        """The tokens of a request's blocks."""
+        """The tokens of a request's blocks, or of its real text where it has that."""
+        if request.messages is not None:
+            return self._encode("\n".join(map(_text_of, request.messages)))
         return [self._tokens[word] for key, tokens in request.blocks for word in self._drawn(key, tokens)]
 
     def messages(self, request: TrafficRequest) -> list[dict[str, Any]]:
@@ -79,6 +91,14 @@ class Words:
             return list(request.messages)
         words = [self._texts[word] for key, tokens in request.blocks for word in self._drawn(key, tokens)]
         return [{"role": "user", "content": "".join(words)}]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    """Of a chat message whose content is text or a list of parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
 
 
 def own_requests(level: ClientLevel) -> list[TrafficRequest]:
@@ -145,7 +165,7 @@ class SessionSender:
     def __init__(self, level: ClientLevel, requests: Sequence[TrafficRequest], words: Words) -> None:
         assert level.replay is not None
         self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
-        self._name, self._words = f"{level.name}-{level.seed:08x}-", words
+        self._name, self._words = id_prefix(level.name, level.seed), words
         self._requests = {self._name + request.id: request for request in requests}
         self._turns: dict[str, int] = {}
         for request in requests:
@@ -157,6 +177,7 @@ class SessionSender:
         self._late_s: dict[str, float] = {}  # of what waited: how long after it was due it was sent
         self._asked: dict[str, tuple[int, int]] = {}
         self._unsent: set[str] = set()
+        self._cached: dict[str, int | None] = {}
 
     def samples(self) -> list[Any]:
         """vLLM's requests, without prompts, by when they are to be handed to `request`: when they are due by the
@@ -190,6 +211,7 @@ class SessionSender:
             parent=request.parent,
             waits=request.waits,
             sent=name not in self._unsent,
+            cached_tokens=self._cached.get(name),
         )
         late_s = self._late_s.get(name) if waits else late_s
         return {"asked": self._asked.get(name), "lateness_s": late_s, "replayed": replayed}
@@ -245,6 +267,7 @@ class SessionSender:
         if self.chat:
             changed = replace(changed, chat_messages=messages)
         output = await send(changed, session, pbar)
+        self._cached[asked.request_id] = own.cached
         if due_s is not None:
             self._late_s[asked.request_id] = output.start_time - due_s
         if output.success and not own.begun:
@@ -299,7 +322,10 @@ def _told(messages: list[str]) -> Iterator[str]:
     for message in messages:
         text = message.removeprefix("data: ")
         if answer is not None and message != text != "[DONE]":
-            for choice in json.loads(text).get("choices") or ():
+            data = json.loads(text)
+            details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
+            answer.cached = details.get("cached_tokens", answer.cached)
+            for choice in data.get("choices") or ():
                 answer.ids.extend(choice.get("token_ids") or ())
                 answer.begun = answer.begun or _has_token(choice)
             if not answer.begun:

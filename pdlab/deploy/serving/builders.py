@@ -33,7 +33,7 @@ from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed
+from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed, current
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -42,7 +42,17 @@ FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *("timeline", "log_stats", "prefill_call", "drain", "nixl_port", "ray_names", "builders"),
+    *(
+        "ttft_metrics",
+        "timeline",
+        "log_stats",
+        "early_token",
+        "prefill_call",
+        "drain",
+        "nixl_port",
+        "ray_names",
+        "builders",
+    ),
 )
 _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
@@ -81,6 +91,8 @@ class OneByOne:
     async def _answer(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)
         if for_one_engine(request):
+            if (timing := current()) is not None:
+                timing.orchestrated = True  # with prefill beside it, and without its help
             alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
             return alone
         utils: Any = importlib.import_module(SERVER_UTILS)
@@ -130,12 +142,14 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     """One pool of engines whose roles move (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles`` the
-    fields of `pdlab.roles.spec.FluidSpec`. Raises what Ray's builders raise."""
+    fields of `pdlab.roles.spec.FluidSpec`. ``by_session``: sessions stay with the engine that decodes them. Raises what
+    Ray's builders raise."""
     arguments = dict(args)
     call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
     spec = FluidSpec(**roles)
     board_name = f"{BOARD_PREFIX}{uuid.uuid4().hex[:12]}"
-    application = _build(lambda arguments: _fluid(arguments, board_name, spec), arguments)
+    by_session = bool(arguments.pop("by_session", False))
+    application = _build(lambda arguments: _fluid(arguments, board_name, spec, by_session=by_session), arguments)
     _orchestrate(application, call, kv_drain_s)
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
@@ -143,7 +157,7 @@ def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     return _timed(application, args)
 
 
-def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
+def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec, *, by_session: bool) -> Any:
     """As `build_pd_openai_app` of Ray, with one deployment that is both prefill and decode."""
     builder: Any = importlib.import_module(BUILDER)
     ingress: Any = importlib.import_module(INGRESS)
@@ -156,6 +170,8 @@ def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
     router: dict[str, Any] = {"request_router_class": FLUID_ROUTER}
     first, _ = spec.first(config.deployment_config["num_replicas"])
     router["request_router_kwargs"] = {"board": board_name, "prefill": first}
+    if by_session:
+        router["request_router_kwargs"]["by_session"] = True
     config.deployment_config["request_router_config"] = router
     engines = type("FluidServer", (pd.PDOrchestratorMixin, server.LLMServer), {"__module__": __name__})
     naming: dict[str, Any] = {"name_prefix": FLUID_PREFIX, "deployment_cls": engines}

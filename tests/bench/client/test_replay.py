@@ -167,9 +167,10 @@ def test_what_follows_a_failed_request_is_not_sent(
 def test_an_answer_without_token_ids_is_followed_by_nothing(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
-    server.tells_ids = False
+    server.tells_ids, server.tells_cached = False, True
     records = by_id(client.run(level(written(tmp_path, conversations(2)), server, tokenizer)).records)
     assert records["c0t0"].ok and not records["c0t1"].ok
+    assert records["c0t0"].replayed and records["c0t0"].replayed.cached_tokens == 21 // 2
     why = "the answer to c0t0 came with 0 token ids of 4 (return_token_ids)"
     assert records["c0t1"].error == f"not sent: {why}"
 
@@ -186,6 +187,22 @@ def test_chat_contains_the_answers_text_and_no_role_is_a_token(
     assert len(first[0]["content"].split()) == 16 + 5 == records["c0t0"].input_tokens
     assert min(record.ttft_s or 0.0 for record in records.values()) >= 0.03, "the role's chunk counts as a token"
     assert all(len(record.itl_s) == record.output_tokens - 1 for record in records.values())
+
+
+def test_real_text_is_sent_as_it_is(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    text = "What holds a block of words?"
+    message = {"role": "user", "content": text}
+    requests = [TrafficRequest(id="a", session="a", at_s=0.0, blocks=(("a", 7),), out=3, messages=(message,))]
+    path = written(tmp_path, requests)
+    (record,) = client.run(level(path, server, tokenizer)).records
+    ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
+    assert server.asked[1].body["messages"] == [message]
 
 
 def test_times_of_a_stretched_replay_are_longer(
