@@ -42,7 +42,17 @@ FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *("timeline", "log_stats", "early_token", "prefill_call", "drain", "nixl_port", "ray_names", "builders"),
+    *(
+        "ttft_metrics",
+        "timeline",
+        "log_stats",
+        "early_token",
+        "prefill_call",
+        "drain",
+        "nixl_port",
+        "ray_names",
+        "builders",
+    ),
 )
 _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
