@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib
 import json
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -435,7 +435,7 @@ def replica_id() -> str:
     if "replica" not in _machine:
         _machine["replica"] = ""
         with contextlib.suppress(Exception):
-            serve: Any = importlib.import_module("ray.serve")
+            serve: Any = sys.modules["ray.serve"]  # a replica has imported it
             _machine["replica"] = serve.get_replica_context().replica_id.unique_id
     return _machine["replica"]
 
