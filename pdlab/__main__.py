@@ -32,6 +32,7 @@ COMMANDS = {
     "first-hour": "the first thing to run on booked nodes: doctor to report, every step with a verdict, one archive",
     "chaos": "kill, stop and cut parts of a running deployment under load, and compare every answer",
     "roles": "which fluid engines prefill and which decode, why, and another split by hand",
+    "dashboard": "a Grafana dashboard, alert rules and what provisions them",
     "install-wheel": "install a wheel on every node of the Ray cluster (debug/install_on_nodes.py)",
     "code-zip": "write the modules of pdlab that a Ray cluster imports as one zip",
     "two-hosts": "two hosts on this machine with a shaped link between them",

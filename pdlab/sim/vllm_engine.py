@@ -48,17 +48,20 @@ def simulate_with_vllm(
     link: LinkKind | None = None,
     trace: Trace | None = None,
     scattered: bool | None = None,
-    asynchronous: bool = True,
+    asynchronous: bool | None = None,
 ) -> list[SimulatedLevel]:
     """`pdlab.sim.simulator.simulate` with vLLM's scheduler in every engine; arguments and result as there.
 
-    ``asynchronous``: the next step is scheduled while one runs, vLLM's default on GPUs. A common prefix is in every
+    ``asynchronous``: the next step is scheduled while one runs, vLLM's default on GPUs; None: unless the hardware has
+    one step in flight. A common prefix is in every
     engine's cache before the level. Raises UsageError, also for fluid pools and without vLLM.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
     if isinstance(deployment.topology, Fluid):
         raise UsageError("vLLM's scheduler is not simulated in fluid pools; use the simulator alone")
+    if asynchronous is None:
+        asynchronous = hardware.steps_in_flight != 1
     system = VllmSystem(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link, asynchronous=asynchronous)
     system.scattered = scattered
     return [system.run(level, workload, trace) for level in levels]

@@ -59,7 +59,7 @@ def test_the_picture_has_a_bar_for_each_percentile_and_the_slowest(report: Repor
     drawn = pictures["Plot of where TTFT went"]
     assert drawn.path.name == "x-ttft.svg" and drawn.left_out == ""
     text = drawn.path.read_text(encoding="utf-8")
-    for word in ("concurrency 4", "concurrency 16", "p10", "p90", "the slowest 20 of", "prefill"):
+    for word in ("concurrency 4", "concurrency 16", "p10", "p90", "the slowest 20 at", "prefill"):
         assert word in text, word
 
 

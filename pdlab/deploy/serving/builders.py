@@ -33,7 +33,7 @@ from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed
+from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed, current
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -42,7 +42,17 @@ FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *("timeline", "log_stats", "early_token", "prefill_call", "drain", "nixl_port", "ray_names", "builders"),
+    *(
+        "ttft_metrics",
+        "timeline",
+        "log_stats",
+        "early_token",
+        "prefill_call",
+        "drain",
+        "nixl_port",
+        "ray_names",
+        "builders",
+    ),
 )
 _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
@@ -81,6 +91,8 @@ class OneByOne:
     async def _answer(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)
         if for_one_engine(request):
+            if (timing := current()) is not None:
+                timing.orchestrated = True  # with prefill beside it, and without its help
             alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
             return alone
         utils: Any = importlib.import_module(SERVER_UTILS)

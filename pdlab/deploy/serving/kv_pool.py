@@ -49,7 +49,9 @@ def _count_up(tokens: int) -> Any:
     """The counter, which must live as long as what it has counted is to be shown."""
     serve: Any = importlib.import_module("ray.serve")
     metrics: Any = importlib.import_module("ray.util.metrics")
-    counter = metrics.Counter(COUNTER, description="Tokens that the KV pool holds.", tag_keys=("ReplicaId",))
-    replica = serve.get_replica_context().replica_id.unique_id
-    counter.inc(tokens, tags={"ReplicaId": replica})
+    counter = metrics.Counter(
+        COUNTER, description="Tokens that the KV pool holds.", tag_keys=("ReplicaId", "deployment")
+    )
+    context = serve.get_replica_context()
+    counter.inc(tokens, tags={"ReplicaId": context.replica_id.unique_id, "deployment": context.deployment})
     return counter

@@ -4,7 +4,7 @@ A request that asks for it by the header `HEADER` is told: a streamed answer has
 ``[DONE]``, another answer the same JSON in a response header of that name. Its form is
 `pdlab.results.timeline.RequestTimeline`. Times are of ``time.monotonic``, which every process of a machine shares and
 of which vLLM stamps its engine's events; prefill's server sends durations, in its answer's KV-transfer parameters under
-`TIMES_KEY`. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+`TIMES_KEY`. Runs in Ray Serve's replicas, sent there by value: imports the standard library and one module beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+
+from pdlab.deploy.serving.ttft_metrics import CountsParts
 
 HEADER = "x-pdlab-timeline"
 ID_HEADER = "x-request-id"
@@ -252,10 +254,11 @@ class TellsTimes:
 
     marks_reads = False
     _book: Book | None = None
+    _counts: CountsParts | None = None
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
-        self._book = Book()
+        self._book, self._counts = Book(), CountsParts(replica_id())
         try:
             listen(self.engine._engine_client, self._book)  # type: ignore[attr-defined]
         except AttributeError as error:  # another vLLM or Ray, or no engine of vLLM's: serves all the same
@@ -296,7 +299,7 @@ class TellsTimes:
                     timing.chunk()
                     yield self._with_record(timing, item) if timing.asked else item
         finally:
-            self._book.leave(timing)
+            self.over(timing, answers=not prefills)
             if hasattr(stream, "aclose"):
                 with contextlib.suppress(Exception):
                     await stream.aclose()
@@ -324,10 +327,13 @@ class TellsTimes:
         """The timeline as a header's value."""
         return _json(self._record(timing)).encode()
 
-    def over(self, timing: Timing) -> None:
-        """The request has been answered, or its client has gone."""
-        if self._book is not None:
-            self._book.leave(timing)
+    def over(self, timing: Timing, *, answers: bool = True) -> None:
+        """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
+        if self._book is None or timing.ended:
+            return
+        if answers and self._counts is not None and {"first", "first_byte"} <= timing.marks.keys():
+            self._counts.add(self._record(timing))
+        self._book.leave(timing)
 
 
 class Timed:
