@@ -480,3 +480,22 @@ def test_a_summary_of_loadgen_that_is_no_level_or_not_valid(
     else:
         (run,) = runs_of(folder)
         assert [each.code for each in run.validity.findings] == ([finding] if finding else [])
+
+
+def test_the_requests_of_aiperf_without_their_summary_are_a_level(tmp_path: Path) -> None:
+    lengths = {name: {"value": value, "unit": "tokens"} for name, value in
+               (("input_sequence_length", 100), ("output_sequence_length", 3))}  # fmt: skip
+    lines = []
+    for ttft, start_s in zip((0.1, 0.2, 0.3, 0.4), (0.0, 0.1, 1.0, 1.56), strict=True):
+        line = aiperf_line(1000 * ttft, start_s)
+        line["metadata"]["request_end_ns"] = int((start_s + ttft + 0.04) * 1e9)
+        line["metrics"] |= lengths
+        lines.append(line)
+    (run,) = runs_of(written(tmp_path / "x", {"conc2.jsonl": lines}))
+    assert run.load == Closed(concurrency=2) and run.validity.valid
+    assert run.whole.requests_per_s == pytest.approx(2.0)
+    assert (run.whole.input_tokens_per_s, run.whole.output_tokens_per_s) == (pytest.approx(200), pytest.approx(6))
+    assert run.whole.ttft is not None and run.whole.ttft.percentiles_s["p50"] == pytest.approx(0.25)
+    assert run.whole.tpot is not None and run.whole.tpot.mean_s == pytest.approx(0.02)
+    with pytest.raises(StoreError, match="neither a request rate nor max_concurrency"):
+        runs_of(written(tmp_path / "y", {"profile_export.jsonl": lines}))
