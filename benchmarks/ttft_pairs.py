@@ -4,14 +4,16 @@
 ``timeline``: requests that ask for one, against requests that do not. ``early-token``: on a deployment launched with
 --early-token, requests that have one against the same kind of requests that fall back (they set return_token_ids to
 false, which says nothing and is not known to be exact). Rounds alternate (on, off, off, on, ...), prompts are new in
-each, and the ratio of each pair has a 95 % interval over pairs. With --texts as many prompts are asked twice, early and
-not, and their texts compared. Wants an idle machine.
+each, and the ratio of each pair has a 95 % interval over pairs. Where the deployment is on local nodes, the CPU time of
+their processes per token is compared too: it hears less of what else the machine does. With --texts as many prompts are
+asked twice, early and not, and their texts compared. Wants an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import random
@@ -27,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.analysis.student import student_t  # noqa: E402
 from pdlab.bench.client.timeline_tap import TappedSession  # noqa: E402
+from pdlab.cluster import local_nodes  # noqa: E402
 from pdlab.deploy.serving.timeline import HEADER  # noqa: E402
 from pdlab.results.timeline import RequestTimeline  # noqa: E402
 
@@ -99,12 +102,18 @@ async def measure(args: argparse.Namespace) -> None:
             await asyncio.gather(*(place() for _ in range(args.concurrency)))
             return replies, time.perf_counter() - began
 
+        nodes = local_nodes.running()
         await load(True), await load(False)
         pairs = []
         for number in range(args.pairs):
             both = {}
             for on in (True, False) if number % 2 == 0 else (False, True):
-                both[on] = figures(*await load(on))
+                before_s = cpu_s(nodes)
+                replies, seconds = await load(on)
+                both[on] = figures(replies, seconds)
+                if nodes:
+                    tokens = sum(reply.tokens for reply in replies)
+                    both[on]["CPU ms per token"] = 1e3 * (cpu_s(nodes) - before_s) / tokens
                 print("on " if on else "off", ", ".join(f"{name} {value:.4f}" for name, value in both[on].items()))
             pairs.append(both)
         for name in pairs[0][True].keys() & pairs[0][False].keys():
@@ -120,6 +129,18 @@ async def measure(args: argparse.Namespace) -> None:
             differ += (first.text, first.tokens) != (second.text, second.tokens)
         if args.texts:
             print(f"{differ} of {args.texts} texts differ")
+
+
+def cpu_s(nodes: Any) -> float:
+    """CPU time of all processes of the local nodes until now."""
+    import psutil
+
+    total = 0.0
+    for pid in local_nodes.processes(nodes) if nodes else ():
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def figures(replies: list[Reply], seconds: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
+from pdlab.results.schema import CanaryResult, NixlCounters, ReplayedRequest, Run, Trend, Validity
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Evidence(Frozen):
     could not be. ``settling``: of the counters after the level. ``strangers`` are replicas that the launch did not
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy
     asks a router. ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its
-    launch. ``smoke``: too short by intention. ``timelines``: what the servers told of requests."""
+    launch. ``smoke``: too short by intention. ``timelines``: what the servers told of requests. ``by_session``: pools
+    whose requests go to the engine of their session."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -93,6 +94,7 @@ class Evidence(Frozen):
     roles_changed: bool | None = None
     smoke: bool = False
     timelines: tuple[RequestTimeline, ...] = ()
+    by_session: tuple[str, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -333,12 +335,35 @@ def cache_hits(evidence: Evidence) -> Iterator[Finding]:
     """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
     foreseen = [each.foreseen_tokens for each in evidence.answered.replayed if each is not None]
     tokens = float(evidence.answered.input_tokens.sum())
-    hits = evidence.delta("prefix_cache_hits")
+    # Of PD what prefill found: decode finds in its own cache what it would else transfer.
+    hits = evidence.growth("prefill", "prefix_cache_hits") if _has_prefill(evidence) else None
+    hits = evidence.delta("prefix_cache_hits") if hits is None else hits
     if hits is None or not tokens:
         return
     share, expected = hits / tokens, sum(each or 0 for each in foreseen) / tokens
     if abs(share - expected) > HITS_OFF:
         yield found("hits_unforeseen", share=share, foreseen=expected)
+
+
+def _has_prefill(evidence: Evidence) -> bool:
+    return "prefill" in evidence.run.engines_after
+
+
+def affinity(evidence: Evidence) -> Iterator[Finding]:
+    """A session's requests went to several engines of a pool that keeps sessions together."""
+    for pool in evidence.by_session:
+        homes: dict[str, set[str]] = {}
+        for each in evidence.answered.replayed:
+            replica = each and _served_by(each, pool)
+            if each is not None and replica:
+                homes.setdefault(each.session, set()).add(replica)
+        moved = sum(len(replicas) > 1 for replicas in homes.values())
+        if moved:
+            yield found("sessions_moved", moved=moved, sessions=len(homes), pool=pool)
+
+
+def _served_by(each: ReplayedRequest, pool: str) -> str | None:
+    return each.prefill_replica if pool == "prefill" else each.replica
 
 
 def decode_context(evidence: Evidence) -> Iterator[Finding]:
@@ -674,6 +699,12 @@ def _hits_missing(evidence: Evidence) -> Finding | None:
     return _needs("prefix_cache_hits")(evidence)
 
 
+def _affinity_missing(evidence: Evidence) -> Finding | None:
+    replayed = [each for each in evidence.answered.replayed if each is not None]
+    known = all(any(_served_by(each, pool) for each in replayed) for pool in evidence.by_session)
+    return None if known else found("replicas_not_told")
+
+
 def _dependencies_missing(evidence: Evidence) -> Finding | None:
     waits = any(each is not None and each.after for each in evidence.requests.replayed)
     return None if waits else found("replay_recorded")
@@ -727,6 +758,12 @@ GATES: tuple[Gate, ...] = (
         _hits_missing,
         applies=lambda evidence: isinstance(evidence.run.load, Replay),
         counted=True,
+    ),
+    Gate(
+        "affinity",
+        affinity,
+        _affinity_missing,
+        applies=lambda evidence: bool(evidence.by_session) and isinstance(evidence.run.load, Replay),
     ),
     Gate(
         "decode_context",
@@ -818,7 +855,8 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
     whole = sum(timeline.whole for timeline in told)
     if whole < TOLD_LEAST * answers:
         yield found("timelines_lacking", whole=whole, answers=answers)
-    wrong = [t for t in told if t.disorder_s > DISORDER_S or (t.front_s is not None and t.front_s < FRONT_LEAST_S)]
+    exact = [timeline for timeline in told if timeline.err is None]
+    wrong = [each for each in exact if each.disorder_s > DISORDER_S or (each.front_s or 0.0) < FRONT_LEAST_S]
     if wrong:
         worst_ms = 1e3 * max(max(each.disorder_s, -(each.front_s or 0.0)) for each in wrong)
         yield found("timelines_disordered", wrong=len(wrong), told=len(told), worst_ms=worst_ms)

@@ -11,7 +11,8 @@ from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, ReplayedPlan
-from pdlab.bench.forecast import foreseen, oracle_for
+from pdlab.bench.client.replay import id_prefix
+from pdlab.bench.forecast import cache_rules, foreseen, placed
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
@@ -74,6 +75,8 @@ class Driver:
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
         self._moves_kv = deployment is not None and deployment.transport is not None
+        pools = deployment.pools if deployment is not None else {}
+        self._by_session = tuple(role for role, pool in pools.items() if pool.routing == "session")
         self._fluid = deployment is not None and isinstance(deployment.topology, Fluid)
         self._snapshot: Snapshot | None = None
         self.warm_e2el_s: float | None = None
@@ -219,7 +222,7 @@ class Driver:
         notes = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
-            answer = self._foreseen(answer)
+            answer = self._foreseen(level, answer)
             run = self._judge(level, answer, before, tuple(notes))
             if once or not OVERLOAD & set(run.validity.failed_gates) or not self._grow(level, run, notes):
                 return run, answer.records
@@ -227,16 +230,18 @@ class Driver:
                 update={"seed": levels.derive_seed(self._workload, "again", level.seed, self._client.processes)}
             )
 
-    def _foreseen(self, answer: ClientAnswer) -> ClientAnswer:
-        """With what the prefix cache had of each prompt of a replay, where its rules can be followed."""
-        plan, pools = self._plan, self._snapshot.kv_pools if self._snapshot else None
-        if plan is None or plan.endpoint == "chat" or not pools:
+    def _foreseen(self, level: Level, answer: ClientAnswer) -> ClientAnswer:
+        """Of a replay: with the replicas that served each request, and what the prefix cache had of its prompt, where
+        the rules can be followed."""
+        plan, pools = self._plan, (self._snapshot.kv_pools if self._snapshot else None) or {}
+        if plan is None or not isinstance(level.load, Replay):
             return answer
+        records = placed(answer.records, answer.timelines, id_prefix(level.key.stem, level.seed))
         manifest = self._target.manifest
-        made = oracle_for(manifest.deployment, min(pool.tokens for pool in pools.values()), local=manifest.local)
-        if made is None:
-            return answer
-        return answer.model_copy(update={"records": foreseen(answer.records, Path(plan.path), *made)})
+        rules = None if plan.endpoint == "chat" else cache_rules(manifest.deployment, pools, local=manifest.local)
+        if rules is not None:
+            records = foreseen(records, Path(plan.path), rules)
+        return answer.model_copy(update={"records": records})
 
     def _grow(self, level: Level, run: Run, notes: list[Finding]) -> bool:
         most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests
@@ -338,6 +343,7 @@ class Driver:
             timelines=answer.timelines,
             roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
+            by_session=self._by_session,
         )
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
 

@@ -30,7 +30,7 @@ from pdlab.bench.traffic import PLAN, keep_plan, replayed
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.text import minutes
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
@@ -87,7 +87,7 @@ class LevelOptions(Settings):
     request_timeout_s: Seconds = setting(
         600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
     )
-    recover_s: SecondsOrNone = setting(
+    recover_s: Annotated[SecondsOrNone, Incidental] = setting(
         RECOVER_S,
         "if a replica died in a level, wait S seconds for the deployment to be whole again, and measure that level "
         "once more; 0: end the sweep",

@@ -20,7 +20,7 @@ from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
-from pdlab.core.schema import Frozen, validate
+from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words, validate
 from pdlab.core.settings import (
     Backends,
     FlagsOf,
@@ -40,14 +40,6 @@ PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
 PrefillStep = Literal["retry", "local", "fail"]
 
-_POOL = re.compile(r"(?P<replicas>\d+)x(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?(?:dp(?P<dp>\d+))?(?P<ep>ep)?")
-_LABEL = re.compile(
-    rf"collocated-(?P<pool>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
-    rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
-    rf"-d(?P<decode>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
-    rf"|pd-fluid-(?P<fluid>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})(?:-p(?P<p>\d+)d(?P<d>\d+))?"
-    r"(?:-n(?P<least>\d+)to(?P<most>\d+))?"
-)
 _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
 # Titles of groups of flags.
@@ -113,10 +105,10 @@ class Pool(Frozen):
     """
 
     replicas: Count = setting(1, "replicas", POOL, "--num")
-    tp: Count = setting(1, "tensor parallel size", POOL)
-    pp: Count = setting(1, "pipeline stages per replica", POOL, advanced=True)
-    dp: Count = setting(1, "data parallel ranks per replica", POOL, advanced=True)
-    expert_parallel: bool = setting(
+    tp: Annotated[Count, InLabel("tp")] = setting(1, "tensor parallel size", POOL)
+    pp: Annotated[Count, InLabel("pp")] = setting(1, "pipeline stages per replica", POOL, advanced=True)
+    dp: Annotated[Count, InLabel("dp")] = setting(1, "data parallel ranks per replica", POOL, advanced=True)
+    expert_parallel: Annotated[bool, InLabel("ep")] = setting(
         False,
         "expert parallel: experts are divided over all tp x dp ranks of a replica",
         POOL,
@@ -187,10 +179,30 @@ class Pool(Frozen):
     @property
     def label(self) -> str:
         """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (tp1 is left out when dp or pp says the size)."""
-        degrees = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
-        degrees += f"pp{self.pp}" if self.pp > 1 else ""
-        degrees += f"dp{self.dp}" if self.dp > 1 else ""
-        return f"{self.replicas}x{degrees}{'ep' if self.expert_parallel else ''}"
+        degrees = ""
+        for name, word in _DEGREES.items():
+            value = getattr(self, name)
+            if value is True or (value > 1 and value is not False):
+                degrees += word if value is True else f"{word}{value}"
+        sized = self.gpus_per_replica > 1
+        return f"{self.replicas}x{degrees if sized else f'tp1{degrees}'}"
+
+
+# The label of a pool from its fields, and the same without names of groups, to stand in a longer pattern.
+_DEGREES = label_words(Pool)
+_POOL = re.compile(
+    r"(?P<replicas>\d+)x"
+    + "".join(
+        f"(?P<{name}>{word})?" if Pool.model_fields[name].annotation is bool else rf"(?:{word}(?P<{name}>\d+))?"
+        for name, word in _DEGREES.items()
+    )
+)
+POOL_TEXT = re.sub(r"[?]P<[a-z_]+>", "?:", _POOL.pattern)
+_LABEL = re.compile(
+    rf"collocated-(?P<pool>{POOL_TEXT})"
+    rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{POOL_TEXT})-d(?P<decode>{POOL_TEXT})"
+    rf"|pd-fluid-(?P<fluid>{POOL_TEXT})(?:-p(?P<p>\d+)d(?P<d>\d+))?(?:-n(?P<least>\d+)to(?P<most>\d+))?"
+)
 
 
 class Transport(Frozen):
@@ -579,7 +591,7 @@ class Deployment(Frozen):
     cache with random values instead of computing it, to measure decode alone; answers mean nothing.
     """
 
-    name: str | None = None
+    name: Annotated[str | None, Incidental] = None
     model: str = setting("gpt-oss-120b", MODEL_HELP, MODEL, value="NAME|PATH")
     model_id: str | None = setting(
         None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
@@ -758,8 +770,11 @@ class Deployment(Frozen):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
+        """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints.
+
+        Every field counts that is not marked as `pdlab.core.schema.Incidental`.
+        """
+        text = json.dumps(self.model_dump(mode="json", exclude=incidental(type(self))), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -774,12 +789,14 @@ def unguarded(topology: Topology) -> Topology:
 def parse_pool(text: str) -> Pool:
     """Inverse of `Pool.label`. Raises UsageError."""
     match = _POOL.fullmatch(text)
-    if not match or not (match["tp"] or match["pp"] or match["dp"]):
+    sizes = {name: word for name, word in _DEGREES.items() if Pool.model_fields[name].annotation is not bool}
+    if not match or not any(match[name] for name in sizes):
         raise UsageError(f"pool {text!r}: expected REPLICASxtpN[ppN][dpN][ep], for example 2xtp4 or 1xdp32ep")
-    number = {key: int(match[key] or 1) for key in ("replicas", "tp", "pp", "dp")}
+    number = {name: int(match[name] or 1) for name in ("replicas", *sizes)}
     if not 1 <= min(number.values()) <= max(number.values()) <= MOST:
         raise UsageError(f"pool {text!r}: replicas, tp, pp and dp are from 1 to {MOST}")
-    return Pool(**number, expert_parallel=bool(match["ep"]))
+    switches = {name: bool(match[name]) for name in _DEGREES if name not in sizes}
+    return Pool(**number, **switches)
 
 
 def parse_split(text: str) -> tuple[int, int]:

@@ -254,6 +254,11 @@ CODES: dict[str, FindingCode] = {
         "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
         "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
     ),
+    "sessions_moved": _gate(
+        "affinity",
+        "all requests of a session go to one engine of a pool with the routing session",
+        "{moved} of {sessions} sessions were served by several {pool} engines, and the routing is by session",
+    ),
     "context_computed": _gate(
         "decode_context",
         "decode-only: at least 99 % of the context tokens are filled and not computed",
@@ -399,11 +404,13 @@ CODES: dict[str, FindingCode] = {
     "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
     "hits_not_foreseen": _unchecked(
         "what a prefix cache has of each prompt is foreseen",
-        "hits are foreseen of token-id prompts to one collocated engine whose model, pool and block size are known",
+        "hits are foreseen of token-id prompts whose engine, with its model, pool and block size, is known",
+    ),
+    "replicas_not_told": _unchecked(
+        "timelines tell which replica served each request", "no timeline tells which replica served a request"
     ),
     "replay_recorded": _unchecked(
-        "follow-ups wait for the answers before them",
-        "the replay sends requests when they were recorded, whatever is answered",
+        "requests of a replay wait for others", "no request of the replay waits for another one's answer"
     ),
     "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
     "too_few_for_trend": _unchecked(

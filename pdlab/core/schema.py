@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -19,6 +20,32 @@ class Frozen(BaseModel):
 
     # A validator is built at its first use: --help needs none, and most commands few.
     model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+
+
+class Incidental:
+    """Marks a field that does not make a value another one: neither a fingerprint nor --resume looks at it."""
+
+
+@dataclass(frozen=True)
+class InLabel:
+    """Marks a field that is in its model's label, behind ``word``: 4 behind "tp" as tp4. One that is on or off is the
+    word alone."""
+
+    word: str
+
+
+def incidental(kind: type[BaseModel]) -> set[str]:
+    """Names of the fields that do not make a value of this model another one."""
+    return {name for name, info in kind.model_fields.items() if Incidental in info.metadata}
+
+
+def label_words(kind: type[BaseModel]) -> dict[str, str]:
+    """Field -> its word, of the fields that are in the model's label, in their order."""
+    words = {
+        name: next((each.word for each in info.metadata if isinstance(each, InLabel)), None)
+        for name, info in kind.model_fields.items()
+    }
+    return {name: word for name, word in words.items() if word is not None}
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -28,7 +28,7 @@ WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of s
 FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory: beyond, a level is near saturation
 
 
-class Band(NamedTuple):
+class StackBand(NamedTuple):
     """``error`` None: an estimate without a band. ``findings``: why, or what of it is extrapolated."""
 
     error: FitError | None
@@ -43,16 +43,16 @@ def band_of(
     load: Load,
     in_flight_per_gpu: Sequence[float],
     outside: Sequence[OutsideFit],
-) -> Band:
+) -> StackBand:
     """``outside``: what `pdlab.plan.extrapolation.outside_fit` says."""
     if hardware.steps is None:
-        return Band(None if outside else hardware.error)
+        return StackBand(None if outside else hardware.error)
     catalog = public_errors()
     reason = _not_covered(catalog, deployment, workload, load, in_flight_per_gpu)
     if hardware.error is not None:
         others = sorted({each.dimension for each in outside} - WITHIN)
         reason = f"its levels are of another {' and '.join(others)}" if others else reason
-        return _without(reason) if reason else Band(hardware.error)
+        return _without(reason) if reason else StackBand(hardware.error)
     stack = stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
     names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
@@ -74,7 +74,7 @@ def band_of(
         parts={**parts, "requests/s": parts["TPOT"]},
     )
     said = found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing")
-    return Band(error, (said,))
+    return StackBand(error, (said,))
 
 
 def _median(catalog: ErrorCatalog, metric: str) -> float:
@@ -82,8 +82,8 @@ def _median(catalog: ErrorCatalog, metric: str) -> float:
     return round(statistics.median(known), 1)
 
 
-def _without(reason: str) -> Band:
-    return Band(None, (found("no_band", why=reason),))
+def _without(reason: str) -> StackBand:
+    return StackBand(None, (found("no_band", why=reason),))
 
 
 def _not_covered(

@@ -11,16 +11,15 @@ import re
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from pdlab.core.deployment import Collocated, Disaggregated, PlacementKind, Pool, parse_pool
+from pdlab.core.deployment import POOL_TEXT, Collocated, Disaggregated, PlacementKind, Pool, parse_pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import WorkloadMode
 
 # The published experiments ran on nodes of 8 GPUs: a PD group above that cannot be packed.
 PUBLISHED_NODE_GPUS = 8
 
-_POOL = r"\d+x(?:tp\d+)?(?:pp\d+)?(?:dp\d+)?(?:ep)?"
 _TOPOLOGY = re.compile(
-    rf"(?:^|[_-])p?(?P<first>{_POOL})(?:-d?(?P<second>{_POOL}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
+    rf"(?:^|[_-])p?(?P<first>{POOL_TEXT})(?:-d?(?P<second>{POOL_TEXT}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
 )
 # Other people's words for two pools in full: 4ptp1-2dtp2. And for one: 2xtpep4, TP 4 with its experts divided.
 _TWO_POOLS = re.compile(

@@ -41,7 +41,7 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of, waited_for
-from pdlab.sim.router import InTurn, Router
+from pdlab.sim.router import InTurn, Routed, Router
 from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
 from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
 from pdlab.sim.steps import steps_of
@@ -142,6 +142,9 @@ class System(Stepping):
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.in_turn = InTurn() if deployment.serving.direct_streaming else None
+        of_front = next(iter(pools.values()))
+        self.front_routing = Routed(pools.get("prefill", of_front).routing)
+        self.decode_routing = Routed(pools.get("decode", of_front).routing)
         self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
@@ -283,17 +286,31 @@ class System(Stepping):
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         """The engine that a prompt enters, and the one that streams its answer."""
         if self.in_turn is not None:
-            index, decoder = self.in_turn.choose(self.decode)
+            decoder = self.decode_routing.choose(self.decode, self._session(request))
+            index = -1 if decoder is None else self.decode.index(decoder)
+            if decoder is None:
+                index, decoder = self.in_turn.choose(self.decode)
             self.asked_by[request] = index
-            return self.router.choose(self.front, now_s, index) if self.links else decoder, decoder
-        engine = self.router.choose(self.front, now_s)
+            return self._front_engine(request, now_s, index) if self.links else decoder, decoder
+        engine = self._front_engine(request, now_s)
         # The decode replica is not chosen yet: one of them stands for how busy they are.
         return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
+
+    def _session(self, request: int) -> str | None:
+        return self.requests[request].session if self.requests else None
+
+    def _front_engine(self, request: int, now_s: float, router: int | None = None) -> Engine:
+        """The engine that a prompt enters."""
+        routed = self.front_routing.choose(self.front, self._session(request))
+        return routed or self.router.choose(self.front, now_s, router)
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes what the given one has prefilled."""
         self.router.leaves(engine, self.asked_by.get(request), now_s)
-        return self.router.choose(self.decode, now_s) if self.in_turn is None else self.target[request][1]
+        if self.in_turn is not None:
+            return self.target[request][1]
+        routed = self.decode_routing.choose(self.decode, self._session(request))
+        return routed or self.router.choose(self.decode, now_s)
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if self.requests:
@@ -401,7 +418,7 @@ class _FluidSystem(System):
         super().happens(kind, engine, number, now_s)
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
-        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request])
+        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request], self._session(request))
         if prefiller is not decoder:
             self.decoder[request] = decoder.engine
         return prefiller.engine, decoder.engine

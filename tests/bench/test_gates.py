@@ -145,8 +145,9 @@ def turns(foreseen: int | None = 0, **of_last: Any) -> dict[str, Any]:
         for session in "ab":
             parent = f"{session}{wave - 1}" if wave else None
             own = ReplayedRequest(
-                id=f"{session}{wave}", session=session, turn=wave + 1, parent=parent, foreseen_tokens=foreseen
-            )
+                id=f"{session}{wave}", session=session, turn=wave + 1, parent=parent, foreseen_tokens=foreseen,
+                replica="r1",
+            )  # fmt: skip
             records.append(request(2.0 * wave, replayed=own))
     last = records[-1].model_copy(update=of_last)
     return {"records": (*records[:-1], last), "load": Replay()}
@@ -156,6 +157,10 @@ def unsent(session: str = "b", wave: int = 11) -> ReplayedRequest:
     return ReplayedRequest(
         id=f"{session}{wave}", session=session, turn=wave + 1, parent=f"{session}{wave - 1}", sent=False
     )
+
+
+def replica_of(name: str, replica: str) -> ReplayedRequest:
+    return ReplayedRequest(id=name, session=name[0], turn=12, parent=f"{name[0]}10", foreseen_tokens=0, replica=replica)
 
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
@@ -168,6 +173,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "1 of 24 requests were not sent, for what they follow has no answer",
     ),
     ("cache_hits", turns(foreseen=3), "0.0% of the prompt tokens came from the prefix cache, its rules foresee 3.0%"),
+    (
+        "affinity",
+        {**turns(replayed=replica_of("b11", "r2")), "by_session": ("decode",)},
+        "1 of 2 sessions were served by several decode engines",
+    ),
     (
         "dependencies",
         turns(arrival_s=21.5, first_token_s=23.0, finish_s=24.0),
@@ -335,6 +345,13 @@ def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
     for hits, failed in ((600, ()), (645, ()), (555, ()), (650, ("cache_hits",)), (550, ("cache_hits",))):
         level = evidence(**turns(foreseen=25), engines_after=engines(prefix_cache_hits=hits))
         assert validate_level(level).failed_gates == failed
+
+
+def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
+    moved = turns(replayed=replica_of("b11", "r2"))
+    assert validate_level(evidence(**moved)).valid
+    prefill = validate_level(evidence(**moved, by_session=("prefill",)))
+    assert prefill.valid and prefill.unchecked["affinity"] == found("replicas_not_told")
 
 
 def test_a_failed_request_and_what_follows_it_fail_one_gate() -> None:

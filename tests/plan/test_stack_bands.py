@@ -14,7 +14,7 @@ from pdlab.plan import csv_predictions
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
-from pdlab.plan.stack_bands import Band, band_of
+from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
@@ -44,14 +44,14 @@ def band(
     workload: Workload = WORKLOAD,
     load: Load | None = None,
     in_flight: float = 4.0,
-) -> Band:
+) -> StackBand:
     hardware = with_stack_prior(computed(gpu, engine, version), shape)
     deployment = Deployment(model=shape.name, topology=parse_label(label))
     outside = outside_fit(hardware, shape.name, deployment, [workload])
     return band_of(hardware, shape, deployment, workload, load or Closed(concurrency=16), [in_flight], outside)
 
 
-def codes(found: Band) -> list[str]:
+def codes(found: StackBand) -> list[str]:
     return [each.code for each in found.findings]
 
 
@@ -95,7 +95,7 @@ def test_measured_levels_have_the_errors_of_stacks_with_as_many() -> None:
     hardware = computed("H200", "vllm", "0.18").model_copy(update={"error": error_after(3)})
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
 
-    def of(*dimensions: str) -> Band:
+    def of(*dimensions: str) -> StackBand:
         outside = [OutsideFit(each, "") for each in dimensions]  # type: ignore[arg-type]
         return band_of(hardware, GPT_OSS, deployment, WORKLOAD, Closed(concurrency=16), [4.0], outside)
 
@@ -107,15 +107,24 @@ def test_measured_levels_have_the_errors_of_stacks_with_as_many() -> None:
 def test_a_fit_has_its_own_band_inside_and_none_outside() -> None:
     home, deployment = load_hardware("h100-vllm-0.11"), Deployment(topology=parse_label("collocated-1xtp4"))
     inside = band_of(home, GPT_OSS, deployment, Workload(), Closed(concurrency=16), [4.0], ())
-    assert inside == Band(home.error)
+    assert inside == StackBand(home.error)
     beyond = band_of(home, GPT_OSS, deployment, Workload(), Closed(concurrency=16), [4.0], [OutsideFit("TP", "")])
-    assert beyond == Band(None)
+    assert beyond == StackBand(None)
+
+
+def test_a_stack_that_is_among_the_public_ones_gets_its_own_correction() -> None:
+    hardware = computed("H200", "vllm", "0.18")
+    known = next(each for each in public_errors().stacks if each.stack == stack_of(hardware, GPT_OSS))
+    steps = with_stack_prior(hardware, GPT_OSS).steps
+    assert steps is not None
+    assert math.log(steps.correction.prefill_factor) == pytest.approx(known.correction[2], abs=0.1)
 
 
 def test_another_checkpoint_of_a_known_model_is_that_model() -> None:
     hardware = computed("H100", "vllm", "0.18")
-    tuned = OTHER.model_copy(update={"name": "Llama-3.1-70B-Instruct-FP8", "hf_id": None})
-    assert stack_of(hardware, tuned).model == "Llama-3.1-70B"
+    tuned = OTHER.model_copy(update={"name": "Llama-3.1-70B-Instruct-FP8", "hf_id": None, "weight_dtype": "fp8"})
+    assert stack_of(hardware, tuned).model == "Llama-3.1-70B fp8"
+    assert stack_of(hardware, tuned.model_copy(update={"weight_dtype": "bfloat16"})).model == "Llama-3.1-70B"
     assert public_errors().unseen(stack_of(hardware, tuned)) == ()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdlab.core.catalog import load_model
-from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool, Routing, Topology, parse_label
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import SimulatedLevel, Trace, waited_for
@@ -24,9 +24,9 @@ def trace(name: str) -> Trace:
     return Trace.of([*compiled(DATA / name)[1]])
 
 
-def simulated(given: Trace, label: str = "collocated-1xtp2", hybrid: bool = True) -> SimulatedLevel:
+def simulated(given: Trace, of: str | Topology = "collocated-1xtp2", hybrid: bool = True) -> SimulatedLevel:
     assert SHAPE is not None
-    deployment = Deployment(topology=parse_label(label))
+    deployment = Deployment(topology=parse_label(of) if isinstance(of, str) else of)
     hardware = HARDWARE.model_copy(update={"hybrid_kv": hybrid})
     level = Level(load=Open(rate_rps=1.0), num_requests=len(given.arrival_s), seed=0)
     return simulate(deployment, [level], Workload(), hardware, SHAPE, trace=given)[0]
@@ -97,3 +97,28 @@ def test_a_part_has_whole_sessions() -> None:
 
 def test_the_same_again() -> None:
     assert simulated(trace("agents.yaml")) == simulated(trace("agents.yaml"))
+
+
+@pytest.mark.parametrize("kind", ["collocated", "pd", "fluid"])
+def test_sessions_that_stick_hit_more(kind: str) -> None:
+    """Of four engines a follow-up finds its parent's prompt on one alone."""
+    given = trace("agents.yaml")
+
+    def under(routing: Routing) -> SimulatedLevel:
+        pool = Pool(replicas=4, tp=1, routing=routing)
+        topology: Topology = Collocated(pool=pool)
+        if kind == "pd":
+            topology = Disaggregated(placement="pack", prefill=pool, decode=pool)
+        elif kind == "fluid":
+            topology = Fluid(pool=pool, roles="2:2")
+        return simulated(given, topology)
+
+    apart, together = under("power-of-two"), under("session")
+    if kind == "fluid":  # sessions of decode alone stick: what they have need not be moved
+        assert together.transferred_bytes < 0.8 * apart.transferred_bytes
+        return
+    assert together.hit_share > apart.hit_share + 0.1
+    if kind == "pd":
+        assert together.transferred_bytes < 0.8 * apart.transferred_bytes
+    else:
+        assert abs(under("round-robin").hit_share - apart.hit_share) < 0.15

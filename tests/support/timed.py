@@ -44,6 +44,14 @@ def ask(url: str, route: str = "/v1/completions", *, stream: bool, asks: bool = 
     return None if told is None else RequestTimeline.model_validate(json.loads(told) | {"ttft_s": ttft_s})
 
 
+def streamed(text: str) -> tuple[str, dict[str, Any]]:
+    """The text of a streamed completion, and its usage."""
+    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: {")]
+    chunks = [json.loads(event) for event in events]
+    (usage,) = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]), usage
+
+
 def check(timelines: Iterable[RequestTimeline], path: str) -> None:
     """At least 99 % are whole, in order, and their parts sum to the client's TTFT within 0.2 ms."""
     every = list(timelines)

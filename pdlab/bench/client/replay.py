@@ -55,6 +55,11 @@ class History(NamedTuple):
     ended_s: float
 
 
+def id_prefix(name: str, seed: int) -> str:
+    """What ids of requests begin with, as the servers get them, before the id that the file has."""
+    return f"{name}-{seed:08x}-"
+
+
 class Unknown(NamedTuple):
     """Why nothing can follow a request."""
 
@@ -64,15 +69,20 @@ class Unknown(NamedTuple):
 class Words:
     """The texts that blocks are drawn from: tokens of a vocabulary, and their texts."""
 
-    def __init__(self, tokens: Sequence[int], texts: Sequence[str], seed: int) -> None:
-        self._tokens, self._texts, self._seed = tokens, texts, seed
+    def __init__(
+        self, tokens: Sequence[int], texts: Sequence[str], seed: int, encode: Callable[[str], list[int]]
+    ) -> None:
+        """``encode``: a text's tokens, without special ones."""
+        self._tokens, self._texts, self._seed, self._encode = tokens, texts, seed, encode
         self._drawn = lru_cache(maxsize=KEPT_BLOCKS)(self._draw)
 
     def _draw(self, key: str, tokens: int) -> tuple[int, ...]:
         return tuple(drawn_words(self._seed, key, tokens, len(self._tokens)).tolist())
 
     def ids(self, request: TrafficRequest) -> list[int]:
-        """The tokens of a request's blocks."""
+        """The tokens of a request's blocks, or of its real text where it has that."""
+        if request.messages is not None:
+            return self._encode("\n".join(map(_text_of, request.messages)))
         return [self._tokens[word] for key, tokens in request.blocks for word in self._drawn(key, tokens)]
 
     def messages(self, request: TrafficRequest) -> list[dict[str, Any]]:
@@ -81,6 +91,14 @@ class Words:
             return list(request.messages)
         words = [self._texts[word] for key, tokens in request.blocks for word in self._drawn(key, tokens)]
         return [{"role": "user", "content": "".join(words)}]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    """Of a chat message whose content is text or a list of parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
 
 
 def own_requests(level: ClientLevel) -> list[TrafficRequest]:
@@ -147,7 +165,7 @@ class SessionSender:
     def __init__(self, level: ClientLevel, requests: Sequence[TrafficRequest], words: Words) -> None:
         assert level.replay is not None
         self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
-        self._name, self._words = f"{level.name}-{level.seed:08x}-", words
+        self._name, self._words = id_prefix(level.name, level.seed), words
         self._requests = {self._name + request.id: request for request in requests}
         self._turns: dict[str, int] = {}
         for request in requests:

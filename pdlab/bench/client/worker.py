@@ -469,7 +469,8 @@ def _replay(level: ClientLevel, tokenizer: Any) -> SessionSender:
         tokenizer, np.array([token for token in range(tokenizer.vocab_size) if token not in special])
     )
     texts = tokenizer.batch_decode([[int(token)] for token in tokens])
-    return SessionSender(level, own_requests(level), Words(tokens.tolist(), texts, level.seed))
+    words = Words(tokens.tolist(), texts, level.seed, partial(tokenizer.encode, add_special_tokens=False))
+    return SessionSender(level, own_requests(level), words)
 
 
 def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,7 +24,7 @@ from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
-from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import flag_names, parse, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
@@ -258,20 +258,22 @@ class ExperimentFile(LevelOptions):
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
     the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``at``: bounds on latencies
     within which viz.py names the deployment that serves most (`pdlab.core.bounds`). ``tune_baseline``: see there.
+    More repeats, better guesses and other questions to the results leave it the same experiment: these fields are
+    marked as `pdlab.core.schema.Incidental`.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
-    description: str | None = None
+    description: Annotated[str | None, Incidental] = None
     where: Where
     deployments: tuple[Entry, ...] = Field(min_length=1)
     workloads: tuple[NamedWorkload, ...] = Field(min_length=1)
     loads: tuple[LoadSettings, ...] = ()
-    repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
+    repeats: Annotated[int, Incidental] = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
-    at: tuple[str, ...] = ()
+    at: Annotated[tuple[str, ...], Incidental] = ()
     tune_baseline: TuneBaseline | None = None
     launch_timeout_s: float = Field(default=1800.0, gt=0)
-    expect: Expected = Expected()
+    expect: Annotated[Expected, Incidental] = Expected()
 
     @field_validator("workloads")
     @classmethod

@@ -27,7 +27,7 @@ from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import unfinished
 from pdlab.bench.traffic import replayed
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Frozen, incidental
 from pdlab.core.workload import Closed, Load, Ramp, Replay, RunKey
 from pdlab.placement.place import place
 from pdlab.results.schema import ExperimentRecord, Tuning
@@ -36,8 +36,6 @@ from pdlab.steps.resume import check_folder_is_new, check_same_run
 
 # Around a visit's levels: imports of the load generator, its warm-up; after a level: counters that come late.
 CLIENT_START_S, AFTER_LEVEL_S = 15.0, 2.0
-# More repeats, better guesses and other questions to the results leave it the same experiment.
-MAY_CHANGE = ("repeats", "expect", "description", "at", "recover_s")
 SEARCH_POINTS = 15  # levels that a search takes, as a rule (benchmarks/slo_coverage.py)
 
 
@@ -164,7 +162,7 @@ def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> Exper
     if earlier is None:
         check_folder_is_new(folder, RECORD, ignored=(LOCK,))
     else:
-        check_same_run(folder, earlier.experiment, settings_of(file), resume=resume, free=MAY_CHANGE)
+        check_same_run(folder, earlier.experiment, settings_of(file), resume=resume, free=incidental(ExperimentFile))
     return earlier
 
 

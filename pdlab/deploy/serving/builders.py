@@ -33,7 +33,7 @@ from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed
+from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed, current
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -91,6 +91,8 @@ class OneByOne:
     async def _answer(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)
         if for_one_engine(request):
+            if (timing := current()) is not None:
+                timing.orchestrated = True  # with prefill beside it, and without its help
             alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
             return alone
         utils: Any = importlib.import_module(SERVER_UTILS)

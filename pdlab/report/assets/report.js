@@ -58,7 +58,7 @@
     const step = [1, 2, 2.5, 5, 10].find((s) => s * power >= raw) * power;
     const found = [];
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(+v.toPrecision(12));
-    return found;
+    return found.length > 2 || high <= low || count > 9 ? found : linearTicks(low, high, 2 * count);
   }
   function logTicks(low, high) {
     for (const marks of [[1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 8]]) {

@@ -189,6 +189,22 @@ def test_chat_contains_the_answers_text_and_no_role_is_a_token(
     assert all(len(record.itl_s) == record.output_tokens - 1 for record in records.values())
 
 
+def test_real_text_is_sent_as_it_is(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    text = "What holds a block of words?"
+    message = {"role": "user", "content": text}
+    requests = [TrafficRequest(id="a", session="a", at_s=0.0, blocks=(("a", 7),), out=3, messages=(message,))]
+    path = written(tmp_path, requests)
+    (record,) = client.run(level(path, server, tokenizer)).records
+    ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
+    assert server.asked[1].body["messages"] == [message]
+
+
 def test_times_of_a_stretched_replay_are_longer(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
