@@ -62,7 +62,14 @@ def read_file(file: Path) -> FileReading:
     """Read one file. Raises StoreError if it cannot be parsed, or is of no client that is known."""
     content, sha256 = _content(file)
     for name in READERS:
-        reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
+        reader = import_module(f"{__name__}.{name}")
+        try:
+            reading: FileReading | None = reader.read(file, content)
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise StoreError(
+                f"{file}: it begins as a file of {reader.TOOL}, but a part of it has another form ({error}); "
+                "write it again with that client, or move it elsewhere"
+            ) from error
         if reading is not None:
             return reading._replace(sha256=sha256)
     keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"

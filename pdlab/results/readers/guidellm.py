@@ -13,6 +13,7 @@ from typing import Any
 from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import REGULAR, keyed
 
+TOOL = "guidellm"
 _METRICS = {
     "time_to_first_token_ms": ("ttft", 1.0),
     "inter_token_latency_ms": ("tpot", 1.0),
@@ -32,7 +33,7 @@ def read(file: Path, content: Any) -> FileReading | None:
         RawLevel(f"benchmark {number}" if len(benchmarks) > 1 else "", _level(benchmark, content))
         for number, benchmark in enumerate(benchmarks, 1)
     ]
-    return FileReading("guidellm", tuple(levels))
+    return FileReading(TOOL, tuple(levels))
 
 
 def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pdlab.core.errors import StoreError
 from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import add_statistics
 
+TOOL = "vllm bench serve"
 _MARKS = {"request_throughput", "completed"}
 # A summary of a sweep -> the files of its levels, from the folder of the summary.
 _SUMMARIES = {"summary.json": "run=*.json", "summary.csv": "*/run=*.json"}
@@ -36,7 +37,7 @@ def read(file: Path, content: Any) -> FileReading | None:
         RawLevel(f"line {number}" if isinstance(content, list) else "", _level(file, row, of_sglang))
         for number, row in enumerate(rows, 1)
     ]
-    return FileReading("SGLang bench_serving" if of_sglang else "vllm bench serve", tuple(levels))
+    return FileReading("SGLang bench_serving" if of_sglang else TOOL, tuple(levels))
 
 
 def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
