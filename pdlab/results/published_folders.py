@@ -164,7 +164,8 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
     """Add what is in ``folder``, which is ``path`` or below it, to ``found``."""
     name = _folder_name(path)
     named, before = parse_name(name), len(found.levels)
-    files, folders = contents(folder)
+    with searched(folder):
+        files, folders = contents(folder)
     for file in files:
         said = said_of(path, file.relative_to(path), entries)
         reading = (
@@ -174,7 +175,8 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
         if not reading.levels:
             found.skipped[file] = reading.skipped
     if len(found.levels) > before:
-        found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
+        with searched(folder):
+            found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
         return
     for each in folders:
         _read_within(path, each, entries, found)
