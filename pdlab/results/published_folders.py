@@ -20,7 +20,7 @@ from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
-from pdlab.results.readers import SUFFIXES, RequestTimes
+from pdlab.results.readers import RequestTimes, may_be_read
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
 
@@ -89,7 +89,7 @@ class FolderContents(NamedTuple):
 def contents(folder: Path) -> FolderContents:
     """The files and folders in a folder, by name. Hidden ones and descriptions are left out."""
     seen = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
-    files = [each for each in seen if each.suffix in SUFFIXES and each.is_file() and each.name != DESCRIPTION]
+    files = [each for each in seen if may_be_read(each) and each.is_file() and each.name != DESCRIPTION]
     return FolderContents(files, [each for each in seen if each.is_dir() and not (each / MANIFEST).is_file()])
 
 
@@ -164,7 +164,8 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
     """Add what is in ``folder``, which is ``path`` or below it, to ``found``."""
     name = _folder_name(path)
     named, before = parse_name(name), len(found.levels)
-    files, folders = contents(folder)
+    with searched(folder):
+        files, folders = contents(folder)
     for file in files:
         said = said_of(path, file.relative_to(path), entries)
         reading = (
@@ -174,7 +175,8 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
         if not reading.levels:
             found.skipped[file] = reading.skipped
     if len(found.levels) > before:
-        found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
+        with searched(folder):
+            found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
         return
     for each in folders:
         _read_within(path, each, entries, found)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
+SUMMARY_OF_LOADGEN = "mlperf_log_summary.txt"
 # In the order in which a file is offered to them: the first that recognises its content reads it.
 READERS = (
     "pdlab_level",
@@ -61,6 +62,11 @@ class RawLevel(NamedTuple):
     part: str
     data: dict[str, Any]
     requests: RequestTimes | None = None
+
+
+def may_be_read(file: Path) -> bool:
+    """Whether a client may have written a file of that name."""
+    return file.suffix in SUFFIXES or file.name == SUMMARY_OF_LOADGEN
 
 
 class FileReading(NamedTuple):
@@ -110,6 +116,8 @@ def _content(file: Path) -> tuple[Any, str]:
 
 def _of_bytes(file: Path, content: bytes) -> Any:
     """JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+    if file.suffix == ".txt":
+        return content.decode()
     if file.suffix == ".parquet":
         return _parquet(file, content)
     if file.suffix == ".csv":
