@@ -40,7 +40,7 @@ from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import InTurn, Router
 from pdlab.sim.step_time import kv_capacity_tokens
-from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
+from pdlab.sim.stepping import ARRIVES, ENTERS, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
 
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
@@ -138,9 +138,19 @@ class System(Stepping):
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace or trace_of(workload, level))
-        events = self.events
+        events, pop, step_ends = self.events, heapq.heappop, self.step_ends
         while events:
-            now_s, _, kind, subject, number = heapq.heappop(events)
+            now_s, _, kind, subject, number = events[0]
+            if kind == STEP_ENDS:
+                ends_s = step_ends(subject, number, now_s)
+                # What happens now comes later than this event, which is still the first: the next step takes its place.
+                if ends_s is None:
+                    pop(events)
+                else:
+                    self.sequence += 1
+                    heapq.heapreplace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
+                continue
+            pop(events)
             if kind == ARRIVES:
                 self._arrives(number, now_s)
             else:
@@ -252,7 +262,8 @@ class System(Stepping):
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
-        engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+        if self.repeated:
+            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""
