@@ -3,8 +3,9 @@
     python benchmarks/read_results.py [--megabytes 110] [--small 3000]
 
 Writes two detailed files of `vllm bench serve` of that size, and a folder of small ones, into a temporary place (not
-timed). Prints the seconds of `json.load` of one large file, and of reading it as pdlab does in the same process, as
-a ratio; then the seconds of viz.py and of its audit in processes of their own, from start to exit.
+timed). Prints the CPU seconds of `json.load` of one large file, and of reading it as pdlab does in the same process, as
+a ratio; then the seconds of viz.py and of its audit in processes of their own, from start to exit, and the CPU seconds
+of each, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import argparse
 import importlib.util
 import json
 import random
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -48,22 +50,33 @@ def main() -> int:
         exps = viz(["--exps", *map(str, large), "--no-plot"])
         audit = viz(["--audit", *map(str, large)])
         few = viz(["--exps", str(small), "--no-plot"])
-        print(f"--exps of two such files {exps:.1f} s, --audit of them {audit:.1f} s, {args.small} small {few:.1f} s")
+        took = {"--exps of two such files": exps, "--audit of them": audit, f"--exps of {args.small} small files": few}
+        for what, (elapsed_s, cpu_s) in took.items():
+            print(f"{what}: {elapsed_s:.1f} s, of CPU {cpu_s:.1f} s")
     print(f"{'within' if read_s <= MOST_RATIO * plain_s else 'NOT within'} {MOST_RATIO:g} times json.load")
     return 0
 
 
 def timed(work: Callable[[], Any]) -> float:
-    began = time.monotonic()
+    began = time.process_time()
     work()
-    return time.monotonic() - began
+    return time.process_time() - began
 
 
-def viz(words: list[str]) -> float:
-    began = time.monotonic()
+class Took(NamedTuple):
+    """Seconds from start to exit, and of CPU."""
+
+    elapsed_s: float
+    cpu_s: float
+
+
+def viz(words: list[str]) -> Took:
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, str(ROOT / "viz.py"), *words], capture_output=True, text=True)
     assert done.returncode in (0, 3), done.stderr
-    return time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Took(time.monotonic() - began, cpu_s)
 
 
 def summary(concurrency: int, requests: int) -> dict[str, Any]:

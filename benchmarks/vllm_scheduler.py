@@ -3,8 +3,8 @@
 
     python benchmarks/vllm_scheduler.py [--hardware h100-vllm-0.11] [--requests 5]
 
-Prints a table of means: the simulator, and how far vLLM's scheduler is off it, one step at a time and with
-asynchronous scheduling. Needs vLLM; neither a GPU nor a model. Everything is simulated.
+Prints a table of means, one step at a time and with asynchronous scheduling: the simulator with as many steps in
+flight, and how far vLLM's scheduler is off it. Needs vLLM; neither a GPU nor a model. Everything is simulated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Closed, Level, Load, Open, Workload  # noqa: E402
-from pdlab.sim.hardware import load_hardware  # noqa: E402
-from pdlab.sim.level import LevelMeans, figures  # noqa: E402
+from pdlab.sim.hardware import STEPS_UNIT, Constant, Hardware, load_hardware  # noqa: E402
+from pdlab.sim.level import figures  # noqa: E402
 from pdlab.sim.simulator import Prompts, simulate  # noqa: E402
 from pdlab.sim.vllm_engine import simulate_with_vllm  # noqa: E402
 
@@ -65,9 +65,13 @@ def name_of(load: Load) -> str:
     return f"concurrency {load.concurrency}" if isinstance(load, Closed) else f"rate {load.rate_rps:g}"
 
 
-def cell(values: Sequence[float], digits: int) -> str:
-    first = values[0]
-    return " / ".join([f"{first:.{digits}f}", *(f"{100 * (value / first - 1):+.1f} %" for value in values[1:])])
+def cell(one: float, other: float, digits: int) -> str:
+    return f"{one:.{digits}f} / {100 * (other / one - 1):+.1f} %"
+
+
+def with_steps_in_flight(hardware: Hardware, steps: int) -> Hardware:
+    constant = Constant(value=steps, unit=STEPS_UNIT, basis="assumed", source="compared here")
+    return hardware.model_copy(update={"constants": hardware.constants | {"steps_in_flight": constant}})
 
 
 def main() -> int:
@@ -80,8 +84,9 @@ def main() -> int:
     warnings.simplefilter("ignore")  # of vLLM's imports
     hardware, shape = load_hardware(args.hardware), load_model(args.model)
     assert shape is not None
-    print("| deployment | level | TTFT, ms | TPOT, ms | requests/s |\n|---|---|---|---|---|")
-    took_s = [0.0, 0.0, 0.0]
+    names = [f"{name}, {how}" for how in ("sync", "async") for name in ("TTFT, ms", "TPOT, ms", "requests/s")]
+    print(f"| deployment | level | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
+    took_s = {"simulator": 0.0, "vLLM's scheduler": 0.0}
     for case in CASES:
         deployment = Deployment(topology=parse_label(case.label), model=args.model)
         levels = [
@@ -95,23 +100,24 @@ def main() -> int:
         ]
         system = hardware.model_copy(update={"hybrid_kv": True}) if case.hybrid else hardware
         common = {"seed": args.seed, "prompts": case.prompts, "prefix_hit_rate": case.prefix_hit_rate}
-        found: list[list[LevelMeans]] = []
-        for way in range(3):
+        rows: list[list[str]] = [[] for _ in levels]
+        for asynchronous in (False, True):
             began_s = time.process_time()
-            if way == 0:
-                done = simulate(deployment, levels, case.workload, system, shape, **common)
-            else:
-                done = simulate_with_vllm(
-                    deployment, levels, case.workload, system, shape, asynchronous=way == 2, **common
-                )
-            took_s[way] += time.process_time() - began_s
-            found.append([figures(level) for level in done])
-        for load, *means in zip(case.loads, *found, strict=True):
-            ttft = cell([1e3 * each.ttft_s for each in means], 0)
-            tpot = cell([1e3 * (each.tpot_s or 0.0) for each in means], 2)
-            rate = cell([each.requests_per_s for each in means], 2)
-            print(f"| {case.label}{case.note} | {name_of(load)} | {ttft} | {tpot} | {rate} |", flush=True)
-    print("\nCPU time: " + ", ".join(f"{each:.1f} s" for each in took_s), file=sys.stderr)
+            hardware_here = with_steps_in_flight(system, 2 if asynchronous else 1)
+            fast = simulate(deployment, levels, case.workload, hardware_here, shape, **common)
+            took_s["simulator"] += time.process_time() - began_s
+            began_s = time.process_time()
+            slow = simulate_with_vllm(
+                deployment, levels, case.workload, system, shape, asynchronous=asynchronous, **common
+            )
+            took_s["vLLM's scheduler"] += time.process_time() - began_s
+            for row, one, other in zip(rows, map(figures, fast), map(figures, slow), strict=True):
+                row.append(cell(1e3 * one.ttft_s, 1e3 * other.ttft_s, 0))
+                row.append(cell(1e3 * (one.tpot_s or 0.0), 1e3 * (other.tpot_s or 0.0), 2))
+                row.append(cell(one.requests_per_s, other.requests_per_s, 2))
+        for load, row in zip(case.loads, rows, strict=True):
+            print(f"| {case.label}{case.note} | {name_of(load)} | {' | '.join(row)} |", flush=True)
+    print("\nCPU time: " + ", ".join(f"{name} {each:.1f} s" for name, each in took_s.items()), file=sys.stderr)
     return 0
 
 

@@ -19,7 +19,7 @@ PDLAB = ROOT / "pdlab"
 MAY_IMPORT = {
     "core": ["roles"],
     "remote": [],
-    "results": ["core"],
+    "results": ["core", "traffic"],
     "placement": ["core"],
     "cluster": ["core", "remote"],
     "roles": [],

@@ -74,7 +74,7 @@ def test_what_is_named_exists(document: Path) -> None:
 NARROW = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/reading-plots.md", "docs/demo.md"]
 NARROW += ["docs/decisions/020-packaging.md", "docs/kubernetes.md"]
 NARROW += [f"docs/{page}.md" for page in ("architecture", "debugging", "experiment", "faults", "fluid", "testing")]
-NARROW += [f"docs/{page}.md" for page in ("methodology", "metrics", "model")]
+NARROW += [f"docs/{page}.md" for page in ("methodology", "metrics", "model", "traffic")]
 COLUMNS, README_LINES = 100, 110
 
 

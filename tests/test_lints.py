@@ -178,6 +178,7 @@ FOREIGN: dict[str, str] = {
     "failed to start": "Ray Serve's status message",
     "Value error, ": "pydantic puts it before a validator's own words",
     "data: ": "server-sent events",
+    "data: [DONE]\n\n": "the end of server-sent events",
     "version ": "a pointer file of Git LFS",
     "vocab file": "an error of openai_harmony",
     "Kernel Module[^\\n]*?\\s(\\d+\\.\\d+(?:\\.\\d+)?)\\s": "/proc/driver/nvidia/version",

@@ -107,7 +107,10 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
     repeats is assumed, see `pdlab.analysis.bootstrap`.
     """
-    curve_lines = [(curve.label, lines_of(curve, view)) for curve in own(curves)]
+    own_curves = own(curves)
+    if sum(any(p.valid and p.latency(view) is not None for p in curve.points) for curve in own_curves) < 2:
+        return None  # before anything is drawn, which takes the time
+    curve_lines = [(curve.label, lines_of(curve, view)) for curve in own_curves]
     curve_lines = [(label, its_lines) for label, its_lines in curve_lines if its_lines]
     if len(curve_lines) < 2:
         return None

@@ -137,8 +137,8 @@ class Point(Figures):
 
     @property
     def load(self) -> str:
-        """``8`` in flight, ``2.5/s``, or of a ramp ``to 2.5/s``."""
-        shown = {"concurrency": "{:g}", "rate": "{:g}/s", "ramp": "to {:g}/s"}
+        """``8`` in flight, ``2.5/s``, of a ramp ``to 2.5/s``, of a replay ``replay x1``."""
+        shown = {"concurrency": "{:g}", "rate": "{:g}/s", "ramp": "to {:g}/s", "replay": "replay x{:g}"}
         return shown[self.kind].format(self.value)
 
     def rate_estimate(self, metric: Rate) -> Estimate:

@@ -7,6 +7,9 @@ beside the two changes nothing but the share of the error that each comparison h
 
 Closed loops are compared with closed loops and open ones with open ones; between deployments of different sizes the
 loads per GPU are held against each other.
+
+Of many curves there is a matrix. It compares every two at the loads that both have, and also at equal latency: what
+they serve within a bound on the latency, over all bounds that both meet.
 """
 
 from __future__ import annotations
@@ -16,18 +19,26 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlab.analysis.bootstrap import MAX_UNREACHED, Line
 from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, groups, nature, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, own
-from pdlab.analysis.intervals import Comparison, Estimate, compare
+from pdlab.analysis.intervals import Array, Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.ranking import line_of
 from pdlab.analysis.view import View
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind
 
+Mask = NDArray[np.bool_]
 Figure = Literal["throughput", "ttft", "tpot"]
 FIGURES: tuple[Figure, ...] = ("throughput", "ttft", "tpot")
 MOST_SPELLED = 6
 """Curves of a group that are compared one by one; of more there is a matrix."""
+LATENCY_STEPS = 64
+"""Latencies of a matrix, evenly spaced on a logarithmic axis, from the lowest to the highest of all its curves."""
 
 
 class Ratio(Frozen):
@@ -83,16 +94,29 @@ class OtherPairs(Frozen):
     against: tuple[Against, ...]
 
 
+class EqualLatency(Frozen):
+    """The throughput of one curve over that of another at equal latency: the geometric mean over the latencies from
+    ``low`` to ``high``, as the view has them, that both reach."""
+
+    label: str
+    reference: str
+    low: float
+    high: float
+    comparison: Comparison
+
+
 class Matrix(Frozen):
     """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``against``: in
-    either order, of those that share a load; they share the error of a figure. ``group``: what distinguishes these
-    curves from others that they may not be compared with."""
+    either order, of those that share a load; they share the error of a figure. ``equal_latency``: in either order, of
+    those that reach a common latency; they share the error, too. ``group``: what distinguishes these curves from others
+    that they may not be compared with."""
 
     kind: LoadKind
     group: str | None
     confidence: float
     labels: tuple[str, ...]
     against: tuple[Against, ...]
+    equal_latency: tuple[EqualLatency, ...] = ()
 
     @property
     def one_repeat(self) -> bool:
@@ -102,6 +126,10 @@ class Matrix(Frozen):
     def cells(self) -> dict[tuple[str, str], Against]:
         """(label, reference) -> their comparison."""
         return {(each.label, each.reference): each for each in self.against}
+
+    def latency_cells(self) -> dict[tuple[str, str], EqualLatency]:
+        """(label, reference) -> their comparison at equal latency."""
+        return {(each.label, each.reference): each for each in self.equal_latency}
 
 
 class Compared(Frozen):
@@ -305,7 +333,67 @@ def _matrix(
         return math.fsum(map(math.log, ratios)) / len(ratios) if ratios else -math.inf
 
     labels = tuple(lines[i].curve.label for i in sorted(members, key=lead, reverse=True))
-    return [Matrix(kind=kind, group=group, confidence=view.confidence, labels=labels, against=tuple(cells.values()))]
+    return [
+        Matrix(
+            kind=kind,
+            group=group,
+            confidence=view.confidence,
+            labels=labels,
+            against=tuple(cells.values()),
+            equal_latency=tuple(_at_equal_latency([lines[i] for i in members], view)),
+        )
+    ]
+
+
+def _at_equal_latency(lines: Sequence[_Line], view: View) -> list[EqualLatency]:
+    """Of every two that may be compared and reach a common latency. Each curve is read once on a grid that all share;
+    it is never extended beyond its levels."""
+    known = [(line, [p for p in line.points if p.latency(view) is not None]) for line in lines]
+    drawn = [(line, of) for line, points in known if (of := line_of(line.curve, points, view))]
+    if len(drawn) < 2:
+        return []
+    ends = [(of.x[0].min(), of.x[0].max()) for _, of in drawn]
+    grid = np.geomspace(min(low for low, _ in ends), max(high for _, high in ends), LATENCY_STEPS)
+    reached = [_within_own(of, grid) for _, of in drawn]
+    natures = [nature(line.curve, view) for line, _ in drawn]
+    pairs = [
+        (i, j, both)
+        for i, j in combinations(range(len(drawn)), 2)
+        if not natures[i].obstacles(natures[j]) and (both := reached[i].on & reached[j].on).any()
+    ]
+    found: list[EqualLatency] = []
+    for i, j, both in pairs:
+        estimates = [_mean_of(drawn[k][1], reached[k], both) for k in (i, j)]
+        low, high = sorted(float(abs(grid[both][end])) for end in (0, -1))
+        for (a, b), (first, second) in (((i, j), estimates), ((j, i), estimates[::-1])):
+            comparison = compare(first, second, view.confidence, len(pairs)) if first and second else None
+            if comparison is not None:
+                label, reference = drawn[a][0].curve.label, drawn[b][0].curve.label
+                found.append(EqualLatency(label=label, reference=reference, low=low, high=high, comparison=comparison))
+    return found
+
+
+class _Reached(NamedTuple):
+    """``logs`` (1 + draws, latencies): logarithm of the highest throughput within each latency. ``on``: which of them
+    are between the ends of the curve, in nearly all of its draws."""
+
+    logs: Array
+    on: Mask
+
+
+def _within_own(line: Line, grid: Array) -> _Reached:
+    reached = line.reach(grid)
+    unreached = np.isnan(reached).mean(axis=0)
+    on = ~np.isnan(reached[0]) & (unreached <= MAX_UNREACHED) & (grid <= line.x[0].max() + 1e-9 * abs(grid))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(reached)
+    return _Reached(logs, on & np.isfinite(logs[0]))
+
+
+def _mean_of(line: Line, reached: _Reached, on: Mask) -> Estimate | None:
+    with np.errstate(invalid="ignore"):
+        means = np.exp(reached.logs[:, on].mean(axis=1))
+    return line.estimates(means[:, None])[0]
 
 
 def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:

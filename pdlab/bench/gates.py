@@ -19,10 +19,11 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.length_distribution import Pair
 from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Open, Ramp, Workload
+from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
+from pdlab.results.schema import CanaryResult, NixlCounters, ReplayedRequest, Run, Trend, Validity
+from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
     from pdlab.results.level_data import Column
@@ -37,6 +38,9 @@ NOTED_LATE_S = 0.02
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
 ORDER_SLACK_S = 1e-3  # a request's times are rounded one by one
 CACHE_SLACK = 0.01
+# Of a replay's prompt tokens: by how much the share of hits may differ from the forecast, whose cache is empty when the
+# level begins and takes every request as it comes.
+HITS_OFF = 0.02
 LEAST_STEADY = 9  # from there on the 95 % interval of a median stays off the sample's extremes
 MAX_CHANGE = 0.2
 MAX_GROWTH = 0.05
@@ -57,6 +61,10 @@ PACE_KNOWN = 0.95  # of the answers must be in the model's sums
 # Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
 # each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
 LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
+# Of the answers, where their servers tell timelines.
+TOLD_LEAST = 0.99
+# The client takes its time when it has read the first chunk and parsed it; its clock is the server's or ticks as fast.
+FRONT_LEAST_S = -1e-3
 
 
 Settling = Literal["whole", "late", "short"]
@@ -72,7 +80,8 @@ class Evidence(Frozen):
     could not be. ``settling``: of the counters after the level. ``strangers`` are replicas that the launch did not
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy
     asks a router. ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its
-    launch. ``smoke``: too short by intention."""
+    launch. ``smoke``: too short by intention. ``timelines``: what the servers told of requests. ``by_session``: pools
+    whose requests go to the engine of their session."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -84,6 +93,8 @@ class Evidence(Frozen):
     fluid: bool = False
     roles_changed: bool | None = None
     smoke: bool = False
+    timelines: tuple[RequestTimeline, ...] = ()
+    by_session: tuple[str, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -130,10 +141,13 @@ def failed_requests(evidence: Evidence) -> Iterator[Finding]:
     requests = evidence.requests
     if len(requests) != total:
         yield found("requests_unrecorded", recorded=len(requests), requests=total)
-    failed = len(requests) - len(evidence.answered)
+    unsent = [each is not None and not each.sent for each in requests.replayed]
+    failed = [number for number, ok in enumerate(requests.ok.tolist()) if not ok and not unsent[number]]
     if failed:
-        first = requests.errors[int(requests.ok.argmin())] or "no answer"
-        yield found("requests_failed", failed=failed, requests=total, first=first)
+        first = requests.errors[failed[0]] or "no answer"
+        yield found("requests_failed", failed=len(failed), requests=total, first=first)
+    if any(unsent):
+        yield found("follow_ups_unsent", unsent=sum(unsent), requests=total)
 
 
 def token_counts(evidence: Evidence) -> Iterator[Finding]:
@@ -317,6 +331,41 @@ def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
         yield found("prefix_cache_hits", share=share, declared=declared)
 
 
+def cache_hits(evidence: Evidence) -> Iterator[Finding]:
+    """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
+    foreseen = [each.foreseen_tokens for each in evidence.answered.replayed if each is not None]
+    tokens = float(evidence.answered.input_tokens.sum())
+    # Of PD what prefill found: decode finds in its own cache what it would else transfer.
+    hits = evidence.growth("prefill", "prefix_cache_hits") if _has_prefill(evidence) else None
+    hits = evidence.delta("prefix_cache_hits") if hits is None else hits
+    if hits is None or not tokens:
+        return
+    share, expected = hits / tokens, sum(each or 0 for each in foreseen) / tokens
+    if abs(share - expected) > HITS_OFF:
+        yield found("hits_unforeseen", share=share, foreseen=expected)
+
+
+def _has_prefill(evidence: Evidence) -> bool:
+    return "prefill" in evidence.run.engines_after
+
+
+def affinity(evidence: Evidence) -> Iterator[Finding]:
+    """A session's requests went to several engines of a pool that keeps sessions together."""
+    for pool in evidence.by_session:
+        homes: dict[str, set[str]] = {}
+        for each in evidence.answered.replayed:
+            replica = each and _served_by(each, pool)
+            if each is not None and replica:
+                homes.setdefault(each.session, set()).add(replica)
+        moved = sum(len(replicas) > 1 for replicas in homes.values())
+        if moved:
+            yield found("sessions_moved", moved=moved, sessions=len(homes), pool=pool)
+
+
+def _served_by(each: ReplayedRequest, pool: str) -> str | None:
+    return each.prefill_replica if pool == "prefill" else each.replica
+
+
 def decode_context(evidence: Evidence) -> Iterator[Finding]:
     """decode-only: the engines computed prompts instead of filling their KV cache."""
     import numpy as np
@@ -368,6 +417,11 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     late_s = _known_lateness_s(evidence)
     if not late_s:
         return
+    if isinstance(evidence.run.load, Replay):
+        p99_s = metrics.percentile(late_s, 99)
+        if p99_s > LATE_FLOOR_S:
+            yield found("replay_late", late_ms=1000 * p99_s, limit_ms=1000 * LATE_FLOOR_S)
+        return
     if isinstance(evidence.run.load, Closed):
         limit_s, why = _late_limit({"median E2EL": _median(evidence.answered.e2el_s)})
         when = "after another one had left its place"
@@ -377,6 +431,30 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     p95_s = late_s[math.ceil(0.95 * len(late_s)) - 1]
     if p95_s > limit_s:
         yield found("sent_late", late_ms=1000 * p95_s, when=when, limit=why)
+
+
+def dependencies(evidence: Evidence) -> Iterator[Finding]:
+    """Requests of a replay were sent before the last token of what they wait for: their prompts cannot hold its
+    answer, and the engines got another load than the sessions make."""
+    requests = evidence.requests
+    ended_s = {
+        each.id: float(moment)
+        for each, moment in zip(requests.replayed, requests.finish_s, strict=True)
+        if each is not None
+    }
+    waiting = [
+        (each, float(moment))
+        for each, moment in zip(requests.replayed, requests.arrival_s, strict=True)
+        if each is not None and each.sent and each.after
+    ]
+    # Where nothing is known of an end, nothing can have waited for it.
+    violated = [
+        each.id
+        for each, moment in waiting
+        if not all(moment >= ended_s.get(other, math.nan) - ORDER_SLACK_S for other in each.after)
+    ]
+    if violated:
+        yield found("dependency_violated", violated=len(violated), waiting=len(waiting), first=violated[0])
 
 
 def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
@@ -615,9 +693,28 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
     return None if evidence.run.client and evidence.run.client.clock_step_s is not None else found("clocks_uncompared")
 
 
+def _hits_missing(evidence: Evidence) -> Finding | None:
+    if all(each is None or each.foreseen_tokens is None for each in evidence.answered.replayed):
+        return found("hits_not_foreseen")
+    return _needs("prefix_cache_hits")(evidence)
+
+
+def _affinity_missing(evidence: Evidence) -> Finding | None:
+    replayed = [each for each in evidence.answered.replayed if each is not None]
+    known = all(any(_served_by(each, pool) for each in replayed) for pool in evidence.by_session)
+    return None if known else found("replicas_not_told")
+
+
+def _dependencies_missing(evidence: Evidence) -> Finding | None:
+    waits = any(each is not None and each.after for each in evidence.requests.replayed)
+    return None if waits else found("replay_recorded")
+
+
 def _short(evidence: Evidence) -> Finding | None:
     if evidence.smoke:
         return found("smoke_test")
+    if isinstance(evidence.run.load, Replay):
+        return found("replay_load")
     return found("ramp_load") if isinstance(evidence.run.load, Ramp) else None
 
 
@@ -649,8 +746,24 @@ GATES: tuple[Gate, ...] = (
         "prefix_cache",
         prefix_cache,
         _needs("prefix_cache_hits"),
-        applies=lambda evidence: evidence.run.workload.mode != "decode-only",  # served without a prefix cache
+        # decode-only is served without a prefix cache; what a replay may find there no share says
+        applies=lambda evidence: (
+            evidence.run.workload.mode != "decode-only" and not isinstance(evidence.run.load, Replay)
+        ),
         counted=True,
+    ),
+    Gate(
+        "cache_hits",
+        cache_hits,
+        _hits_missing,
+        applies=lambda evidence: isinstance(evidence.run.load, Replay),
+        counted=True,
+    ),
+    Gate(
+        "affinity",
+        affinity,
+        _affinity_missing,
+        applies=lambda evidence: bool(evidence.by_session) and isinstance(evidence.run.load, Replay),
     ),
     Gate(
         "decode_context",
@@ -668,6 +781,12 @@ GATES: tuple[Gate, ...] = (
         applies=lambda evidence: evidence.ingress_replicas is not None or bool(evidence.run.front_cores),
     ),
     Gate("lateness", lateness, _lateness_missing),
+    Gate(
+        "dependencies",
+        dependencies,
+        _dependencies_missing,
+        applies=lambda evidence: isinstance(evidence.run.load, Replay),
+    ),
     Gate("clock", clock, _clock_missing),
     Gate(
         "rehearsed_pace",
@@ -724,15 +843,38 @@ def validate_level(
             if not judged and gate.counted and evidence.settling == "late":
                 unchecked[gate.name] = found("counters_late")
             findings += judged
-    notes = (*notes, *_behind_schedule(evidence))
+    notes = (*notes, *_behind_schedule(evidence), *_timelines(evidence))
     return Validity(findings=tuple(findings), unchecked=unchecked, notes=notes)
+
+
+def _timelines(evidence: Evidence) -> Iterator[Finding]:
+    """What contradicts the timelines that the servers told. A server that tells none is no fault."""
+    told, answers = evidence.timelines, len(evidence.answered)
+    if not told or not answers:
+        return
+    whole = sum(timeline.whole for timeline in told)
+    if whole < TOLD_LEAST * answers:
+        yield found("timelines_lacking", whole=whole, answers=answers)
+    exact = [timeline for timeline in told if timeline.err is None]
+    wrong = [each for each in exact if each.disorder_s > DISORDER_S or (each.front_s or 0.0) < FRONT_LEAST_S]
+    if wrong:
+        worst_ms = 1e3 * max(max(each.disorder_s, -(each.front_s or 0.0)) for each in wrong)
+        yield found("timelines_disordered", wrong=len(wrong), told=len(told), worst_ms=worst_ms)
+    before, after = evidence.run.nixl_before, evidence.run.nixl_after
+    counted = after.transfers if after else None
+    if counted is None or whole < answers or evidence.settling != "whole" or evidence.went_back:
+        return
+    grown = counted - ((before.transfers if before else None) or 0.0)
+    reads = sum(read.reads for timeline in told for read in timeline.wire)
+    if reads != grown:
+        yield found("timelines_miss_reads", reads=reads, counted=grown)
 
 
 def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:
     """What the load generator could not do, where that fails no gate."""
     load = evidence.run.load
     late_s = _known_lateness_s(evidence)
-    if isinstance(load, Closed) or not late_s:
+    if not isinstance(load, Open | Ramp) or not late_s:
         return
     p99_s = metrics.percentile(late_s, 99)
     if p99_s > NOTED_LATE_S:

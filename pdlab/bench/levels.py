@@ -12,7 +12,8 @@ from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.lengths import FIXED
 from pdlab.core.mixes import Mixes
-from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
+from pdlab.core.replayed import Replayed
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Replay, RunKey, Sweep, Workload
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
@@ -37,8 +38,12 @@ def num_requests(
 
     Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: arrivals of ``hold_s``, or of 10 times
     ``e2el_s`` (how long a request takes, as far as is known) where that is longer, at least 20; of ``lengths`` that
-    move with time two rounds at least. Smoke: 2 per unit or 10 s worth, at least 8.
+    move with time two rounds at least. Smoke: 2 per unit or 10 s worth, at least 8. Of a replay those of its file.
     """
+    if isinstance(load, Replay):
+        if not isinstance(lengths, Replayed):
+            raise UsageError("a replay takes its requests from a workload file; give --workload FILE")
+        return lengths.requests
     least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
     if isinstance(load, Closed):
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
@@ -127,7 +132,8 @@ def build_sweep(
     (so that drift hits all loads alike). ``smoke``: only the first load, once, short;
     ``only_repeat``: only that repeat.
 
-    Raises UsageError when nothing is asked, or another load than a request rate of a mix that moves with time.
+    Raises UsageError when nothing is asked, another load than a request rate of a mix that moves with time, or
+    another one than a replay, whole, of a compiled workload.
     """
     if not loads:
         raise UsageError("no load level given; use --concurrency or --request-rate")
@@ -145,6 +151,13 @@ def build_sweep(
                     f"--lengths {workload.lengths.flag_value}: what comes follows from when it is due; "
                     "give --request-rate"
                 )
+            if isinstance(workload.lengths, Replayed) != isinstance(load, Replay):
+                raise UsageError(
+                    f"the workload is {workload.label}, the load is of kind {load.kind}: a workload file says when "
+                    "each of its requests is due, and nothing else does"
+                )
+            if isinstance(load, Replay) and (smoke or prompts_per_level is not None):
+                raise UsageError("a replay sends what its file holds; give a shorter window: in the file")
             key = RunKey(kind=load.kind, value=load.value, repeat=repeat)
             levels.append(
                 Level(

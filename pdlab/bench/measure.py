@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel
+from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, ReplayedPlan
+from pdlab.bench.client.replay import id_prefix
+from pdlab.bench.forecast import cache_rules, foreseen, placed
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
@@ -17,12 +20,13 @@ from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Closed, Level, Load, Ramp, Workload
+from pdlab.core.workload import Closed, Level, Load, Ramp, Replay, Workload
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import now
 from pdlab.results.schema import RequestRecord, Run, Summary, Validity
+from pdlab.results.timeline import RequestTimeline
 
 # Gates that say that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
@@ -42,7 +46,8 @@ S = TypeVar("S")
 class Driver:
     """Measures levels of one workload against one target, with one load generator.
 
-    ``max_processes``: as many load-generator processes as it may grow to when one is saturated.
+    ``max_processes``: as many load-generator processes as it may grow to when one is saturated. ``plan``: the compiled
+    workload that its levels replay.
     """
 
     def __init__(
@@ -55,6 +60,8 @@ class Driver:
         request_timeout_s: float,
         smoke: bool = False,
         max_processes: int = 1,
+        plan: ReplayedPlan | None = None,
+        timeline: bool = False,
     ) -> None:
         self._client = client
         self._target = target
@@ -63,10 +70,13 @@ class Driver:
         self._request_timeout_s = request_timeout_s
         self._smoke = smoke
         self._max_processes = max_processes
+        self._plan = plan
         deployment = target.manifest.deployment
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
         self._moves_kv = deployment is not None and deployment.transport is not None
+        pools = deployment.pools if deployment is not None else {}
+        self._by_session = tuple(role for role, pool in pools.items() if pool.routing == "session")
         self._fluid = deployment is not None and isinstance(deployment.topology, Fluid)
         self._snapshot: Snapshot | None = None
         self.warm_e2el_s: float | None = None
@@ -76,6 +86,9 @@ class Driver:
         self._owed = 0
         """Answers that the counters had not counted when they were read last, because they were late."""
         self._sent: tuple[RequestRecord, ...] = ()
+        self._timeline = timeline and target.manifest.rehearsal is None
+        self.timelines: tuple[RequestTimeline, ...] = ()
+        """Of the level that was driven last, where its servers told them."""
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
         # Many made-up nodes export as rarely as a cluster's.
@@ -209,12 +222,26 @@ class Driver:
         notes = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
+            answer = self._foreseen(level, answer)
             run = self._judge(level, answer, before, tuple(notes))
             if once or not OVERLOAD & set(run.validity.failed_gates) or not self._grow(level, run, notes):
                 return run, answer.records
             level = level.model_copy(
                 update={"seed": levels.derive_seed(self._workload, "again", level.seed, self._client.processes)}
             )
+
+    def _foreseen(self, level: Level, answer: ClientAnswer) -> ClientAnswer:
+        """Of a replay: with the replicas that served each request, and what the prefix cache had of its prompt, where
+        the rules can be followed."""
+        plan, pools = self._plan, (self._snapshot.kv_pools if self._snapshot else None) or {}
+        if plan is None or not isinstance(level.load, Replay):
+            return answer
+        records = placed(answer.records, answer.timelines, id_prefix(level.key.stem, level.seed))
+        manifest = self._target.manifest
+        rules = None if plan.endpoint == "chat" else cache_rules(manifest.deployment, pools, local=manifest.local)
+        if rules is not None:
+            records = foreseen(records, Path(plan.path), rules)
+        return answer.model_copy(update={"records": records})
 
     def _grow(self, level: Level, run: Run, notes: list[Finding]) -> bool:
         most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests
@@ -240,6 +267,8 @@ class Driver:
             model=target.model_id,
             tokenizer=target.tokenizer,
             request_timeout_s=self._request_timeout_s,
+            plan=self._plan,
+            timeline=self._timeline,
         )
         stale = self._error
         self._read_counters(0)
@@ -266,14 +295,14 @@ class Driver:
             self._progress.update(done, failed)
 
         slow_down = self._rehearsal.slow_down if self._rehearsal else None
-        self._sent = ()
+        self._sent, self.timelines = (), ()
         with self._watch.beside(self._client.stop):
             if slow_down is None:
                 answer = self._client.run(level, update)
             else:
                 slowed = protocol.slowed(level, slow_down)
                 answer = protocol.in_simulated_time(self._client.run(slowed, update), slow_down)
-            self._sent = answer.records
+            self._sent, self.timelines = answer.records, answer.timelines
         return answer
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[Finding, ...]) -> Run:
@@ -311,8 +340,10 @@ class Driver:
             settling=self._settling,
             ingress_replicas=self._ingress_replicas,
             fluid=self._fluid,
+            timelines=answer.timelines,
             roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
+            by_session=self._by_session,
         )
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
 
@@ -424,6 +455,8 @@ def title(load: Load) -> str:
         return f"concurrency {load.concurrency}"
     if isinstance(load, Ramp):
         return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
+    if isinstance(load, Replay):
+        return "replay" if load.speed == 1 else f"replay at {load.speed:g} times the speed"
     return f"{load.rate_rps:g} requests/s"
 
 

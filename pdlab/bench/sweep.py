@@ -19,19 +19,21 @@ from annotated_types import Ge, Gt, Le
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.client.protocol import ReplayedPlan
 from pdlab.bench.fill import FOR_SOAK, FillCache, fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
+from pdlab.bench.traffic import PLAN, keep_plan, replayed
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.text import minutes
-from pdlab.core.workload import Closed, Level, Load, Open, RunKey, Sweep, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
@@ -76,10 +78,16 @@ class LevelOptions(Settings):
         "at most 3 minutes, and not on CPUs of this machine",
         REQUESTS,
     )
+    timeline: bool = setting(
+        True,
+        "ask the servers where each request's time goes, and keep it beside the requests (docs/timeline.md)",
+        REQUESTS,
+        both_ways=True,
+    )
     request_timeout_s: Seconds = setting(
         600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
     )
-    recover_s: SecondsOrNone = setting(
+    recover_s: Annotated[SecondsOrNone, Incidental] = setting(
         RECOVER_S,
         "if a replica died in a level, wait S seconds for the deployment to be whole again, and measure that level "
         "once more; 0: end the sweep",
@@ -230,6 +238,11 @@ def _run_held(
         # What another sweep sent to this start of the deployment is in its prefix cache.
         attempt = next_attempt(target.base_url, levels.prompt_stream(workload, smoke=options.smoke), attempt)
         todo = [level for level in build(options, attempt) if level.key in {planned.key for planned in todo}]
+        plan = None
+        if (lengths := replayed(workload)) is not None:
+            manifest = manifest.model_copy(update={"traffic": keep_plan(store.folder, lengths)})
+            path = str(store.folder.resolve() / PLAN)
+            plan = ReplayedPlan(path=path, groups=lengths.groups, endpoint=lengths.endpoint)
         store.write_manifest(manifest)
         with client or LoadClient() as started:
             driver = Driver(
@@ -239,7 +252,9 @@ def _run_held(
                 progress,
                 request_timeout_s=options.request_timeout_s,
                 smoke=options.smoke,
+                timeline=options.timeline,
                 max_processes=options.client_processes or max(1, min(MOST_CLIENTS, (os.cpu_count() or 1) // 2)),
+                plan=plan,
             )
             warmup = levels.warmup_requests(target.manifest.deployment)
             progress.begin(warmup + sum(level.num_requests for level in todo), len(todo))
@@ -340,7 +355,7 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
     for level in finished:
         run = kept[level.key]
         # A rate is held longer where answers turned out to take long.
-        timed = options.prompts_per_level is None and not isinstance(level.load, Closed)
+        timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
         if options.soak_s is not None:
             enough = run.soak is not None and run.soak.asked_s == options.soak_s
@@ -458,7 +473,7 @@ class _Sweeper:
         run, records = self._outliving(level, once=soak_s is not None)
         if soak_s is not None:
             run = run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)})
-        run = self._store.write(run, records, force=self._options.force)
+        run = self._store.write(run, records, self._driver.timelines, force=self._options.force)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
@@ -474,7 +489,7 @@ class _Sweeper:
             return run, records
         judged, records = (run, records) if run else self._driver.spoiled(level, died)
         judged, why = judged.model_copy(update={"validity": judged.validity.failing(died)}), died.what
-        replaced = self._store.spoil(judged, records)
+        replaced = self._store.spoil(judged, records, self._driver.timelines)
         self._progress.level_done(f"SPOILED ({why}), kept in {replaced.file}")
         began = time.monotonic()
         self._driver.recover(why, limit_s, self._attempt)
@@ -520,7 +535,8 @@ class _Sweeper:
     def _held(self, level: Level) -> Level:
         """The level, longer where what is known of E2EL asks for it."""
         options = self._options
-        if isinstance(level.load, Closed) or options.smoke or options.prompts_per_level is not None:
+        timed = isinstance(level.load, Open | Ramp)
+        if not timed or options.smoke or options.prompts_per_level is not None:
             return level
         known = [run.whole.e2el.percentiles_s["p50"] for run in self._store.runs() if run.whole.e2el is not None]
         e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
@@ -539,7 +555,7 @@ class _Sweeper:
         self._progress.note(f"{level.key.stem}: was not valid, is measured again")
         seed = levels.derive_seed(self._options.workload, "retry", level.seed)
         run, records = self._driver.measure(level.model_copy(update={"seed": seed}))
-        run = self._store.replace(run, records)
+        run = self._store.replace(run, records, self._driver.timelines)
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 

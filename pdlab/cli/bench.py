@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Ge, Le
@@ -34,6 +35,7 @@ from pdlab.bench.sweep import (
     with_loads,
 )
 from pdlab.bench.target import check_name, normal_url
+from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS, SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
@@ -43,8 +45,8 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import LENGTHS, AboveZero, Positive, Seed, Share, Text, declared, parse, setting
-from pdlab.core.text import aligned, choices, minutes, ms, numbers
-from pdlab.core.workload import Closed, Load, Open, Ramp, WorkloadMode, parse_slo, workload_of_flags
+from pdlab.core.text import aligned, choices, duration, minutes, ms, numbers
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 from pdlab.results.soak import changes
@@ -58,6 +60,8 @@ examples:
       three levels, each three times, so that noise can be told from difference
   ./run_bm.sh --slo ttft_ms=2000,tpot_ms=50
       the highest request rate within an SLO
+  ./run_bm.sh --workload conversations.yaml
+      sessions whose requests follow each other, each sent when it is due
   ./run_bm.sh run pd-ratio --dry-run
       a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
   ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
@@ -76,6 +80,12 @@ SEARCH_FLAGS = {
     "burstiness": "--burstiness",
     "requests": "--prompts-per-level",
 }
+
+# What a replay's file says itself.
+OF_ONE_LOAD = (
+    "type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "itl", "otl", "lengths",
+    "mixes", "mode", "shared_prefix", "final", "hold_s", "slo", "smoke", "soak_s", "prompts_per_level",
+)  # fmt: skip
 
 N = TypeVar("N", int, float)
 
@@ -200,6 +210,14 @@ class BenchSettings(SweepOptions):
     shared_prefix: Annotated[int, Ge(0), Le(MAX_TOKENS)] = setting(
         0, "input tokens that are the same in every request", REQUESTS, value="TOKENS"
     )
+    replay_file: Path | None = setting(
+        None,
+        "replay a workload file: sessions whose requests follow each other, a trace, or what pdlab workload compiled; "
+        "it says when each request is due, how long it is and what it waits for",
+        LOAD,
+        "--workload",
+        value="FILE",
+    )
     final: bool = setting(False, f"hold every request rate for {FINAL_HOLD_S:g} s: figures to publish", REQUESTS)
     seed: Seed = setting(0, "seed of the experiment, from which each level's is derived", REQUESTS)
     slo: str | None = setting(
@@ -248,6 +266,10 @@ class BenchSettings(SweepOptions):
         if self.smoke and self.slo is not None:
             raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
 
+        if self.replay_file is not None and (unused := self.given(*OF_ONE_LOAD)):
+            flags = {each.name: each.long_flag for each in declared(BenchSettings)}
+            raise UsageError(f"--workload says what is sent and when: leave {flags[unused[0]]} out")
+
     def given(self, *names: str) -> list[str]:
         """Which of the fields the command line sets."""
         return [name for name in names if name in self.model_fields_set]
@@ -260,7 +282,9 @@ def options(argv: Sequence[str]) -> SweepOptions:
 
 def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
     """The sweep that the settings ask for. Raises UsageError."""
-    varied = settings.lengths
+    varied: LengthDistribution | None = settings.lengths
+    if settings.replay_file is not None:
+        varied = read_traffic(settings.replay_file).lengths
     if settings.mixes is not None:
         every = "" if settings.mix_every is None else f",every={settings.mix_every:g}"
         varied = parse_mixes(f"{settings.mixes}{every}")
@@ -274,6 +298,8 @@ def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
     )
     searches = _searches(settings)
     loads = _loads(settings, implied=not searches)
+    if (lengths := replayed(workload)) is not None:
+        loads = (Replay(speed=lengths.speed),)
     soak_s = _soak_s(settings, loads)
     timed = bool(searches) or any(not isinstance(load, Closed) for load in loads)
     own = settings.model_dump(include=set(SweepOptions.model_fields), exclude_unset=True)
@@ -463,7 +489,10 @@ def describe(sweep: SweepOptions) -> str:
     ]
     for level in build(sweep, attempt=0):
         held = ""
-        if not isinstance(level.load, Closed) and sweep.prompts_per_level is None and not sweep.smoke:
+        if (lengths := replayed(w)) is not None:
+            held = f" of {lengths.sessions} sessions, which take at least {duration(lengths.least_s)}"
+        timed = isinstance(level.load, Open | Ramp)
+        if timed and sweep.prompts_per_level is None and not sweep.smoke:
             held = f", held for {sweep.hold_s:g} s, or 10 times E2EL where that is longer"
         if sweep.soak_s is not None and not isinstance(level.load, Closed):
             held += ", after a first round that is not kept"

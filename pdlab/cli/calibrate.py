@@ -19,7 +19,7 @@ from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, Text, parse, setting
+from pdlab.core.settings import Settings, Text, not_given, parse, setting
 from pdlab.core.text import choices, numbers
 from pdlab.plan.accuracy import (
     NAMES,
@@ -34,10 +34,13 @@ from pdlab.plan.accuracy import (
     table,
 )
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
+from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
+from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
-from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed
+from pdlab.sim.computed_hardware import computed, is_gpu
+from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
 
 if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
@@ -55,6 +58,8 @@ examples:
   python -m pdlab calibrate --runs theirs/* --gpu H200 --engine 0.18 --out h200.yaml \\
       --data-sheet memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989
       runs that do not record their GPU and vLLM, on a GPU that is not the one of --start
+  python -m pdlab calibrate --runs bm_results/* --start H200 --out my-h200.yaml
+      two to four levels correct the tabulated steps of that GPU (needs pdlab[perf]): how much each helped, what next
 """
 
 
@@ -128,7 +133,13 @@ class CalibrateSettings(Settings):
     prompts: Literal["fresh", "repeated"] = setting(
         "fresh", "whether levels repeat the prompts of earlier levels, as the published runs do", MEASURED
     )
-    start: str = setting("h100-vllm-0.11", "hardware to start from", FIT, value="NAME|FILE")
+    start: str = setting(
+        "h100-vllm-0.11",
+        "hardware to start from; with a GPU type such as H200 (recorded: that of the runs), or a file of one, levels "
+        "correct its tabulated steps",
+        FIT,
+        value="NAME|FILE|GPU|recorded",
+    )
     coarse_start: bool = setting(
         False,
         "round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
@@ -233,6 +244,15 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
     return start.model_copy(update=changes)
 
 
+def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
+    """The start, with as many steps in flight as vLLM of the measured version has, where that is another one."""
+    of_start = start.fit.version if start.fit is not None else None
+    if start.cpu or version is None or version == of_start:
+        return start
+    constants = start.constants | {"steps_in_flight": steps_in_flight(version)}
+    return start.model_copy(update={"constants": constants})
+
+
 def _data_sheet_constants(start: Hardware, sheet: dict[str, float]) -> dict[str, Constant]:
     return {
         name: Constant(value=value, unit=start.constants[name].unit, basis="published", source="--data-sheet")
@@ -251,28 +271,84 @@ def _stack(loaded: Sequence[Experiment], version: str) -> str:
     return ", ".join(f"{names[key]} {' or '.join(sorted(values))}" for key, values in recorded.items() if values)
 
 
+def _refuse_rehearsed(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> None:
+    """Raises UsageError where a file would be made of rehearsed runs."""
+    rehearsed = [experiment.name for experiment in loaded if experiment.manifest.rehearsal]
+    if settings.out and rehearsed:
+        raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted to measured runs alone")
+
+
+RECORDED = "recorded"
+OF_A_FIT = ("coarse_start", "data_sheet", "rounds", "cross_validate", "days")
+
+
+def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardware:
+    """What --start names: a file, or a GPU type with the engine's version that the runs record. Raises UsageError."""
+    if settings.start == RECORDED:
+        made_on = _made_on(settings, loaded)
+        assert made_on.gpu is not None
+        return computed(made_on.gpu, "vllm", made_on.version)
+    if not is_gpu(settings.start):
+        return load_hardware(settings.start)
+    version = settings.engine or next((each.version for each in map(ran_on, loaded) if each.version), None)
+    return computed(settings.start, "vllm", version)
+
+
+def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
+    """A correction of the start's tabulated steps, from all levels of the runs."""
+    not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
+    experiments = [measured(experiment, settings.prompts) for experiment in loaded]
+    shape = _shape(settings.model, experiments)
+    _of_that_model(shape, experiments)
+    made_on = _made_on(settings, loaded)
+    assert made_on.version is not None
+    if made_on.gpu != start.gpu_type:
+        raise UsageError(
+            f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start"
+        )
+    result = calibrated(with_stack_prior(start, shape), shape, experiments)
+    hardware = with_calibration(start, result)
+    print(calibration_text(result))
+    points = [point for experiment in experiments for point in compare(hardware, shape, experiment, seeds=(0,))]
+    print("predicted with it:", errors_text(median_errors(points, skip_first=False)))
+    print(table(points))
+    if settings.out:
+        crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
+        changed = {
+            "name": settings.name or settings.out.stem,
+            "stack": _stack(loaded, made_on.version),
+            "fitted_on": tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments)))),
+            "error": error_after(result.correction.fitted_levels),
+        }
+        domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
+        write_output(settings.out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
+        print(f"wrote {settings.out}", file=sys.stderr, flush=True)
+    return 0
+
+
 def _run(settings: CalibrateSettings) -> int:
-    start = load_hardware(settings.start)
-    if settings.coarse_start:
-        start = coarse(start)
     if settings.out is not None:
         check_writable(settings.out, "--out")  # before the minutes of a fit, not after
         if settings.out.exists():
             raise UsageError(f"--out {settings.out}: is there already; remove it, or choose another")
     loaded = [load_experiment(folder) for folder in distinct(experiment_folders(settings.runs), "--runs")]
+    start = _start(settings, loaded)
+    if start.steps is not None:
+        _refuse_rehearsed(settings, loaded)
+        return _correct(settings, start, loaded)
+    if settings.coarse_start:
+        start = coarse(start)
     experiments = [measured(experiment, settings.prompts) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
     made_on = None
     if settings.out:
-        rehearsed = [experiment.name for experiment in loaded if experiment.manifest.rehearsal]
-        if rehearsed:
-            raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted to measured runs alone")
+        _refuse_rehearsed(settings, loaded)
         made_on = _made_on(settings, loaded)
         assert made_on.gpu is not None
         node_gpus = max(gpus_of(experiment).node for experiment in loaded)
-        start = _on_gpu(start, made_on.gpu, node_gpus, settings.data_sheet)
+        start = _scheduled_as(_on_gpu(start, made_on.gpu, node_gpus, settings.data_sheet), made_on.version)
         _of_that_model(shape, experiments)
     elif settings.data_sheet or settings.gpu or settings.engine:
         raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")

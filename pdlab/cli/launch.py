@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdlab.cluster.two_hosts import require
 from pdlab.core.api_key import KEY, chosen, read, serve_env
@@ -26,11 +26,10 @@ from pdlab.core.output_paths import check_writable
 from pdlab.core.served_model import served_model, where_checked
 from pdlab.core.settings import declared, parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
-from pdlab.deploy import exports, serving_path
+from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.export_options import ExportOptions
-from pdlab.deploy.kubernetes import manifest
 from pdlab.deploy.options import (
     FROM_STDIN,
     LOCAL_MODEL,
@@ -42,6 +41,9 @@ from pdlab.deploy.options import (
 )
 from pdlab.deploy.prepared import Prepared, prepare_deployment
 from pdlab.placement.place import pinned_to_ids
+
+if TYPE_CHECKING:
+    from pdlab.deploy import exports
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,9 @@ def _for_real(argv: Sequence[str]) -> str:
 
 def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest) -> None:
     """Write the file that another tool deploys, with what must be known about it on standard error too."""
+    from pdlab.deploy import exports
+    from pdlab.deploy.kubernetes import manifest
+
     assert settings.target is not None
     flag, file = settings.target
     print(f"serving path: {request.serving_path}", file=sys.stderr)
@@ -262,6 +267,8 @@ def _serve_export(
     settings: LaunchSettings, prepared: Prepared, request: LaunchRequest, path_env: dict[str, str], wants_key: bool
 ) -> exports.Export:
     """The Serve config of --export or --export-plain."""
+    from pdlab.deploy import exports
+
     common: dict[str, Any] = {
         "host": request.host,
         "port": request.port,

@@ -232,7 +232,11 @@ class PlanSettings(Settings):
     otl: Positive | None = setting(None, "output tokens per request", WORKLOAD, value="TOKENS", otherwise="250")
     lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, WORKLOAD, value="KIND")
     workload: str | None = setting(
-        None, "a Workload in YAML, in place of --itl, --otl and --lengths", WORKLOAD, value="FILE"
+        None,
+        "lengths in YAML in place of --itl, --otl and --lengths; or a workload file or a trace, which says its load "
+        "itself (docs/traffic.md)",
+        WORKLOAD,
+        value="FILE",
     )
     rate: Annotated[float, Text(_rate)] | None = setting(
         None, "plan for this request rate over all GPUs", WORKLOAD, value="RPS", one_of="load"
@@ -244,13 +248,6 @@ class PlanSettings(Settings):
         value="B",
         otherwise="1: Poisson",
         needs="rate",
-        advanced=True,
-    )
-    trace: Path | None = setting(
-        None,
-        "plan for these requests: arrival_s, input_tokens, output_tokens (docs/planning.md)",
-        WORKLOAD,
-        value="CSV",
         advanced=True,
     )
     concurrency: Annotated[tuple[int, ...], Text(_in_flight, written_numbers)] | None = setting(
@@ -338,7 +335,7 @@ class PlanSettings(Settings):
 
     def check(self) -> None:
         """Flags that would have no effect are refused. Raises UsageError."""
-        load = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "trace", "concurrency", "prefix_hit_rate")
+        load = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency", "prefix_hit_rate")
         slo = ("slo_ttft_s", "slo_tpot_s", "slo_e2el_s", "slo_quantile")
         cluster = ("node", "gpus", "placement", "top", "fidelity")
         of_map = ("goodput_map", "measured", "price_per_gpu_hour")
@@ -443,11 +440,21 @@ def _run(settings: PlanSettings) -> int:
     if settings.compare:
         return _compare(settings, hardware)
     shape = require_shape(settings.model_name)
+    hardware = _with_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
         return _fluid(settings, hardware, shape)
     return _rank(settings, hardware, shape)
+
+
+def _with_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
+    """Tabulated steps with what is known of stacks like this one; fitted constants as they are."""
+    if hardware.steps is None and not hardware.beside:
+        return hardware
+    from pdlab.plan.error_catalog import with_stack_prior
+
+    return with_stack_prior(hardware, shape)
 
 
 def _slo(settings: PlanSettings) -> Slo:
@@ -473,15 +480,22 @@ def _workload(settings: PlanSettings) -> Workload:
 
 
 def _trace(settings: PlanSettings) -> Trace | None:
-    """The requests of --trace, which say lengths and rate themselves."""
-    if settings.trace is None:
-        return None
-    from pdlab.sim import traces
+    """The requests of a --workload that says lengths and moments of its requests itself."""
+    from pdlab.plan.traffic import says_requests, trace_of_file
 
-    for name in ("rate", "concurrency", "itl", "otl", "lengths", "workload", "burstiness"):
+    if settings.workload is None or not says_requests(Path(settings.workload)):
+        return None
+    for name in ("rate", "concurrency", "itl", "otl", "lengths", "burstiness"):
         if name in settings.model_fields_set:
-            raise UsageError(f"--trace says lengths and moments of its requests itself; leave --{name} out")
-    return traces.read(settings.trace)
+            raise UsageError(
+                f"--workload {settings.workload} says lengths and moments of its requests itself; leave --{name} out"
+            )
+    trace = trace_of_file(Path(settings.workload))
+    if trace.requests and "prefix_hit_rate" in settings.model_fields_set:
+        raise UsageError(
+            f"--workload {settings.workload} says what prompts have in common; leave --prefix-hit-rate out"
+        )
+    return trace
 
 
 def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
@@ -527,12 +541,16 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
     from pdlab.core.workload import Workload
     from pdlab.plan.scene import Scene
+    from pdlab.plan.traffic import endless_hit_share
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
-    trace, workload = _trace(settings), _workload(settings)
-    if trace is not None:
+    trace, hit_rate = _trace(settings), settings.prefix_hit_rate
+    if trace is None:
+        workload = _workload(settings)
+    else:
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
+        hit_rate = hit_rate or endless_hit_share(trace, hardware, shape)
     blocks = None
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
@@ -544,7 +562,7 @@ def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: S
         shape,
         workload,
         slo,
-        settings.prefix_hit_rate,
+        hit_rate,
         settings.seed,
         settings.burstiness or 1.0,
         trace,
@@ -566,8 +584,11 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_picture(settings.plot, "--plot")
     if settings.goodput_map:
         check_picture(settings.goodput_map, "--goodput-map")
-        if settings.trace:
-            raise UsageError("--goodput-map is of Poisson arrivals at growing rates; leave --trace out")
+        if _trace(settings) is not None:
+            raise UsageError(
+                f"--goodput-map is of Poisson arrivals at growing rates, and --workload {settings.workload} says when "
+                "requests come; give lengths alone"
+            )
     if settings.out:
         check_folder(settings.out, "--out")
     if settings.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -762,7 +783,8 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         other = other_kind(hardware, experiment)
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
-        points += compare(hardware, shape, sweep)
+        own = _with_prior(hardware, shape)
+        points += compare(own, shape, sweep)
         outside[experiment.name] = outside_fit(
             hardware,
             sweep.deployment.model.rpartition("/")[2],
@@ -776,7 +798,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         if settings.plot:
             experiments.append(experiment)
             whole = all(run.steady is None for run in experiment.runs)
-            predicted.append(next_steps.as_measured(sweep, hardware, shape, settings.seed, whole))
+            predicted.append(next_steps.as_measured(sweep, own, shape, settings.seed, whole))
     print(
         rendered(
             TEMPLATES / "compare.txt",

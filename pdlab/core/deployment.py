@@ -20,7 +20,7 @@ from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
-from pdlab.core.schema import Frozen, validate
+from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words, validate
 from pdlab.core.settings import (
     Backends,
     FlagsOf,
@@ -40,14 +40,6 @@ PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
 PrefillStep = Literal["retry", "local", "fail"]
 
-_POOL = re.compile(r"(?P<replicas>\d+)x(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?(?:dp(?P<dp>\d+))?(?P<ep>ep)?")
-_LABEL = re.compile(
-    rf"collocated-(?P<pool>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
-    rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
-    rf"-d(?P<decode>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})"
-    rf"|pd-fluid-(?P<fluid>{re.sub(r'[?]P<[a-z]+>', '?:', _POOL.pattern)})(?:-p(?P<p>\d+)d(?P<d>\d+))?"
-    r"(?:-n(?P<least>\d+)to(?P<most>\d+))?"
-)
 _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
 # Titles of groups of flags.
@@ -101,18 +93,22 @@ def _refused_with_reason(data: Any) -> Any:
     return data
 
 
+Routing = Literal["power-of-two", "round-robin", "session"]
+
+
 class Pool(Frozen):
     """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
 
     ``engine_kwargs`` are vLLM engine arguments, and ``env`` environment variables, of this pool; they win over the
-    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any).
+    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any). ``routing``: which replica a request
+    goes to; *session* keeps a session's requests where their KV cache is.
     """
 
     replicas: Count = setting(1, "replicas", POOL, "--num")
-    tp: Count = setting(1, "tensor parallel size", POOL)
-    pp: Count = setting(1, "pipeline stages per replica", POOL, advanced=True)
-    dp: Count = setting(1, "data parallel ranks per replica", POOL, advanced=True)
-    expert_parallel: bool = setting(
+    tp: Annotated[Count, InLabel("tp")] = setting(1, "tensor parallel size", POOL)
+    pp: Annotated[Count, InLabel("pp")] = setting(1, "pipeline stages per replica", POOL, advanced=True)
+    dp: Annotated[Count, InLabel("dp")] = setting(1, "data parallel ranks per replica", POOL, advanced=True)
+    expert_parallel: Annotated[bool, InLabel("ep")] = setting(
         False,
         "expert parallel: experts are divided over all tp x dp ranks of a replica",
         POOL,
@@ -122,6 +118,14 @@ class Pool(Frozen):
     )
     gpu_type: str | None = setting(
         None, "nodes with this GPU only, such as H100", POOL, "--gpu", value="TYPE", otherwise="any", advanced=True
+    )
+    routing: Routing = setting(
+        "power-of-two",
+        "which replica gets a request: of two at random the less busy one (power-of-two), each in turn (round-robin), "
+        "or the one of its session, which the header x-session-id names (session)",
+        POOL,
+        value="POLICY",
+        advanced=True,
     )
     engine_kwargs: EngineArguments = setting(
         {}, "a vLLM engine argument of this pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
@@ -134,6 +138,14 @@ class Pool(Frozen):
     @classmethod
     def _not_passed_on(cls, data: Any) -> Any:
         return _refused_with_reason(data)
+
+    @model_validator(mode="after")
+    def _routed_by_ray(self) -> Pool:
+        if self.dp > 1 and self.routing != "power-of-two":
+            raise ValueError(
+                f"routing {self.routing}: the ranks of dp {self.dp} are chosen by power-of-two; leave it out"
+            )
+        return self
 
     @property
     def gpus_per_replica(self) -> int:
@@ -157,7 +169,7 @@ class Pool(Frozen):
 
     def __hash__(self) -> int:
         # Without engine_kwargs and env, which are dicts: equal pools still have equal hashes.
-        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type))
+        return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type, self.routing))
 
     @property
     def tp_groups(self) -> int:
@@ -167,10 +179,30 @@ class Pool(Frozen):
     @property
     def label(self) -> str:
         """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (tp1 is left out when dp or pp says the size)."""
-        degrees = "" if self.tp == 1 and (self.pp > 1 or self.dp > 1) else f"tp{self.tp}"
-        degrees += f"pp{self.pp}" if self.pp > 1 else ""
-        degrees += f"dp{self.dp}" if self.dp > 1 else ""
-        return f"{self.replicas}x{degrees}{'ep' if self.expert_parallel else ''}"
+        degrees = ""
+        for name, word in _DEGREES.items():
+            value = getattr(self, name)
+            if value is True or (value > 1 and value is not False):
+                degrees += word if value is True else f"{word}{value}"
+        sized = self.gpus_per_replica > 1
+        return f"{self.replicas}x{degrees if sized else f'tp1{degrees}'}"
+
+
+# The label of a pool from its fields, and the same without names of groups, to stand in a longer pattern.
+_DEGREES = label_words(Pool)
+_POOL = re.compile(
+    r"(?P<replicas>\d+)x"
+    + "".join(
+        f"(?P<{name}>{word})?" if Pool.model_fields[name].annotation is bool else rf"(?:{word}(?P<{name}>\d+))?"
+        for name, word in _DEGREES.items()
+    )
+)
+POOL_TEXT = re.sub(r"[?]P<[a-z_]+>", "?:", _POOL.pattern)
+_LABEL = re.compile(
+    rf"collocated-(?P<pool>{POOL_TEXT})"
+    rf"|pd-(?P<placement>pack|spread)-p(?P<prefill>{POOL_TEXT})-d(?P<decode>{POOL_TEXT})"
+    rf"|pd-fluid-(?P<fluid>{POOL_TEXT})(?:-p(?P<p>\d+)d(?P<d>\d+))?(?:-n(?P<least>\d+)to(?P<most>\d+))?"
+)
 
 
 class Transport(Frozen):
@@ -181,6 +213,7 @@ class Transport(Frozen):
     transfer speed and are for debugging only.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
+    ``kv_wait_s``: how long the guard's workers wait in a step for a read that they have just posted (0: not).
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -219,6 +252,15 @@ class Transport(Frozen):
     )
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
         10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
+    )
+    kv_wait_s: Annotated[Milliseconds, Le(0.1)] = setting(
+        0.0,
+        "decode's workers wait in a step up to MS milliseconds for a read that they have just posted, so that its end "
+        "is not seen a step later",
+        TRANSPORT,
+        "--kv-wait-ms",
+        value="MS",
+        advanced=True,
     )
 
     @field_validator("backends")
@@ -358,6 +400,8 @@ class Fluid(Frozen):
     @model_validator(mode="after")
     def _can_be_split(self) -> Fluid:
         replicas = self.pool.replicas
+        if self.pool.routing == "round-robin":
+            raise ValueError("routing round-robin: roles and loads decide which engine takes a request; give session")
         if self.pool.dp > 1:
             raise ValueError(f"data parallel engines (dp {self.pool.dp}) take requests as one: roles need dp 1, use tp")
         if self.p_min + self.d_min > replicas:
@@ -470,6 +514,7 @@ class Serving(Frozen):
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
     ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
     long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
+    ``early_token``: of greedy streamed completions the client gets prefill's first token at once.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
     """
@@ -507,6 +552,14 @@ class Serving(Frozen):
         value="S",
         advanced=True,
     )
+    early_token: bool = setting(
+        False,
+        "PD: send prefill's first token to the client before its KV cache has moved, where that is exact "
+        "(docs/timeline.md)",
+        SERVING,
+        both_ways=True,
+        advanced=True,
+    )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(
         ("retry", "local"),
         "PD: what decode tries in this order if prefill fails or takes longer: retry (once, on another prefill "
@@ -538,7 +591,7 @@ class Deployment(Frozen):
     cache with random values instead of computing it, to measure decode alone; answers mean nothing.
     """
 
-    name: str | None = None
+    name: Annotated[str | None, Incidental] = None
     model: str = setting("gpt-oss-120b", MODEL_HELP, MODEL, value="NAME|PATH")
     model_id: str | None = setting(
         None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
@@ -717,8 +770,11 @@ class Deployment(Frozen):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True)
+        """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints.
+
+        Every field counts that is not marked as `pdlab.core.schema.Incidental`.
+        """
+        text = json.dumps(self.model_dump(mode="json", exclude=incidental(type(self))), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -733,12 +789,14 @@ def unguarded(topology: Topology) -> Topology:
 def parse_pool(text: str) -> Pool:
     """Inverse of `Pool.label`. Raises UsageError."""
     match = _POOL.fullmatch(text)
-    if not match or not (match["tp"] or match["pp"] or match["dp"]):
+    sizes = {name: word for name, word in _DEGREES.items() if Pool.model_fields[name].annotation is not bool}
+    if not match or not any(match[name] for name in sizes):
         raise UsageError(f"pool {text!r}: expected REPLICASxtpN[ppN][dpN][ep], for example 2xtp4 or 1xdp32ep")
-    number = {key: int(match[key] or 1) for key in ("replicas", "tp", "pp", "dp")}
+    number = {name: int(match[name] or 1) for name in ("replicas", *sizes)}
     if not 1 <= min(number.values()) <= max(number.values()) <= MOST:
         raise UsageError(f"pool {text!r}: replicas, tp, pp and dp are from 1 to {MOST}")
-    return Pool(**number, expert_parallel=bool(match["ep"]))
+    switches = {name: bool(match[name]) for name in _DEGREES if name not in sizes}
+    return Pool(**number, **switches)
 
 
 def parse_split(text: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan"]
+Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,18 @@ def _of_plan(rule: str, template: str) -> FindingCode:
     return FindingCode(source="plan", rule=rule, template=template, severity="note")
 
 
+def _part(what: str, fix: str) -> FindingCode:
+    """The largest part of a level's mean TTFT, and what changes it."""
+    return FindingCode(
+        source="timeline",
+        rule=f"the largest part of the mean TTFT is {what}",
+        template="{label} at {where}: the largest part of TTFT is " + what + ", {part_ms:.3g} of {ttft_ms:.3g} ms "
+        "({percent:.0f} %)",
+        fix=fix,
+        severity="note",
+    )
+
+
 def _file(rule: str, template: str) -> FindingCode:
     return FindingCode(source="files", rule=rule, template=template)
 
@@ -134,6 +146,11 @@ CODES: dict[str, FindingCode] = {
         "failed_requests",
         "every request has a complete answer",
         "{failed} of {requests} requests failed (first: {first})",
+    ),
+    "follow_ups_unsent": _gate(
+        "failed_requests",
+        "every request of a replay is sent",
+        "{unsent} of {requests} requests were not sent, for what they follow has no answer",
     ),
     "token_count_wrong": _gate(
         "token_counts",
@@ -232,6 +249,16 @@ CODES: dict[str, FindingCode] = {
         "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
     ),
+    "hits_unforeseen": _gate(
+        "cache_hits",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
+        "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
+    ),
+    "sessions_moved": _gate(
+        "affinity",
+        "all requests of a session go to one engine of a pool with the routing session",
+        "{moved} of {sessions} sessions were served by several {pool} engines, and the routing is by session",
+    ),
     "context_computed": _gate(
         "decode_context",
         "decode-only: at least 99 % of the context tokens are filled and not computed",
@@ -259,6 +286,17 @@ CODES: dict[str, FindingCode] = {
         "requests are sent late (p95) by at most 50 ms, or by at most a quarter of the median TTFT (open loop) or of "
         "the median E2EL (closed loop)",
         "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
+    ),
+    "replay_late": _gate(
+        "lateness",
+        "requests of a replay are sent late (p99) by at most 50 ms: after they are due by the file, or after the "
+        "answers that they wait for and their pause",
+        "load generator late: requests of the replay were sent {late_ms:.0f} ms late (p99, limit {limit_ms:.0f} ms)",
+    ),
+    "dependency_violated": _gate(
+        "dependencies",
+        "no request of a replay is sent before the last token of what it waits for",
+        "{violated} of {waiting} requests were sent before what they wait for had ended (first: {first})",
     ),
     "clock_backwards": _gate(
         "clock",
@@ -363,6 +401,18 @@ CODES: dict[str, FindingCode] = {
     ),
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
+    "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "hits_not_foreseen": _unchecked(
+        "what a prefix cache has of each prompt is foreseen",
+        "hits are foreseen of token-id prompts whose engine, with its model, pool and block size, is known",
+    ),
+    "replicas_not_told": _unchecked(
+        "timelines tell which replica served each request", "no timeline tells which replica served a request"
+    ),
+    "replay_recorded": _unchecked(
+        "follow-ups wait for the answers before them",
+        "the replay sends requests when they were recorded, whatever is answered",
+    ),
     "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
     "too_few_for_trend": _unchecked(
         "enough requests finish in the steady window for a trend",
@@ -378,6 +428,78 @@ CODES: dict[str, FindingCode] = {
         "the load generator does not keep to {rate:g} requests/s: requests were sent {late_ms:.0f} ms after they were "
         "due (p99, noted above {limit_ms:.0f} ms)",
         "let it grow with --client-processes",
+    ),
+    "timelines_lacking": _note(
+        "the servers tell where each request's time went",
+        "{whole} of {answers} answered requests have a whole timeline (expected: 99 %)",
+        "see docs/timeline.md for what a mark needs",
+    ),
+    "timelines_disordered": _note(
+        "the marks of a request follow one another",
+        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most: their parts are not exact",
+    ),
+    "timelines_miss_reads": _note(
+        "the reads in the timelines are those that the engines count",
+        "the timelines have {reads} reads of KV cache, and the engines counted {counted:g}",
+    ),
+    "ttft_mostly_front": _part(
+        "the network, the proxy and the client",
+        "send from the node of the proxy to see what the network takes; docs/serving-path.md has the proxy's share",
+    ),
+    "ttft_mostly_server": _part(
+        "the server before prefill is called, or before the engine has the request",
+        "more replicas share it (tokenising and parsing grow with the prompt)",
+    ),
+    "ttft_mostly_failed_calls": _part(
+        "calls of prefill that failed", "look at the counters pdlab_prefill_* and at the logs of prefill"
+    ),
+    "ttft_mostly_call": _part(
+        "the way to prefill's server and back",
+        "put prefill and decode on nodes with a short way between them, or more prefill replicas beside it",
+    ),
+    "ttft_mostly_prefill_server": _part(
+        "prefill's server around its engine", "more prefill replicas share it (it grows with the prompt)"
+    ),
+    "ttft_mostly_queue": _part(
+        "the queue in front of prefill",
+        "more engines that prefill, or fewer requests at once; plan.py says which ratio holds the SLO",
+    ),
+    "ttft_mostly_prefill": _part(
+        "the computation of the prompt", "a larger TP of prefill, shorter prompts, or prompts that share a beginning"
+    ),
+    "ttft_mostly_submit": _part(
+        "decode's server between prefill's answer and its engine", "more decode replicas share it"
+    ),
+    "ttft_mostly_admission": _part(
+        "waiting for room in decode and for a step to end",
+        "more decode engines or KV memory where decode is full, else shorter decode steps",
+    ),
+    "ttft_mostly_post": _part("posting the reads of KV cache", "fewer, larger blocks, or equal TP of both pools"),
+    "ttft_mostly_transfer": _part(
+        "the transfer of KV cache",
+        "a faster wire or a pack; python -m pdlab doctor says what holds the wire up",
+    ),
+    "ttft_mostly_step_lag": _part(
+        "waiting for decode steps until the scheduler is told of the KV cache",
+        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
+        "with TPOT",
+    ),
+    "ttft_mostly_guard": _part(
+        "the KV guard's wait for prefill's word", "look at the counters pdlab_guard_*; a short way to prefill's port"
+    ),
+    "ttft_mostly_wait": _part(
+        "waiting in decode with usable KV cache", "more decode engines, or fewer requests at once"
+    ),
+    "ttft_mostly_recompute": _part(
+        "the prompt computed again by decode", "its KV cache did not arrive: look at the counters pdlab_guard_*"
+    ),
+    "ttft_mostly_first_step": _part(
+        "the decode step of the first token",
+        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
+        "with TPOT",
+    ),
+    "ttft_mostly_out": _part(
+        "the way of the first token out of the server", "more replicas share the streaming of tokens"
     ),
     "measured_with_more_processes": _note(
         "one load generator suffices",
@@ -416,6 +538,11 @@ CODES: dict[str, FindingCode] = {
     "file_no_lengths": _file(
         "a file, or a name, has the lengths of the requests",
         "the file does not count {side} tokens, and no name gives their number: the workload is not known",
+    ),
+    "file_tokens_recounted": _file(
+        "the client's and the server's counts of output tokens agree",
+        "the client counted {client:.4g} tokens per answer anew, the server {server:.4g}: output tokens/s and TPOT are "
+        "by the client's count",
     ),
     "file_name_differs": _file(
         "a file's name says the load that the file holds",
@@ -842,6 +969,18 @@ CODES: dict[str, FindingCode] = {
     "table_values_estimated": _of_plan(
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
+    ),
+    "band_of_public_stacks": _of_plan(
+        "levels of this stack were measured",
+        "the 90 % band is of {stacks} public stacks, each predicted by the others; seen in none of them: {unseen}",
+    ),
+    "no_band": _of_plan(
+        "public stacks are like this one",
+        "an estimate without a band: of the public stacks whose errors are known, {why}",
+    ),
+    "near_saturation": _of_plan(
+        "prompts seldom wait for KV memory",
+        "near saturation: prompts wait for KV memory {share:.0%} of the time, so TTFT and requests/s have no band",
     ),
     "draft_time_not_counted": _of_plan(
         "what guessing tokens takes is measured",

@@ -25,6 +25,7 @@ from pdlab.core import mixes
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.mixes import Mixes
+from pdlab.core.replayed import Replayed
 
 # What published traces and data sets call them.
 INPUTS = ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens")
@@ -255,7 +256,7 @@ class Pairs(LengthDistribution):
                 moved[other] = moved.get(place, place)
 
 
-Lengths = Annotated[Fixed | Uniform | Lognormal | Pairs | Mixes, Field(discriminator="kind")]
+Lengths = Annotated[Fixed | Uniform | Lognormal | Pairs | Mixes | Replayed, Field(discriminator="kind")]
 FIXED = Fixed()
 
 
@@ -330,9 +331,14 @@ def read_pairs(path: Path) -> Pairs:
     )
 
 
+def column_name(text: str) -> str:
+    """A cell of a line of column names as `INPUTS` and `OUTPUTS` have it: ``Request tokens`` is ``request_tokens``."""
+    return "_".join(text.lower().split())
+
+
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, object, object]]:
     rows = list(csv.reader(text.splitlines()))
-    names = [name.strip().lower() for name in rows[0]] if rows else []
+    names = [column_name(name) for name in rows[0]] if rows else []
     first, second = (next((names.index(name) for name in known if name in names), None) for known in (INPUTS, OUTPUTS))
     if first is None or second is None:
         raise UsageError(
@@ -356,7 +362,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, object, object]]:
             row = json.loads(line)
         except ValueError as error:
             raise UsageError(f"{where}: is no JSON; give one object per line") from error
-        keys = {str(key).lower(): value for key, value in row.items()} if isinstance(row, dict) else {}
+        keys = {column_name(str(key)): value for key, value in row.items()} if isinstance(row, dict) else {}
         yield where, _first(keys, INPUTS, where), _first(keys, OUTPUTS, where)
 
 

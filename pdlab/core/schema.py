@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices
 
 
@@ -18,6 +20,32 @@ class Frozen(BaseModel):
 
     # A validator is built at its first use: --help needs none, and most commands few.
     model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+
+
+class Incidental:
+    """Marks a field that does not make a value another one: neither a fingerprint nor --resume looks at it."""
+
+
+@dataclass(frozen=True)
+class InLabel:
+    """Marks a field that is in its model's label, behind ``word``: 4 behind "tp" as tp4. One that is on or off is the
+    word alone."""
+
+    word: str
+
+
+def incidental(kind: type[BaseModel]) -> set[str]:
+    """Names of the fields that do not make a value of this model another one."""
+    return {name for name, info in kind.model_fields.items() if Incidental in info.metadata}
+
+
+def label_words(kind: type[BaseModel]) -> dict[str, str]:
+    """Field -> its word, of the fields that are in the model's label, in their order."""
+    words = {
+        name: next((each.word for each in info.metadata if isinstance(each, InLabel)), None)
+        for name, info in kind.model_fields.items()
+    }
+    return {name: word for name, word in words.items() if word is not None}
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -89,6 +117,26 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
         complaint = one_line(error, kind, names)
         flagged = names is not None and complaint.startswith("--")
         raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
+
+
+def read_model(path: Path, kind: type[T]) -> T:
+    """A JSON file that pdlab wrote. Raises StoreError, with the file and the rule in one line."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError:
+        pass  # The slow way below says what is wrong in one line.
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+    try:
+        return validate(kind, data, where=str(path))
+    except UsageError as error:
+        raise StoreError(str(error)) from error
 
 
 def _kind_of(data: Any) -> str:

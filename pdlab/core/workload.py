@@ -17,6 +17,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
 from pdlab.core.mixes import Arrival, Mixes
+from pdlab.core.replayed import Replayed
 from pdlab.core.schema import Frozen, validate
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
-LoadKind = Literal["concurrency", "rate", "ramp"]
+LoadKind = Literal["concurrency", "rate", "ramp", "replay"]
+# Lengths that need no nominal ones.
+OWN_MEANS = (Pairs, Mixes, Replayed)
 
 
 class Workload(Frozen):
@@ -62,9 +65,9 @@ class Workload(Frozen):
             except UsageError as error:
                 raise ValueError(f"lengths: {error}") from error
             data = {**data, "lengths": lengths}
-        if isinstance(lengths, Pairs | Mixes):
+        if isinstance(lengths, OWN_MEANS):
             means = lengths.mean((0, 0))
-            what = "file of lengths" if isinstance(lengths, Pairs) else "list of mixes"
+            what = "list of mixes" if isinstance(lengths, Mixes) else "file of lengths"
             for name, mean in zip(("input_tokens", "output_tokens"), means, strict=True):
                 if data.get(name) not in (None, round(mean)):
                     raise ValueError(f"{name} is {data[name]}, but the {what} says that itself: leave it out")
@@ -164,8 +167,9 @@ class Workload(Frozen):
         nominal = f"--itl {self.input_tokens} --otl {self.output_tokens}"
         if not self.varied:
             return nominal
-        lengths_flag = f"--lengths {shlex.quote(self.lengths.flag_value)}"
-        return lengths_flag if isinstance(self.lengths, Pairs | Mixes) else f"{nominal} {lengths_flag}"
+        flag = "--workload" if isinstance(self.lengths, Replayed) else "--lengths"
+        lengths_flag = f"{flag} {shlex.quote(self.lengths.flag_value)}"
+        return lengths_flag if isinstance(self.lengths, OWN_MEANS) else f"{nominal} {lengths_flag}"
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -212,6 +216,10 @@ FLAGS = {
 }
 
 
+def _file_flag(lengths: LengthDistribution) -> str:
+    return "--workload" if isinstance(lengths, Replayed) else "--lengths"
+
+
 def workload_of_flags(
     itl: int | None, otl: int | None, lengths: LengthDistribution | None, default: Workload | None = None, **more: Any
 ) -> Workload:
@@ -221,8 +229,8 @@ def workload_of_flags(
     """
     flags = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
     fields = {name: value for name, value in flags.items() if value is not None}
-    if isinstance(lengths, Pairs | Mixes):
-        what = "the file of --lengths" if isinstance(lengths, Pairs) else "--lengths mixes:..."
+    if isinstance(lengths, OWN_MEANS):
+        what = "--lengths mixes:..." if isinstance(lengths, Mixes) else f"the file of {_file_flag(lengths)}"
         for name, value in fields.items():
             if name != "lengths":
                 raise UsageError(f"{FLAGS[name]} {value}: {what} says how long requests are; leave {FLAGS[name]} out")
@@ -289,7 +297,19 @@ class Ramp(Frozen):
         return (b - a) / ratio if self.shape == "linear" else ratio / (1 / a - 1 / b)
 
 
-Load = Annotated[Closed | Open | Ramp, Field(discriminator="kind")]
+class Replay(Frozen):
+    """Open loop in which each request of a compiled workload is sent when it is due there, or so long after the answers
+    that it waits for. ``speed``: times of its source are divided by it; they are already so where it is compiled."""
+
+    kind: Literal["replay"] = "replay"
+    speed: float = Field(default=1.0, gt=0)
+
+    @property
+    def value(self) -> float:
+        return self.speed
+
+
+Load = Annotated[Closed | Open | Ramp | Replay, Field(discriminator="kind")]
 
 
 SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")

@@ -26,6 +26,7 @@ from pdlab.deploy.prepared import Prepared
 from pdlab.deploy.serve_config import (
     DP_BUILDER,
     KV_GUARD_DEADLINE,
+    KV_GUARD_WAIT,
     OPENAI_BUILDER,
     PD_BUILDER,
     ServeApp,
@@ -111,7 +112,18 @@ LOSSES = (
             ("engine_kwargs", "scheduler_cls"),
             ("engine_kwargs", "kv_transfer_config", "kv_connector_module_path"),
             (*_EXTRA, KV_GUARD_DEADLINE),
+            (*_EXTRA, KV_GUARD_WAIT),
         ),
+    ),
+    Loss(
+        "The timelines of requests: a sweep does not know where the time to the first token went.",
+        ("TellsTimes",),
+        ("guard",),
+    ),
+    Loss(
+        "The log of vLLM's statistics: an engine behind an ingress keeps those of every KV transfer until it ends.",
+        ("EmptiesStats",),
+        ("guard",),
     ),
     Loss(
         "The watch on engine steps: an engine that hangs with work is not restarted.",

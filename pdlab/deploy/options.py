@@ -355,6 +355,7 @@ _PD_FIELDS = (
     "deployment.serving.prefill_timeout_s",
     "deployment.serving.prefill_absent_s",
     "deployment.serving.on_prefill_failure",
+    "deployment.serving.early_token",
 )
 _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     "collocated": (
@@ -362,7 +363,13 @@ _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     ),
     "pd-pack": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-spread": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
-    "pd-fluid": ((("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),),
+    "pd-fluid": (
+        (("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),
+        (
+            ("deployment.serving.early_token",),
+            "the roles of --pd-fluid are chosen by when decode has its first token: use --pd-pack or --pd-spread",
+        ),
+    ),
 }
 
 
@@ -512,6 +519,8 @@ def _transport(settings: LaunchSettings, before: Transport) -> Transport:
     data = {**before.model_dump(), **given}
     if "kv_deadline_s" in given and not data["kv_guard"]:
         raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
+    if given.get("kv_wait_s") and not data["kv_guard"]:
+        raise UsageError("--kv-wait-ms is the KV guard's: leave out --no-kv-guard, or the wait")
     if data.get("ucx_tls") and "UCX" not in data["backends"]:
         raise UsageError(
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Routing, Transport
 from pdlab.core.environment import secret_values
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
@@ -30,12 +30,25 @@ FLUID_BUILDER = "pdlab.deploy.serving.builders:build_fluid_openai_app"
 KV_GUARD_CONNECTOR = "pdlab.guard.connector"
 KV_GUARD_SCHEDULER = "pdlab.guard.scheduler.GuardScheduler"
 KV_GUARD_DEADLINE = "pdlab_deadline_s"
+KV_GUARD_WAIT = "pdlab_wait_s"
 HOST_COPY_SPEC = "pdlab.deploy.cpu_engine.host_copy"
 
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
 HEAD_RESOURCE, HEAD_SHARE = "node:__internal_head__", 0.001
 # Of the request router that lets a call of prefill avoid a replica.
 PREFILL_ROUTER = "pdlab.deploy.serving.prefill_router.PrefillRouter"
+# By `Pool.routing`. Ray's router by prefix is not among them: it fails on prompts of token ids (Ray 2.60), which
+# pdlab's own load sends.
+ROUTERS: dict[Routing, str | None] = {
+    "power-of-two": None,
+    "round-robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",
+    "session": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+}
+PREFILL_ROUTERS: dict[Routing, str] = {
+    "power-of-two": PREFILL_ROUTER,
+    "round-robin": "pdlab.deploy.serving.prefill_router.PrefillInTurn",
+    "session": "pdlab.deploy.serving.prefill_router.PrefillBySession",
+}
 # vLLM keeps prefill's KV blocks for a read for 30 s, its lease. A replica that is to stop waits until they are read or
 # the lease has ended; then Ray Serve would end it.
 KV_DRAIN_S, SHUTDOWN_WINDOW_S = 35.0, 45.0
@@ -81,6 +94,7 @@ def render(
             "timeout_s": serving.prefill_timeout_s,
             "absent_s": serving.prefill_absent_s,
             "on_failure": list(serving.on_prefill_failure),
+            "early_token": serving.early_token,
         }
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:
@@ -88,6 +102,8 @@ def render(
             ingress["kv_guard"] = {"bring": placement.device == "gpu"}
     if isinstance(deployment.topology, Fluid):
         fluid = {"llm_config": configs["fluid"], "roles": FluidSpec.of(deployment.topology).changed, **ingress}
+        if deployment.topology.pool.routing == "session":
+            fluid["by_session"] = True
         return ServeApp(import_path=FLUID_BUILDER, args=fluid, scaled=deployment.topology.moves)
     if isinstance(deployment.topology, Disaggregated):
         pd = {"prefill_config": configs["prefill"], "decode_config": configs["decode"], **ingress}
@@ -137,8 +153,8 @@ def _llm_config(
     }
     if transport:
         config["deployment_config"]["graceful_shutdown_timeout_s"] = SHUTDOWN_WINDOW_S
-    if role == "prefill":
-        config["deployment_config"]["request_router_config"] = {"request_router_class": PREFILL_ROUTER}
+    if (router := router_of(role, pool)) is not None:
+        config["deployment_config"]["request_router_config"] = {"request_router_class": router}
     experimental: dict[str, Any] = {} if batching_ms is None else {"stream_batching_interval_ms": batching_ms}
     if role == "decode":
         experimental["_prewarm_prefill_decode"] = True
@@ -152,6 +168,13 @@ def _llm_config(
         config["deployment_config"]["ray_actor_options"] = cpu_actor_options()
     config["runtime_env"] = {"env_vars": engine_env(deployment, role, view)}
     return config
+
+
+def router_of(role: Role, pool: Pool) -> str | None:
+    """The class that picks a replica of the pool; None: Ray Serve's own, or that of a fluid pool's builder."""
+    if role == "fluid":
+        return None
+    return (PREFILL_ROUTERS if role == "prefill" else ROUTERS)[pool.routing]
 
 
 def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, *, cpu: bool) -> dict[str, Any]:
@@ -195,6 +218,8 @@ def _kv_transfer_config(deployment: Deployment, transport: Transport, role: Role
     if transport.kv_guard:
         config["kv_connector_module_path"] = KV_GUARD_CONNECTOR
         config["kv_connector_extra_config"][KV_GUARD_DEADLINE] = transport.kv_deadline_s
+        if transport.kv_wait_s:
+            config["kv_connector_extra_config"][KV_GUARD_WAIT] = transport.kv_wait_s
     if cpu:
         config["kv_buffer_device"] = "cpu"
     # Decode takes all of a prompt from NIXL: what it stored beside would be copies that nobody loads.

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from pydantic import Field
 
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
-from pdlab.core.schema import Frozen, validate
+from pdlab.core.schema import Frozen, read_model
 from pdlab.core.text import duration
 from pdlab.first_hour.steps import Step, left, missing
+from pdlab.steps.resume import check_folder_is_new, check_same_run
 from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
 
 STATE = "first-hour.json"
@@ -50,30 +51,17 @@ class State(Frozen):
 
 
 def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
-    """The state of an earlier run, or a new one. Raises UsageError where the folder and --resume do not agree."""
+    """The state of an earlier run, or a new one. Raises UsageError or StoreError where the folder and --resume do not
+    agree."""
     path = out / STATE
     if not path.exists():
         if resume:
             raise UsageError(f"--resume: {out} has no {STATE}; leave it out, or give the --out of the first run")
-        if out.exists() and any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty and holds no {STATE}; choose another folder")
+        check_folder_is_new(out, STATE)
         return State(asked=settings)
-    if not resume:
-        raise UsageError(f"--out {out} holds an earlier run: go on with --resume, or choose another folder")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); choose another --out") from error
-    state = validate(State, data, where=str(path))
-    if state.asked != settings:
-        raise UsageError(
-            f"--resume: {out} was made with {_words(state.asked)}, now it is {_words(settings)}; repeat the first"
-        )
+    state = read_model(path, State)
+    check_same_run(out, state.asked, settings, resume=resume)
     return state
-
-
-def _words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def run(

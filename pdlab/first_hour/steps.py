@@ -138,6 +138,15 @@ def _afterwards(out: Path, where: Where, port: int) -> list[Step]:
     local = where == "local"
     sweeps = tuple(f"sweep {deployed.name}" for deployed in DEPLOYMENTS[where])
     folders = tuple(str(out / "results" / deployed.label) for deployed in DEPLOYMENTS[where])
+    calibration = Step(
+        name="calibration",
+        title="the measured levels as hardware that plan.py takes",
+        command=("calibrate", "--runs", *folders, "--start", "recorded", "--out", str(out / "hardware.yaml")),
+        estimate_s=120.0,
+        advice="its log says what is missing, such as pip install 'pdlab[perf]'; then go on with --resume",
+        codes={0: "ok", 2: "finding"},
+        any_of=sweeps,
+    )
     return [
         Step(
             name="shutdown",
@@ -168,6 +177,7 @@ def _afterwards(out: Path, where: Where, port: int) -> list[Step]:
             codes={0: "ok"},
             any_of=sweeps,
         ),
+        *([calibration] if where == "cluster" else []),
     ]  # fmt: skip
 
 

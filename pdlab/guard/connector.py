@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from pdlab.guard.leases import LEASE_KEY, LeaseBook
+from pdlab.guard.marks import CORE, REFUSED, ReceiveMarks
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
 from pdlab.guard.questions import AnswerTable, Inquirer
 from pdlab.guard.receives import Admission, ReceiveBook
@@ -33,6 +34,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         deadline_s = float(vllm_config.kv_transfer_config.get_from_extra_config(DEADLINE_KEY, DEADLINE_S))
         self.leases = LeaseBook(engine_id)
         self.receives = ReceiveBook(Inquirer(), reader=engine_id, deadline_s=deadline_s)
+        self.marks = ReceiveMarks()
         self._listener_error: BaseException | None = None
 
     # Decode.
@@ -52,6 +54,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             if admission is Admission.REFUSE:
                 params["do_remote_prefill"] = False
                 self._stop_heartbeat(request.request_id)
+                self.marks.over(request.request_id, REFUSED)
                 logger.warning("request %s: KV cache from prefill refused, computing the prompt", request.request_id)
                 return 0, False
         matched: tuple[int, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -64,11 +67,13 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         request_id = request.request_id
         if num_external_tokens > 0 and request_id in self._reqs_need_recv:
             self.receives.admitted(request_id)
+            self.marks.admitted(request_id)
         else:
             self.receives.drop(request_id)  # the prompt is in decode's own cache: nothing is read
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id, params = request.request_id, request.kv_transfer_params
+        self.marks.drop(request_id)
         if params and params.get("do_remote_prefill") and LEASE_KEY in params:
             # vLLM would tell prefill through a NIXL handshake, and end the engine core if that failed.
             params["do_remote_prefill"] = False
@@ -156,6 +161,12 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
         receives: ReceiveBook = self.connector_scheduler.receives
         return receives
 
+    @property
+    def marks(self) -> ReceiveMarks:
+        """When what happened to the receives, on the scheduler's side."""
+        marks: ReceiveMarks = self.connector_scheduler.marks
+        return marks
+
     def report_in(self, metadata: Any) -> WorkerReport | None:
         """The guard's report in what the workers say of a step."""
         return metadata if isinstance(metadata, WorkerReport) else None
@@ -168,11 +179,12 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> Any:
         if self.connector_worker is not None:
             return super().get_kv_connector_stats()
-        counts = self.receives.counts
-        if not counts:
+        counts, marks = self.receives.counts, self.marks.take()
+        if not counts and not marks:
             return None
         stats = GuardStats()
         stats.record(counts)
+        stats.data[CORE] = marks
         counts.clear()
         return stats
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pdlab.guard.marks import CORE, WIRE
 from pdlab.guard.receives import ACTIONS
 from pdlab.guard.vllm_names import NixlKVConnectorStats, NixlPromMetrics, create_metric_per_engine
 
@@ -12,11 +13,12 @@ PREFIX = "pdlab_guard_"
 
 
 class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
-    """vLLM's statistics of a step, with a list of counts per action: worker and scheduler add to the same kind."""
+    """vLLM's statistics of a step, with a list of counts per action and the marks of requests (`pdlab.guard.marks`):
+    worker and scheduler add to the same kind."""
 
     def reset(self) -> None:
         super().reset()
-        self.data |= {f"{PREFIX}{action}": [] for action in ACTIONS}
+        self.data |= {f"{PREFIX}{action}": [] for action in ACTIONS} | {CORE: [], WIRE: []}
 
     def record(self, counts: Mapping[str, int]) -> None:
         """Add counts by action."""
@@ -24,7 +26,9 @@ class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
             self.data[f"{PREFIX}{action}"].append(count)
 
     def is_empty(self) -> bool:
-        return bool(super().is_empty()) and not any(self.data[f"{PREFIX}{action}"] for action in ACTIONS)
+        # The replica takes the marks out.
+        own = (*(f"{PREFIX}{action}" for action in ACTIONS), CORE, WIRE)
+        return bool(super().is_empty()) and not any(self.data.get(key) for key in own)
 
 
 class GuardPromMetrics(NixlPromMetrics):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdlab.guard.connector import MultiConnector, NixlConnector
+from pdlab.guard.marks import ANEW, READ
 from pdlab.guard.receives import Outcome, ReceiveBook
 from pdlab.guard.vllm_names import AsyncScheduler, EngineCoreOutput, EngineCoreOutputs, RequestStatus, Scheduler
 
@@ -91,9 +92,12 @@ class Guarded:
             return True
         if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
             return False
+        self._guarded.marks.told(request_id)
         outcome = self._receives.read_ended(request_id)
         if outcome is Outcome.ANEW:
             self._compute_anew(request)
+        elif outcome is Outcome.USE:
+            self._guarded.marks.over(request_id, READ)
         return outcome is not Outcome.WAIT
 
     def _look_after_receives(self) -> None:
@@ -102,6 +106,8 @@ class Guarded:
             if request is not None:
                 if outcome is Outcome.ANEW:
                     self._compute_anew(request)
+                else:
+                    self._guarded.marks.over(request_id, READ)
                 self._guarded.connector_scheduler._stop_heartbeat(request_id)
                 self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
         for request_id in self._receives.overdue():
@@ -142,6 +148,7 @@ class Guarded:
     def _compute_anew(self, request: Any) -> None:
         logger.warning("request %s: no KV cache from prefill, computing the prompt", request.request_id)
         request.num_computed_tokens = 0
+        self._guarded.marks.over(request.request_id, ANEW)
         self.failed_recving_kv_req_ids.add(request.request_id)  # type: ignore[attr-defined]
 
     def _fail_hopeless(self, outputs: dict[int, Any]) -> None:

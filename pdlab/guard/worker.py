@@ -5,9 +5,11 @@ expire, and free those that are given back."""
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdlab.guard.marks import WIRE, ReadMarks
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
 from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
@@ -16,6 +18,9 @@ logger = logging.getLogger("vllm.pdlab.guard")
 
 # The field of vLLM's connector metadata that carries requests whose blocks decode does not want.
 GIVEN_BACK = "pdlab_given_back"
+# How long a step's poll waits for a read that was posted just before; the end of a longer one is seen in a later step.
+WAIT_KEY = "pdlab_wait_s"
+_LOOK_AGAIN_S = 50e-6
 # vLLM's word for a notification that could not be sent: that of a prompt which decode has already, so nothing is read.
 NOTIFICATION_FAILED = "notification_failed"
 
@@ -45,6 +50,21 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_peers = PeerBook()
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
+        vllm_config = args[0] if args else kwargs["vllm_config"]
+        self._guard_wait_s = float(vllm_config.kv_transfer_config.get_from_extra_config(WAIT_KEY, 0.0))
+        self._mark_reads()
+
+    def _mark_reads(self) -> None:
+        self._guard_marks = ReadMarks(self.tp_rank)
+        ask = self.nixl_wrapper.get_xfer_telemetry
+
+        def telemetry(handle: Any) -> Any:
+            told = ask(handle)
+            self._guard_marks.ended(handle, told)
+            return told
+
+        # vLLM asks once for each read that has ended, and keeps what is told without saying of which request it is.
+        self.nixl_wrapper.get_xfer_telemetry = telemetry
 
     def take_report(self) -> WorkerReport | None:
         """What has happened since the last call; None: nothing."""
@@ -61,6 +81,8 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             if meta.remote.engine_id not in self._remote_agents:  # forgotten after this request's handshake
                 self._background_nixl_handshake(req_id, meta.remote.engine_id, meta)
                 return
+        if _reads(meta):
+            self._guard_marks.posted(req_id)
         try:
             super()._read_blocks_for_req(req_id, meta)
         except Exception as error:  # block ids that do not fit would end the engine core
@@ -92,7 +114,11 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> set[str]:
         peers = self._guard_peers
         engines = {name: self._recving_metadata[name].remote.engine_id for name in transfers} if peers.active else {}
+        self._guard_marks.polled(transfers)
         done: set[str] = super()._pop_done_transfers(transfers)
+        for req_id in done:
+            if (read := self._guard_marks.seen(req_id)) is not None:
+                self.xfer_stats.data[WIRE].append(read)
         for req_id in (done - self._guard_failed) & engines.keys():
             peers.read_ended_well(engines[req_id])
         if self._guard_failed:
@@ -166,13 +192,29 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             # vLLM frees from the front and stops at the first lease that has not ended.
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda item: item[1]))
 
+    def _await_reads(self) -> None:
+        """Wait for the reads that were posted last: while the step runs on the GPU, this thread has nothing to do."""
+        until = self._guard_marks.last_posted + self._guard_wait_s
+        while time.monotonic() < until:
+            reads = [self._recving_transfers.get(req_id, ()) for req_id in self._guard_marks.posted_with_last]
+            if not any(self.nixl_wrapper.check_xfer_state(handle) == "PROC" for each in reads for handle in each):
+                return
+            time.sleep(_LOOK_AGAIN_S)
+
     def get_finished(self) -> tuple[set[str], set[str]]:
+        if self._guard_wait_s and self._recving_transfers:
+            try:
+                self._await_reads()
+            except Exception:
+                logger.debug("a read's state is not known; vLLM asks next", exc_info=True)
         sending, receiving = super().get_finished()
         if sending:
             self._guard_report.expired |= sending - self._guard_notified
         if self._guard_freed:
             sending |= self._guard_freed
             self._guard_freed = set()
+        for req_id in receiving:
+            self._guard_marks.drop(req_id)  # of a read that could not be set up
         if receiving and self._guard_failed:
             failed = receiving & self._guard_failed
             self._guard_report.failed |= failed

@@ -22,7 +22,9 @@ from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
+from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
+from pdlab.plan.stack_bands import band_of, saturation
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -47,6 +49,8 @@ COLUMNS = (
     "predicted_requests_per_s_low",
     "predicted_requests_per_s_high",
 )
+# Ends of bands that say nothing near saturation.
+OF_A_QUEUE = [name for name in COLUMNS if name.endswith(("_low", "_high")) and "tpot" not in name]
 NOTE = "prediction_note"  # why a row has no figures, or what they leave out
 
 
@@ -69,10 +73,11 @@ SAME_GPU = re.compile(r"nvidia|sxm\d*|hbm\d*e?|\d+ ?(gb|gib)?|gb")
 
 def predict(
     requested: Sequence[RequestedRow | RefusedRow],
-    hardware: Hardware,
+    any_model: Hardware,
     seeds: Sequence[int] = prediction_intervals.SEEDS,
 ) -> list[dict[str, Any]]:
-    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. Raises UsageError if no row can run."""
+    """Row by row the columns of `COLUMNS` (means over the seeds) and `NOTE`. ``any_model``: hardware, as it is before a
+    model is known. Raises UsageError if no row can run."""
     predictions: dict[int, dict[str, Any]] = {}
     sweeps: dict[tuple[str, ...], list[RequestedRow]] = {}
     number_of: dict[int, int] = {}
@@ -87,7 +92,7 @@ def predict(
             predictions[number] = _without_figures(
                 f"not predicted: model {row.deployment.model!r} has no shape: {known[row.deployment.model]}"
             )
-        elif reason := _other_stack(row, hardware, shapes[row.deployment.model]):
+        elif reason := _other_stack(row, any_model, shapes[row.deployment.model]):
             predictions[number] = _without_figures(f"not predicted: {reason}")
         else:
             sweeps.setdefault(row.sweep, []).append(row)
@@ -95,8 +100,9 @@ def predict(
         numbers = [number_of[row.line] for row in rows]
         deployment = rows[0].deployment
         levels = _levels(rows)
+        shape = shapes[deployment.model]
+        hardware = with_stack_prior(any_model, shape)
         try:
-            shape = shapes[deployment.model]
             trials = [_trial(rows[0], levels, hardware, shape, seed) for seed in seeds]
             merged: list[list[SimulatedLevel]] = []
             if hardware.error and depends_on_age(deployment, hardware, shape, rows[0].link):
@@ -107,17 +113,23 @@ def predict(
         for number, row in zip(numbers, rows, strict=True):
             level_index = levels.index(_level(row))
             own, other = [trial[level_index] for trial in trials], [trial[level_index] for trial in merged]
+            in_flight = [_in_flight(level, deployment) for level in own]
             outside = outside_fit(
                 hardware,
                 shape.name,
                 deployment,
                 [row.workload],
                 ran_on=_ran_on(row),
-                in_flight_per_gpu=[_in_flight(level, deployment) for level in own],
+                in_flight_per_gpu=in_flight,
             )
-            rests_on = "; ".join(each.text for each in step_findings(hardware, shape, deployment.pools.values()))
-            notes = [_caveat(deployment, hardware), rests_on, outside_text(outside)]
-            columns = _columns(own, other, deployment, hardware, None if outside else hardware.error)
+            band = band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
+            full = saturation(own) if hardware.steps is not None else None
+            said = [*step_findings(hardware, shape, deployment.pools.values()), *band.findings]
+            said += [full] if full is not None else []
+            notes = [_caveat(deployment, hardware), *(each.text for each in said), outside_text(outside)]
+            columns = _columns(own, other, deployment, hardware, band.error)
+            if full is not None:
+                columns |= dict.fromkeys(OF_A_QUEUE, "")
             predictions[number] = {**columns, NOTE: "; ".join(filter(None, notes))}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
         raise UsageError(f"{_named(requested[0])}: {predictions[0][NOTE]}")

@@ -218,8 +218,9 @@ class CsvFile(NamedTuple):
     unread: list[str]
 
 
-def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
-    """Raises UsageError naming the line and the column."""
+def read(text: str, source: str, model: str = "gpt-oss-120b", *, refuse_rows: bool = False) -> CsvFile:
+    """Raises UsageError naming the line and the column. ``refuse_rows``: a row with a wrong cell is refused alone, for
+    tables that nobody can correct."""
     numbered = _lines(text.lstrip("\ufeff"), source)
     if not numbered:
         raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")
@@ -237,6 +238,10 @@ def read(text: str, source: str, model: str = "gpt-oss-120b") -> CsvFile:
             requested.append(_parsed_row(line, {"model": model} | _cells(row, column_of), where))
         except _NotPredicted as error:
             requested.append(RefusedRow(line, str(error)))
+        except UsageError as error:
+            if not refuse_rows:
+                raise
+            requested.append(RefusedRow(line, str(error).removeprefix(f"{where}: ")))
     if not rows:
         raise UsageError(f"{source}: has a header and no rows")
     looked_at = {name for names in column_of.values() for name in names}

@@ -4,8 +4,8 @@ The engines are those of the TP degree that serves most by rate matching. Every 
 simulated under the same requests, at Poisson arrivals or as a mix that moves says; goodput is the highest rate at which
 the SLO's share of requests is within every bound, by halving. Splits are tried uphill from the rate-matched one.
 
-The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, 25 s of
-another workload.
+The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, the
+first tenth of a trace, 25 s of another workload.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Level, Slo, Workload
 from pdlab.plan.candidates import engine_shapes
 from pdlab.plan.rate_matching import Matcher
-from pdlab.plan.scene import Scene
+from pdlab.plan.scene import OF_A_TRACE, Scene
 from pdlab.results.slo import stresses
 from pdlab.roles.spec import AUTO
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.level import SimulatedLevel, columns
+from pdlab.sim.level import SimulatedLevel, columns, waited_for
 from pdlab.sim.simulator import simulate
 
 FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
@@ -62,16 +62,18 @@ class FluidPlan(NamedTuple):
         return self.auto.rps / best if best else float("inf")
 
 
-def matched(hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo) -> Matched:
+def matched(
+    hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo, prefix_hit_rate: float = 0.0
+) -> Matched:
     """The best split of the pool without queues. Of a mix that moves: the split and rate of the worst served mix."""
     if isinstance(workload.lengths, Mixes):
         parts = []
         for mix in workload.lengths.mixes:
             alone = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
-            of_mix = matched(hardware, shape, alone, pool, slo)
+            of_mix = matched(hardware, shape, alone, pool, slo, prefix_hit_rate)
             parts.append(Matched(of_mix.prefill, of_mix.rps / mix.rate))
         return min(parts, key=lambda part: part.rps)
-    matcher = Matcher(hardware, shape, workload, ttft_s=slo.ttft_s)
+    matcher = Matcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
     rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
 
     def served(prefill: int) -> float:
@@ -115,7 +117,13 @@ def fluid_plan(
     """Simulate the pool. Raises UsageError where there are not two engines, or no SLO to compare by."""
     if scene.slo.ttft_s is None or scene.slo.tpot_s is None:
         raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
-    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.workload)
+    trace = scene.trace
+    if trace is not None and any(map(waited_for, trace.requests)):
+        raise UsageError(
+            "--fluid looks for the highest rate of requests, and some of this workload wait for others, so that they "
+            "have no rate of their own; replay it with follow: recorded, or leave --fluid out"
+        )
+    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
     pools = [
         pool.model_copy(update={"replicas": gpus // pool.gpus})
         for pool in shapes
@@ -123,7 +131,10 @@ def fluid_plan(
     ]
     if not pools:
         raise UsageError(f"--fluid needs two engines of one TP degree, which {gpus} GPUs do not hold: give more --gpus")
-    begins = {pool: matched(scene.hardware, scene.shape, scene.workload, pool, scene.slo) for pool in pools}
+    begins = {
+        pool: matched(scene.hardware, scene.shape, scene.workload, pool, scene.slo, scene.prefix_hit_rate)
+        for pool in pools
+    }
     pool = max(pools, key=lambda pool: begins[pool].rps)
     begin, near_rps = begins[pool]
     lengths = scene.workload.lengths
@@ -142,6 +153,7 @@ def fluid_plan(
             nonlocal simulations
             on_progress(simulations, simulations + 1, deployment.label)
             simulations += 1
+            at_rate = trace.at_rate(rate_rps) if trace else None
             requests = max(round(rate_rps * (moving.mean_rate if moving else 1.0) * seconds), 20)
             level = Level(load=scene.at_rate(rate_rps), num_requests=requests, seed=scene.seed)
             (done,) = simulate(
@@ -151,10 +163,11 @@ def fluid_plan(
                 scene.hardware,
                 scene.shape,
                 seed=scene.seed,
-                prefix_hit_rate=scene.prefix_hit_rate,
+                prefix_hit_rate=0.0 if trace and trace.requests else scene.prefix_hit_rate,
+                trace=at_rate,
                 scattered=scene.scattered,
             )
-            return share_within(done, scene.slo, fills_s)
+            return share_within(done, scene.slo, OF_A_TRACE * at_rate.last_s if at_rate else fills_s)
 
         return most_rps(share, scene.slo.quantile, near_rps)
 

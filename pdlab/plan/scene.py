@@ -79,10 +79,13 @@ class Simulates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every simulation of a plan has in common. A ``trace`` is the load of an open loop, at its own rate;
-    ``workload`` then has its mean lengths. ``scattered``: scattered blocks of a wrapped KV pool are copied one by one;
-    False: they merge all the same. ``count``: the GPUs used, or those of whole nodes, as the plots of measurements
-    count them."""
+    """What every simulation of a plan has in common.
+
+    A ``trace`` is the load of an open loop, at its own rate; ``workload`` then has its mean lengths. Where prompts of a
+    trace have text in common, caches are simulated with it, and ``prefix_hit_rate`` is what rate matching assumes.
+    ``scattered``: scattered blocks of a wrapped KV pool are copied one by one; False: they merge all the same.
+    ``count``: the GPUs used, or those of whole nodes, as the plots of measurements count them.
+    """
 
     hardware: Hardware
     shape: ModelShape
@@ -175,10 +178,12 @@ class Scene:
             self.hardware,
             self.shape,
             seed=self.seed,
-            prefix_hit_rate=self.prefix_hit_rate,
+            prefix_hit_rate=0.0 if trace is not None and trace.requests else self.prefix_hit_rate,
             trace=trace,
             scattered=self.scattered,
         )[0]
+        if trace is not None and trace.requests:
+            simulated = simulated.by_arrival()
         part = judged(simulated, recorded=trace is not None)
         arrival_s, first_s, finish_s = (
             np.array(each[part]) for each in (simulated.arrival_s, simulated.first_token_s, simulated.finish_s)
@@ -194,7 +199,7 @@ class Scene:
         # An answer of one token has no TPOT.
         tpots_s = tpot_s[tokens > 1].tolist()
         good_share = float(within(self.slo, ttft_s, tpot_s, e2el_s).mean())
-        per_s, keeps_up = _served(simulated, part)
+        per_s, keeps_up = _served(simulated, part, waits=trace is not None and bool(trace.requests))
         return LoadResult(
             load=load,
             requests_per_s=per_s,
@@ -245,11 +250,12 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
     return slice(begin, count - min(max(after, int(DRAINING * count)), int(MOST_DRAINING * count)))
 
 
-def _served(simulated: SimulatedLevel, part: slice) -> tuple[float, bool]:
+def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
     """(requests/s while load was kept up, whether as many left as arrived).
 
     In an open loop the rate of arrivals times the share of them that left again, for the rate drawn
-    in one short window differs from the requested rate by chance.
+    in one short window differs from the requested rate by chance. Where requests wait for others (``waits``) it is the
+    rate at which they came.
     """
     load, finish_s, arrival_s = simulated.level.load, simulated.finish_s, simulated.arrival_s
     closed = isinstance(load, Closed)
@@ -264,7 +270,8 @@ def _served(simulated: SimulatedLevel, part: slice) -> tuple[float, bool]:
     stays_s = statistics.fmean(end_s - came_s for end_s, came_s in zip(finish_s[part], arrival_s[part], strict=True))
     in_flight = arrived / (closes_s - opens_s) * stays_s
     piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
-    return load.value * min(inside / arrived, 1.0), not piles_up
+    came_per_s = arrived / (closes_s - opens_s) if waits else load.value
+    return came_per_s * min(inside / arrived, 1.0), not piles_up
 
 
 def bottleneck(level: SimulatedLevel) -> str:

@@ -20,14 +20,16 @@ from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
 from pdlab.analysis.goodput import Pick
 from pdlab.analysis.headline import Compared, compared
 from pdlab.analysis.ranking import Frontier, Reading, frontiers, readings
+from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
-from pdlab.report import soaks, timelines, whole_nodes
+from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
 from pdlab.report.load import ReportNote, Results
+from pdlab.report.replays import ReplayedLevel
 from pdlab.report.soaks import Held
 from pdlab.report.timelines import Timeline
 from pdlab.results.store import bounds_in_files
@@ -40,6 +42,7 @@ class Report:
     ``view``: what is shown, with a latency that some level has. ``left_out``: labels of curves without GPUs of the
     view's role. ``at``: latency bounds that are answered. ``picks``: the answers to SLOs. ``price_per_gpu_hour``: None:
     no costs are asked for. ``remarks``: lines of the caller's own. ``notes``: what a reader has to know.
+    ``parts``: where TTFT went, by curve and load, where timelines were kept.
     """
 
     results: Results
@@ -53,6 +56,8 @@ class Report:
     notes: tuple[ReportNote, ...] = ()
     soaks: tuple[Held, ...] = ()
     timelines: tuple[Timeline, ...] = ()
+    replays: tuple[ReplayedLevel, ...] = ()
+    parts: tuple[TtftParts, ...] = ()
 
     @cached_property
     def comparison(self) -> Compared:
@@ -135,6 +140,7 @@ def build_report(
     view = _known_view(shown, view, notes)
     ranking.require_latency(own(shown), view)
     notes += _audit_note(results)
+    folders = [(each.folder, each.experiment) for each in results.loaded]
     return Report(
         results=results,
         view=view,
@@ -146,7 +152,9 @@ def build_report(
         remarks=tuple(remarks),
         notes=tuple(notes),
         soaks=tuple(soaks.held(results.experiments)),
-        timelines=tuple(timelines.moving([(each.folder, each.experiment) for each in results.loaded])),
+        timelines=tuple(timelines.moving(folders)),
+        replays=tuple(replays.replays(folders, asked)),
+        parts=tuple(each for each in ttft_parts.told(folders) if each.label in {curve.label for curve in shown}),
     )
 
 

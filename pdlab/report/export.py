@@ -23,7 +23,7 @@ from pdlab.core.files import replace
 from pdlab.core.output_paths import check_folder, check_output
 from pdlab.core.text import counted
 from pdlab.core.version import __version__
-from pdlab.core.workload import Closed, Ramp
+from pdlab.core.workload import Closed, Open, Ramp, Replay
 from pdlab.report.load import Results
 from pdlab.results.schema import Distribution, Experiment, Run, Summary
 
@@ -115,11 +115,11 @@ def _left_out(run: Run, name: str) -> str | None:
     """Why a level cannot be written in the format of a client; None if it can."""
     if not run.validity.valid:
         return "not valid"
-    if isinstance(run.load, Ramp):
-        return "a ramp"
+    if isinstance(run.load, Ramp | Replay):
+        return "a ramp" if isinstance(run.load, Ramp) else "a replay"
     if name == "inferencex" and not isinstance(run.load, Closed):
         return "no closed loop"
-    if name == "llmd" and not isinstance(run.load, Closed) and run.load.burstiness != 1:
+    if name == "llmd" and isinstance(run.load, Open) and run.load.burstiness != 1:
         return "arrivals other than Poisson's"
     return None if run.completed else "no request was answered"
 
@@ -179,7 +179,7 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
     if isinstance(run.load, Closed):
         phase: dict[str, Any] = {"type": "concurrency", "concurrency": run.load.concurrency}
     else:
-        assert not isinstance(run.load, Ramp)
+        assert isinstance(run.load, Open)
         phase = {"type": "gamma", "rate": run.load.rate_rps, "smoothness": run.load.burstiness}
         if run.load.burstiness == 1:
             phase = {"type": "poisson", "rate": run.load.rate_rps}
@@ -252,7 +252,7 @@ def _llmd(level: ExportedLevel) -> dict[str, Any]:
     if isinstance(run.load, Closed):
         load: dict[str, Any] = {"concurrency": run.load.concurrency}
     else:
-        assert not isinstance(run.load, Ramp)
+        assert isinstance(run.load, Open)
         load = {"rate_qps": run.load.rate_rps}
     names = {
         "ttft": "time_to_first_token",

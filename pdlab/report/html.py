@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
-from pdlab.analysis.headline import Against, Compared, Headline, Matrix, OtherPairs, compared
+from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import readings
@@ -28,7 +28,7 @@ from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
-from pdlab.report import soaks, tables, verdicts
+from pdlab.report import soaks, tables, ttft_parts, verdicts
 from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.highlight import highlighted
@@ -106,6 +106,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
             }
             for each in report.soaks
         ],
+        ttft=TtftBars.of(report) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
@@ -175,6 +176,27 @@ def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
 
 
+class TtftBars(NamedTuple):
+    """Where TTFT went, as bars of a page. ``legend``: (part, colour, what it is)."""
+
+    sentences: list[str]
+    legend: list[tuple[str, str, str]]
+    stacked: list[ttft_parts.BarGroup]
+    slowest: list[ttft_parts.BarGroup]
+    left_out: str
+
+    @classmethod
+    def of(cls, report: Report) -> TtftBars:
+        parts = report.parts
+        return cls(
+            ttft_parts.sentences(parts),
+            ttft_parts.legend(parts),
+            ttft_parts.stacked_bars(parts),
+            ttft_parts.waterfalls(parts),
+            ttft_parts.left_out(parts),
+        )
+
+
 class PageFacts(NamedTuple):
     """What the head of the page says of everything shown. ``shared``: settings that all have. ``repeats``: fewest and
     most of a level; ``days``: first and last; ``origins``: of experiments that were not measured; ``known_intervals``:
@@ -221,7 +243,7 @@ class ComparedGroup(NamedTuple):
     the comparison that it is part of, and a line for each figure. ``ask_bounds``: tell how to give bounds."""
 
     name: str | None
-    matrices: list[tuple[str, Matrix, list[list[verdicts.MatrixCell]]]]
+    matrices: list[verdicts.MatrixTable]
     whole: Compared
     sentence: str | None
     blocks: list[tuple[Against, Headline | OtherPairs, list[verdicts.FigureLine]]]
@@ -244,7 +266,7 @@ def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
         shown += [(among, each) for among in whole.pairs for each in among.against[: verdicts.MOST_PAIRS]]
         yield ComparedGroup(
             name=group.name,
-            matrices=[(verdicts.matrix_title(m, view), m, verdicts.matrix_rows(m, view)) for m in every.matrices],
+            matrices=[table for matrix in every.matrices for table in verdicts.matrix_tables(matrix, view)],
             whole=whole,
             sentence=None if every.headlines else verdicts.headline(members, view, every),
             blocks=[(each, among, verdicts.figure_lines(each, members, view)) for among, each in shown],

@@ -9,6 +9,7 @@ from pdlab.analysis.comparable import groups, workloads_text
 from pdlab.analysis.curves import METRICS, Curve, Point, Rate
 from pdlab.analysis.view import View
 from pdlab.report import tables
+from pdlab.report.scales import LOGARITHMIC, SPAN
 from pdlab.report.style import styles, text_color
 
 RATES: tuple[Rate, ...] = ("requests", "input", "output", "total")
@@ -30,6 +31,8 @@ def figures(
             "per": ("gpu" if view.gpus_per_node == 1 else "node") if view.normalized else "whole",
             "nodeGpus": view.gpus_per_node,
             "log": log_latency,
+            "span": SPAN,
+            "logName": LOGARITHMIC,
         },
         "unit": tables.unit(curves) if view.role == "all" else f"{view.role} {tables.unit(curves)}",
         "node": tables.node_name(curves, view.model_copy(update={"normalized": True})),

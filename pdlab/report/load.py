@@ -15,7 +15,7 @@ from pdlab.core.bounds import Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.output_paths import distinct
 from pdlab.core.text import choices, listed
-from pdlab.core.workload import Closed, Ramp
+from pdlab.core.workload import Open, Ramp
 from pdlab.results import chaos as chaos_results
 from pdlab.results.chaos import Chaos
 from pdlab.results.description import Stated, of_flags
@@ -159,7 +159,7 @@ def stated_by_folder(
 
 
 def _files(folder: Path) -> list[Path]:
-    return result_files(folder) if folder.is_dir() else []
+    return list(result_files(folder)) if folder.is_dir() else []
 
 
 def _is_called(path: Path, name: str) -> bool:
@@ -189,7 +189,7 @@ def _row(label: str, source: Loaded, run: Run) -> Row:
         "load_kind": run.key.kind,
         "load": run.key.value,
         "repeat": run.key.repeat,
-        "burstiness": None if isinstance(run.load, Closed) else run.load.burstiness,
+        "burstiness": run.load.burstiness if isinstance(run.load, Open | Ramp) else None,
         "ramp_start_rps": run.load.start_rps if isinstance(run.load, Ramp) else None,
         "ramp_shape": run.load.shape if isinstance(run.load, Ramp) else None,
         "requests": run.num_requests,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.report import chaos as chaos_report
-from pdlab.report import plots, soaks, timelines
+from pdlab.report import plots, soaks, timelines, ttft_parts
 from pdlab.report.build import Report
 
 
@@ -43,6 +43,10 @@ def draw(
         left_out = f" (the first {most} of {len(moving)})" if len(moving) > most else ""
         made.append(Picture("Plot of load and roles over time", path.with_stem(f"{path.stem}-roles"), left_out))
         timelines.draw(moving, made[-1].path)
+    if report.parts:
+        path_of_parts = path.with_stem(f"{path.stem}-ttft")
+        ttft_parts.draw(report.parts, path_of_parts)
+        made.append(Picture("Plot of where TTFT went", path_of_parts, ttft_parts.left_out(report.parts)))
     return [*made, *_draw_faults(report, path, f"{path.stem}-faults")]
 
 

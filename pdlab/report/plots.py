@@ -49,6 +49,7 @@ LOAD_NAMES: dict[LoadKind, str] = {
     "concurrency": "concurrency (in flight, whole deployment)",
     "rate": "request rate (requests/s, whole deployment)",
     "ramp": "rate at the end of a ramp (requests/s, whole deployment)",
+    "replay": "speed of a replay (times that of its source)",
 }
 INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
 
@@ -225,7 +226,8 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         loads |= {load for load, _, _ in positions}
     name = metric.upper()
     statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
-    axes.set_title(f"{name} {statistic}against {'concurrency' if kind == 'concurrency' else 'request rate'}")
+    against = {"concurrency": "concurrency", "replay": "speed of the replay"}.get(kind, "request rate")
+    axes.set_title(f"{name} {statistic}against {against}")
     positive = [value for value in values if value > 0]  # a logarithmic axis has no place for 0
     log = bool(positive) and (logarithmic(drawn_values) if drawn.log_latency is None else drawn.log_latency)
     for positions, style in every:

@@ -58,7 +58,7 @@ def crossover_section(each: GroupCrossovers, view: View) -> Section:
 
 
 def split_section(curves: Sequence[Curve]) -> Section | None:
-    """The breakdown of the mean TTFT, in ms; None without engine metrics."""
+    """The breakdown of the mean TTFT by engine metrics, in ms, for curves without timelines; None without metrics."""
     rows = [(curve.label, load, split) for curve in curves for (_, load), split in sorted(curve.splits.items())]
     return _section("breakdown", rows, PARTS) if rows else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pdlab.analysis.curves import own
 from pdlab.report import chaos as chaos_report
-from pdlab.report import sections, soaks, tables, timelines, verdicts
+from pdlab.report import replays, sections, soaks, tables, timelines, ttft_parts, verdicts
 from pdlab.report.build import Report
 from pdlab.report.section import Section
 
@@ -36,7 +36,7 @@ def tables_text(report: Report) -> str:
 
 
 def further_sections(report: Report) -> list[Section]:
-    """Beside the levels: remarks, crossovers, breakdown of the TTFT, cost, and what moved over time."""
+    """Beside the levels: remarks, crossovers, where TTFT went, cost, and what moved over time."""
     return list(_further(report))
 
 
@@ -45,12 +45,16 @@ def _further(report: Report) -> Iterator[Section]:
     if report.remarks:
         yield Section(report.remarks[0], "\n".join(report.remarks[1:]))
     yield from (sections.crossover_section(each, view) for each in report.crossovers)
-    if (split := sections.split_section(curves)) is not None:
+    if report.parts:
+        yield ttft_parts.section(report.parts)
+    told = {each.label for each in report.parts}
+    if (split := sections.split_section([curve for curve in curves if curve.label not in told])) is not None:
         yield split
     if report.price_per_gpu_hour is not None:
         yield sections.cost_section(report.costs, curves, view, report.price_per_gpu_hour, report.at)
     yield from map(soaks.section, report.soaks)
-    yield from map(timelines.section, report.timelines)
+    yield from map(replays.section, report.replays)
+    yield from (timelines.section(each) for each in report.timelines if each.changes or not each.replays)
 
 
 def slo_sections(report: Report) -> list[Section]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pdlab.analysis.curves import short_labels
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
-from pdlab.core.workload import Open
+from pdlab.core.workload import Open, Replay
 from pdlab.report.section import Section
 from pdlab.report.style import HUES, STYLE_FILE, save
 from pdlab.results import roles_log
@@ -31,30 +31,39 @@ class Timeline(NamedTuple):
     records: tuple[RequestRecord, ...]
     changes: tuple[RoleChange, ...]
 
+    @property
+    def replays(self) -> bool:
+        """Whether it replays a compiled workload."""
+        return isinstance(self.run.load, Replay)
+
 
 class Bin(NamedTuple):
     """The requests that came within a while: its middle (seconds since the level began), what came per second, and the
-    median and the 95th percentile of their latencies in seconds (None: none has one)."""
+    median and the 95th percentile of their latencies in seconds (None: none has one). ``in_flight``: mean number of
+    requests in it. ``hit_share``: of the prompt tokens that came in it, those from a cache (None: not known)."""
 
     middle_s: float
     requests_per_s: float
     prompt_tokens_per_s: float
+    in_flight: float
+    hit_share: float | None
     ttft_s: tuple[float, float] | None
     tpot_s: tuple[float, float] | None
 
 
 def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
-    """The levels, of these folders, of a mix that moves, or in which roles changed. Raises StoreError."""
+    """The levels, of these folders, of a mix that moves, of a replay, or in which roles changed. Raises StoreError."""
     found = []
     labels = short_labels([experiment for _, experiment in experiments])
     for label, (folder, experiment) in zip(labels, experiments, strict=True):
         for run in experiment.runs:
             changes = roles_log.read(folder, run)
-            if changes or isinstance(run.workload.lengths, Mixes):
+            if changes or isinstance(run.workload.lengths, Mixes) or isinstance(run.load, Replay):
                 mean = run.workload.mean_rps(run.load) if isinstance(run.load, Open) else run.load.value
                 what = "requests/s" if run.key.kind == "rate" else run.key.kind
                 origin = "rehearsed" if run.rehearsal else run.origin
-                text = f"{label}, {mean:.3g} {what}, {origin}"
+                moves = "replay" if isinstance(run.load, Replay) else f"{mean:.3g} {what}"
+                text = f"{label}, {moves}, {origin}"
                 records = Store(folder).read_records(run.key)
                 shown = changes or as_launched(experiment.manifest.deployment)
                 found.append(Timeline(text, run, records, shown))
@@ -79,16 +88,32 @@ def bins(records: Sequence[RequestRecord]) -> list[Bin]:
     groups: list[list[RequestRecord]] = [[] for _ in range(count)]
     for record in records:
         groups[min(int(record.arrival_s / width_s), count - 1)].append(record)
+    busy_s = [0.0] * count
+    for record in records:
+        ended_s = record.arrival_s if record.finish_s is None else record.finish_s
+        for index in range(int(record.arrival_s / width_s), min(int(ended_s / width_s) + 1, count)):
+            begins_s = index * width_s
+            busy_s[index] += max(0.0, min(ended_s, begins_s + width_s) - max(record.arrival_s, begins_s))
     return [
         Bin(
             middle_s=(index + 0.5) * width_s,
             requests_per_s=len(group) / width_s,
             prompt_tokens_per_s=sum(record.input_tokens for record in group) / width_s,
+            in_flight=busy_s[index] / width_s,
+            hit_share=_hit_share(group),
             ttft_s=_middle_and_tail(record.ttft_s for record in group),
             tpot_s=_middle_and_tail(record.tpot_s for record in group),
         )
         for index, group in enumerate(groups)
     ]
+
+
+def _hit_share(records: Sequence[RequestRecord]) -> float | None:
+    known = [
+        (r.replayed.hit_tokens, r.input_tokens) for r in records if r.replayed and r.replayed.hit_tokens is not None
+    ]
+    tokens = sum(prompt for _, prompt in known)
+    return sum(hits or 0 for hits, _ in known) / tokens if tokens else None
 
 
 def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
@@ -117,6 +142,9 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
 
     shown = timelines[:MOST]
     panels = ["requests/s", "thousand\nprompt tokens/s", "TTFT, s", "TPOT, ms"]
+    replays = any(each.replays for each in shown)
+    roles_at = len(panels) + (2 if replays else 0)
+    panels += ["in flight", "hit share of\nprompt tokens"] if replays else []
     panels += ["engines that prefill"] if any(each.changes for each in shown) else []
     with plt.style.context(STYLE_FILE):
         figure, axes = plt.subplots(
@@ -136,14 +164,18 @@ def draw(timelines: Sequence[Timeline], path: Path) -> None:
                     for statistic, look in ((0, "-"), (1, "--")):
                         values = [math.nan if pair is None else unit * pair[statistic] for pair in latencies]
                         panel.plot(middles, values, look, color=color, linewidth=1.3 if statistic == 0 else 0.9)
+                if replays:
+                    axes[4].plot(middles, [one.in_flight for one in series], color=color)
+                    shares = [math.nan if one.hit_share is None else one.hit_share for one in series]
+                    axes[5].plot(middles, shares, color=color)
                 if each.changes:
                     ends_s = max([record.finish_s or record.arrival_s for record in each.records], default=0.0)
                     moments = [change.at_s for change in each.changes] + [ends_s]
                     prefill = [change.prefill for change in each.changes]
-                    axes[4].step(moments, [*prefill, prefill[-1]], where="post", color=color)
+                    axes[roles_at].step(moments, [*prefill, prefill[-1]], where="post", color=color)
                     total = each.changes[0].prefill + each.changes[0].decode
-                    axes[4].set_ylim(0, total)
-                    axes[4].set_ylabel(f"prefill, of {total}")
+                    axes[roles_at].set_ylim(0, total)
+                    axes[roles_at].set_ylabel(f"prefill, of {total}")
             for panel, name in zip(axes, panels, strict=True):
                 panel.set_ylim(bottom=0)
                 if not panel.get_ylabel():

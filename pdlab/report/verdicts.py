@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, Pick
-from pdlab.analysis.headline import Against, Compared, Matrix, compared
+from pdlab.analysis.headline import Against, Compared, EqualLatency, Matrix, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import Ranked, Reading, readings
 from pdlab.analysis.view import View
@@ -35,7 +35,7 @@ NO_BOUND = (
     "--at tpot_ms=12,ttft_p95_ms=2000."
 )
 HIGHER = {"throughput": ("higher", "lower"), "ttft": ("longer", "shorter"), "tpot": ("longer", "shorter")}
-LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp"}
+LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp", "replay": "replay"}
 
 DoubtCode = Literal[
     "edge", "search_too_wide", "search", "one_repeat_too_wide", "one_repeat", "no_scatter", "too_wide", "interval"
@@ -97,21 +97,56 @@ def _matrix_cell(each: Against, view: View) -> MatrixCell:
     known = [f"{names[ratio.figure]} {ratio_text(ratio.comparison)}" for ratio in each.ratios if ratio.comparison]
     loads = text.counted(len(each.loads), "shared load")
     detail = f"{each.label} over {each.reference}, {loads}: {', '.join(known) or 'not known at every load'}"
-    if comparison is None:
-        return MatrixCell("-", detail=detail)
+    return MatrixCell("-", detail=detail) if comparison is None else _rated(comparison, detail)
+
+
+def _rated(comparison: Comparison, detail: str) -> MatrixCell:
     ratio = f"{comparison.ratio:.2f}" if comparison.ratio < 10 else f"{comparison.ratio:.0f}"
     return MatrixCell(ratio, MARKS[comparison.verdict], comparison.verdict, detail)
 
 
-def matrix_text(matrix: Matrix, view: View) -> str:
-    """Every curve of a group over every other, as a table whose columns have the numbers of its rows."""
-    return said(WORDS, "matrix", matrix, matrix_rows(matrix, view), matrix_title(matrix, view))
+class MatrixTable(NamedTuple):
+    """A matrix as a table: ``rows`` in the order of the labels of ``matrix``. ``at_latency``: of equal latency, not of
+    equal load."""
+
+    title: str
+    matrix: Matrix
+    rows: list[list[MatrixCell]]
+    at_latency: bool
 
 
-def matrix_title(matrix: Matrix, view: View) -> str:
+def matrix_tables(matrix: Matrix, view: View) -> list[MatrixTable]:
+    """At equal load, and at equal latency if some curves reach a common one."""
     per = " per GPU" if view.normalized else ""
     group = "" if matrix.group is None else f", {matrix.group}"
-    return f"{view.throughput_metric.capitalize()} tokens/s{per}, row over column ({LOOPS[matrix.kind]}{group})"
+    rate, loop = f"{view.throughput_metric.capitalize()} tokens/s{per}", f"({LOOPS[matrix.kind]}{group})"
+    tables = [MatrixTable(f"{rate} at equal load, row over column {loop}", matrix, matrix_rows(matrix, view), False)]
+    if matrix.equal_latency:
+        title = f"{rate} at equal {view.statistic} {view.latency_name}, row over column {loop}"
+        tables.append(MatrixTable(title, matrix, _latency_rows(matrix, view), True))
+    return tables
+
+
+def _latency_rows(matrix: Matrix, view: View) -> list[list[MatrixCell]]:
+    cells = matrix.latency_cells()
+    return [
+        [
+            _latency_cell(cells[row, column], view) if (row, column) in cells else MatrixCell()
+            for column in matrix.labels
+        ]
+        for row in matrix.labels
+    ]
+
+
+def _latency_cell(each: EqualLatency, view: View) -> MatrixCell:
+    span = f"{view.latency_name} {each.low:.4g} to {each.high:.4g} {view.latency_unit}"
+    rate = f"{view.throughput_metric} tokens/s {ratio_text(each.comparison)}"
+    return _rated(each.comparison, f"{each.label} over {each.reference}, {span}: {rate}")
+
+
+def matrix_text(matrix: Matrix, view: View) -> str:
+    """Every curve of a group over every other, as tables whose columns have the numbers of their rows."""
+    return "\n\n".join(said(WORDS, "matrix", table) for table in matrix_tables(matrix, view))
 
 
 class Apart(NamedTuple):

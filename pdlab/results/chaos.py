@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
-from pdlab.core.schema import Frozen, one_line
+from pdlab.core.schema import Frozen, one_line, read_model
 from pdlab.results.schema import Manifest
-from pdlab.results.store import CHAOS, MANIFEST, read_model
+from pdlab.results.store import CHAOS, MANIFEST
 
 REQUESTS, FAULTS, SAMPLES = "requests.jsonl", "faults.jsonl", "samples.jsonl"
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdlab.results.schema import RequestRecord
+from pdlab.results.schema import ReplayedRequest, RequestRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,7 @@ class LevelData:
     request that was not answered, ``ended_s`` is when the client stopped waiting for it, answered or not.
     ``asked_input`` and ``asked_output``: tokens asked of a request that does not have the workload's lengths.
     ``gaps_s``: the gaps between the chunks of all requests in one row, of which ``gap_counts`` belong to each request.
+    ``replayed``: which of a compiled workload each is (None: of none).
     """
 
     arrival_s: Column
@@ -48,6 +49,7 @@ class LevelData:
     gap_counts: NDArray[np.int64]
     gaps_s: Column
     errors: tuple[str | None, ...]
+    replayed: tuple[ReplayedRequest | None, ...]
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
@@ -72,6 +74,7 @@ class LevelData:
             gap_counts=np.array([len(row.itl_s) for row in rows], dtype=np.int64),
             gaps_s=column(gap_s for row in rows for gap_s in row.itl_s),
             errors=tuple(row.error for row in rows),
+            replayed=tuple(row.replayed for row in rows),
         )
 
     @classmethod
@@ -105,6 +108,7 @@ class LevelData:
             gap_counts=np.zeros(len(order), dtype=np.int64),
             gaps_s=np.zeros(0),
             errors=(None,) * len(order),
+            replayed=(None,) * len(order),
         )
 
     def __len__(self) -> int:
@@ -159,10 +163,12 @@ class LevelData:
         own = {
             name: getattr(self, name)[selected]
             for name in self.__dataclass_fields__
-            if name not in ("gaps_s", "errors")
+            if name not in ("gaps_s", "errors", "replayed")
         }
+        kept = selected.tolist()
         return LevelData(
             **own,
             gaps_s=self.gaps_s[np.repeat(selected, self.gap_counts)],
-            errors=tuple(error for error, kept in zip(self.errors, selected.tolist(), strict=True) if kept),
+            errors=tuple(compress(self.errors, kept)),
+            replayed=tuple(compress(self.replayed, kept)),
         )

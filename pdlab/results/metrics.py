@@ -19,7 +19,8 @@ requests that arrive inside it and, for the closed loop, also finish inside: wit
 leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
 because leaving them out would drop the slowest; by its rule they end while load is kept up.
 
-A ramp has no steady state. The rules after which a level does not count are in `pdlab.bench.gates`.
+A ramp has no steady state, and a replay need not have one. The rules after which a level does not count are in
+`pdlab.bench.gates`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdlab.core.workload import Closed, Load, Ramp
+from pdlab.core.workload import Closed, Load, Ramp, Replay
 from pdlab.results.schema import PERCENTILES, Distribution, Summary, Trend
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def steady_window(requests: LevelData, load: Load) -> LoadWindow | None:
     """The window by the rule above; None when it would be empty."""
     import numpy as np
 
-    if not len(requests) or isinstance(load, Ramp):
+    if not len(requests) or isinstance(load, Ramp | Replay):
         return None
     if isinstance(load, Closed):
         burst_s = requests.first_token_s[: load.concurrency]

@@ -2,7 +2,8 @@
 
 Two files of one load are repeats of each other where they agree in the model, the lengths of their requests (within
 `SAME_LENGTHS`), the metadata and the settings that the files have, and in the deployment and other words that their
-names have. They are not where they were measured more than a day apart, unless their names count repeats.
+names have. They are not where they were measured more than a day apart, by the date in the file or else in its name,
+unless their names count repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from pdlab.core.workload import Closed, Ramp
+from pdlab.core.workload import Open, Ramp
 from pdlab.results.curve_names import short_names
 from pdlab.results.published_files import PublishedLevel
 from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
@@ -150,7 +151,7 @@ def _arrivals(levels: Sequence[PublishedLevel]) -> list[dict[str, str]]:
     """Per level, how its requests arrived beyond its load's key, where the open loops of the folder differ in it: the
     burstiness, which a closed loop does not have, and of ramps to one rate where and how they begin."""
     found: list[dict[str, str]] = [{} for _ in levels]
-    open_loops = {i: load for i, level in enumerate(levels) if not isinstance(load := level.run.load, Closed)}
+    open_loops = {i: load for i, level in enumerate(levels) if isinstance(load := level.run.load, Open | Ramp)}
     if len({load.burstiness for load in open_loops.values()}) > 1:
         for i, load in open_loops.items():
             found[i][_BURSTINESS] = str(load.burstiness)
@@ -201,7 +202,9 @@ def _sessions(levels: dict[int, PublishedLevel]) -> dict[int, str]:
     A new one begins where a load was measured more than a day earlier in the present one, and with a day without any
     file where that happens. A file without a date is in the first; a name that counts repeats says one session.
     """
-    unmarked = {i: _date(level.data.get("date")) for i, level in levels.items() if not level.name.repeat}
+    unmarked = {
+        i: _date(level.data.get("date")) or level.name.day for i, level in levels.items() if not level.name.repeat
+    }
     dates = {i: date for i, date in unmarked.items() if date is not None}
     by_load: dict[Hashable, list[datetime]] = defaultdict(list)
     for i, date in dates.items():

@@ -101,7 +101,7 @@ def _level(
         raise StoreError(f"{file}: duration is {duration_s:g} s; no rate can be computed from it")
     failed = num_requests - completed
     load, faults = _load(file, data, name)
-    faults += [*unknown_lengths, *_no_latencies(data)]
+    faults += [*unknown_lengths, *_no_latencies(data), *_recounted(data, completed, output_tokens)]
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
     if "invalid" in data:
@@ -351,6 +351,14 @@ def _no_latencies(data: dict[str, Any]) -> list[Finding]:
         return []
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return [found("file_no_latency", name=wrong[0], value=f"{data[wrong[0]]!r:.40}", more=more)]
+
+
+def _recounted(data: dict[str, Any], completed: int, output_tokens: float) -> list[Finding]:
+    """Where the client tokenized the answers again and got another number of tokens than the server wrote."""
+    server = number(data.get("server_output_tokens"))
+    if not server or not completed or abs(output_tokens - server) <= NAME_SLACK * server:
+        return []
+    return [found("file_tokens_recounted", client=output_tokens / completed, server=server / completed)]
 
 
 def is_no_figure(value: Any) -> bool:

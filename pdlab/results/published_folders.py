@@ -9,6 +9,7 @@ per level (`pdlab.results.published_files`) and the configuration in the folder'
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from pdlab.results.published_names import parse_name
 from pdlab.results.readers import SUFFIXES
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
+
+BELOW = "below a folder that has levels itself; give its own folder to read it"
 
 
 class SourcedRun(NamedTuple):
@@ -67,23 +70,34 @@ def sourced_experiments(path: Path, stated: Stated | int | None = None) -> tuple
     gpus, entries = stated if isinstance(stated, Stated) else Stated(stated)
     with searched(path):
         ours = (path / MANIFEST).is_file()
-        files = result_files(path)
+        empty = not ours and not any(True for _ in result_files(path))
     if ours:
         return (SourcedExperiment(_own(path, gpus)),)
-    if not files:
+    if empty:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
-    return _published(path, files, gpus, (*entries, *of_folder(path)))
+    return _published(path, gpus, (*entries, *of_folder(path)))
 
 
-def result_files(folder: Path) -> list[Path]:
-    """The files of others in a folder; in its subfolders too, if it has none itself: people keep a folder per level,
-    per ratio or per date. Folders of pdlab's are left out."""
-    files = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
-    own = [each for each in files if each.suffix in SUFFIXES and each.is_file() and each.name != DESCRIPTION]
-    if own:
-        return own
-    within = [each for each in files if each.is_dir() and not (each / MANIFEST).is_file()]
-    return [file for each in within for file in result_files(each)]
+class FolderContents(NamedTuple):
+    """What a folder holds: files that may be of a benchmark client, and folders that are not of pdlab's."""
+
+    files: list[Path]
+    folders: list[Path]
+
+
+def contents(folder: Path) -> FolderContents:
+    """The files and folders in a folder, by name. Hidden ones and descriptions are left out."""
+    seen = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
+    files = [each for each in seen if each.suffix in SUFFIXES and each.is_file() and each.name != DESCRIPTION]
+    return FolderContents(files, [each for each in seen if each.is_dir() and not (each / MANIFEST).is_file()])
+
+
+def result_files(folder: Path) -> Iterator[Path]:
+    """The files of others in a folder, then those below it."""
+    files, folders = contents(folder)
+    yield from files
+    for each in folders:
+        yield from result_files(each)
 
 
 def require_folder(path: Path) -> None:
@@ -117,14 +131,12 @@ def _own(path: Path, gpus: int | None) -> Experiment:
     return experiment.model_copy(update={"manifest": manifest.model_copy(update={"gpus": stated or gpus})})
 
 
-def _published(
-    path: Path, files: list[Path], gpus: int | None, entries: tuple[DescribedResults, ...]
-) -> tuple[SourcedExperiment, ...]:
-    name = _folder_name(path)
-    named = parse_name(name)
-    levels = read_folder_levels(path, files, entries).levels
+def _published(path: Path, gpus: int | None, entries: tuple[DescribedResults, ...]) -> tuple[SourcedExperiment, ...]:
+    named = parse_name(_folder_name(path))
+    levels, skipped = read_folder_levels(path, entries)
     if not levels:
-        raise StoreError(f"{path} holds no result files: {files[0].name} is no level of its own; give another folder")
+        first = next(iter(skipped)).relative_to(path)
+        raise StoreError(f"{path} holds no result files: {first} is no level of its own; give another folder")
     if gpus is None and named.topology is None and all(size_of(level) is None for level in levels):
         raise _unknown_size(path)
     curves, differences = separated(levels)
@@ -139,11 +151,19 @@ class FolderLevels(NamedTuple):
     skipped: dict[Path, str]
 
 
-def read_folder_levels(path: Path, files: list[Path], entries: tuple[DescribedResults, ...]) -> FolderLevels:
-    """Read the files of a folder. Raises StoreError."""
-    name = _folder_name(path)
-    named = parse_name(name)
+def read_folder_levels(path: Path, entries: tuple[DescribedResults, ...]) -> FolderLevels:
+    """Read the files of a folder; those in its subfolders too, if it has no level itself: people keep a folder per
+    level, per ratio or per date. Raises StoreError."""
     found = FolderLevels([], {})
+    _read_within(path, path, entries, found)
+    return found
+
+
+def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...], found: FolderLevels) -> None:
+    """Add what is in ``folder``, which is ``path`` or below it, to ``found``."""
+    name = _folder_name(path)
+    named, before = parse_name(name), len(found.levels)
+    files, folders = contents(folder)
     for file in files:
         said = said_of(path, file.relative_to(path), entries)
         reading = (
@@ -152,7 +172,11 @@ def read_folder_levels(path: Path, files: list[Path], entries: tuple[DescribedRe
         found.levels.extend(reading.levels)
         if not reading.levels:
             found.skipped[file] = reading.skipped
-    return found
+    if len(found.levels) > before:
+        found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
+        return
+    for each in folders:
+        _read_within(path, each, entries, found)
 
 
 def size_of(level: PublishedLevel) -> int | None:

@@ -8,18 +8,18 @@ people put more into a file's name (``1p3d_conc32_in2048_out128.json``).
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from typing import NamedTuple
 
-from pdlab.core.deployment import Collocated, Disaggregated, PlacementKind, Pool, parse_pool
+from pdlab.core.deployment import POOL_TEXT, Collocated, Disaggregated, PlacementKind, Pool, parse_pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import WorkloadMode
 
 # The published experiments ran on nodes of 8 GPUs: a PD group above that cannot be packed.
 PUBLISHED_NODE_GPUS = 8
 
-_POOL = r"\d+x(?:tp\d+)?(?:pp\d+)?(?:dp\d+)?(?:ep)?"
 _TOPOLOGY = re.compile(
-    rf"(?:^|[_-])p?(?P<first>{_POOL})(?:-d?(?P<second>{_POOL}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
+    rf"(?:^|[_-])p?(?P<first>{POOL_TEXT})(?:-d?(?P<second>{POOL_TEXT}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
 )
 # Other people's words for two pools in full: 4ptp1-2dtp2. And for one: 2xtpep4, TP 4 with its experts divided.
 _TWO_POOLS = re.compile(
@@ -56,6 +56,7 @@ _LOAD = re.compile(
 )
 _REPEAT = re.compile(r"(?<![a-z0-9])(?:r|run|rep|repeat|trial|iter|seed|try|attempt|take)[-_=]?\d{1,3}(?![a-z0-9])")
 _DATE = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?:[t_ -]?\d\d[-:.]?\d\d[-:.]?\d\d)?z?")
+_DAY = re.compile(r"(?<!\d)(20[123]\d)-?(\d\d)-?(\d\d)(?!\d)")
 _NO_NAME = re.compile(r"\d+|[a-z]\d{0,2}|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
 
 
@@ -79,8 +80,8 @@ class FileName(NamedTuple):
     """What a file's path in its folder says, without its suffix; None where it says nothing.
 
     ``deployment`` are the words that name one, ``topology`` its configuration where these words give it in full.
-    ``repeat``: the name counts repeats, such as _r1 and run2. ``words`` are all others that are names: no numbers,
-    single letters or hashes.
+    ``repeat``: the name counts repeats, such as _r1 and run2. ``day``: its first date, at midnight UTC.
+    ``words`` are all others that are names: no numbers, single letters or hashes.
     """
 
     concurrency: int | None
@@ -91,6 +92,7 @@ class FileName(NamedTuple):
     topology: Collocated | Disaggregated | None
     repeat: bool
     words: tuple[str, ...]
+    day: datetime | None = None
 
 
 def parse_name(name: str) -> FolderName:
@@ -128,7 +130,17 @@ def parse_file_name(stem: str) -> FileName:
         topology=_topology(stem) if deployment else None,
         repeat=repeat,
         words=tuple(words),
+        day=_day_in(stem),
     )
+
+
+def _day_in(text: str) -> datetime | None:
+    for match in _DAY.finditer(text):
+        try:
+            return datetime(int(match[1]), int(match[2]), int(match[3]), tzinfo=timezone.utc)
+        except ValueError:
+            continue  # eight digits that are no date
+    return None
 
 
 def deployment_in(text: str) -> str | None:

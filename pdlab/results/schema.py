@@ -12,6 +12,7 @@ from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
+from pdlab.traffic.requests import TrafficHead
 
 SLO_PREFIX = "slo-"
 PERCENTILES = (50, 90, 95, 99)
@@ -20,13 +21,46 @@ PERCENTILES = (50, 90, 95, 99)
 Origin = Literal["measured", "simulated", "imported"]
 
 
+class ReplayedRequest(Frozen):
+    """Which request of a compiled workload a record is of: its ``id`` there, its session, the number of its ``turn``
+    (1: it has no parent), and all that it had to wait for: its ``parent`` and ``waits``.
+
+    ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
+    them in its usage (None: it does not, which is vLLM's default: ``enable_prompt_tokens_details``).
+    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed. ``replica``:
+    the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
+    """
+
+    id: str
+    session: str
+    turn: int = Field(default=1, ge=1)
+    parent: str | None = None
+    waits: tuple[str, ...] = ()
+    sent: bool = True
+    cached_tokens: int | None = None
+    foreseen_tokens: int | None = None
+    replica: str | None = None
+    prefill_replica: str | None = None
+
+    @property
+    def hit_tokens(self) -> int | None:
+        """Tokens of its prompt that came from a cache: as the server counts them, else as foreseen."""
+        return self.foreseen_tokens if self.cached_tokens is None else self.cached_tokens
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Ids of all that it waits for."""
+        return (*((self.parent,) if self.parent is not None else ()), *self.waits)
+
+
 class RequestRecord(Frozen):
     """One request, times in seconds since the level began; None where it did not get that far.
 
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
-    (open loop: by the schedule; closed loop: when an answer had left its place free); None where that is not known.
-    ``asked`` are the input and output tokens that it was to have where lengths vary; None: those of the workload.
-    ``timed_out``: it had no complete answer within the client's limit.
+    (open loop: by the schedule, or by the end of what it waits for; closed loop: when an answer had left its place
+    free); None where that is not known. ``asked`` are the input and output tokens that it was to have where lengths
+    vary; None: those of the workload.
+    ``timed_out``: it had no complete answer within the client's limit. ``replayed``: of a compiled workload.
     TTFT, TPOT and E2EL are defined here once; they begin when the request is sent.
     """
 
@@ -40,6 +74,12 @@ class RequestRecord(Frozen):
     lateness_s: float | None = None
     asked: tuple[int, int] | None = None
     timed_out: bool = False
+    replayed: ReplayedRequest | None = None
+
+    @property
+    def due_s(self) -> float | None:
+        """When it was to be sent, where that is known."""
+        return None if self.lateness_s is None else self.arrival_s - self.lateness_s
 
     @property
     def ok(self) -> bool:
@@ -489,7 +529,8 @@ class Manifest(Frozen):
 
     ``serving_path``: what stood between client and engines, and why. ``canary`` is of the launch; ``canaries_after``:
     the same prompts again after each sweep, against the answers then. ``tuning``: the search that its engine settings
-    come from, where one was made. ``rehearsal``: see `Run`.
+    come from, where one was made. ``traffic``: the head of the compiled workload that was replayed; its SHA-256 is in
+    the workload's lengths. ``rehearsal``: see `Run`.
     """
 
     schema_version: Literal[2] = 2
@@ -512,6 +553,7 @@ class Manifest(Frozen):
     canaries_after: tuple[CanaryResult, ...] = ()
     wire: WireProof | None = None
     tuning: Tuning | None = None
+    traffic: TrafficHead | None = None
     rehearsal: Rehearsal | None = None
     started_at: str | None = None
     finished_at: str | None = None

@@ -12,17 +12,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import StoreError
 from pdlab.core.files import locked, replace
-from pdlab.core.schema import Frozen, validate
+from pdlab.core.schema import read_model
 from pdlab.core.workload import RunKey
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
@@ -42,8 +39,6 @@ CHAOS = "chaos.json"  # of `pdlab.results.chaos`: no level
 RECORD = ".experiment.json"
 REPLACED = "replaced"
 LOCK = ".lock"
-
-M = TypeVar("M", bound=Frozen)
 
 
 class FileVersion(NamedTuple):
@@ -330,23 +325,3 @@ def _lines(timelines: Iterable[RequestTimeline]) -> bytes:
 
 def _bytes_of(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
-
-
-def read_model(path: Path, kind: type[M]) -> M:
-    """A file of ours. Raises StoreError, with the file and the rule in one line."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError:
-        pass  # The slow way below says what is wrong in one line.
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: cannot be read ({error})") from error
-    try:
-        return validate(kind, data, where=str(path))
-    except UsageError as error:
-        raise StoreError(str(error)) from error

@@ -64,14 +64,16 @@ class TimePart(NamedTuple):
 
 
 class KvRead(NamedTuple):
-    """The read of a request's KV cache by one rank of decode: ``posted_ms`` and ``seen_ms`` on the timeline's clock,
-    ``nixl_us`` NIXL's own duration (it ends at the poll that sees the end), ``bytes`` read."""
+    """The reads of a request's KV cache by one rank of decode: ``posted_ms`` of the first, ``seen_ms`` of the last, on
+    the timeline's clock, ``nixl_us`` NIXL's own duration of the longest (it ends at the poll that sees the end),
+    ``bytes`` of all, and how many ``reads`` they were."""
 
     rank: int
     posted_ms: float
     seen_ms: float
     nixl_us: float
     bytes: int
+    reads: int = 1
 
 
 class RequestTimeline(Frozen):
@@ -107,6 +109,12 @@ class RequestTimeline(Frozen):
     early: bool = False
     arrival_s: float | None = None
     ttft_s: float | None = None
+
+    def shifted(self, by_s: float) -> RequestTimeline:
+        """The same request on a clock of the client's that began ``by_s`` earlier; see `RequestRecord.shifted`."""
+        if self.arrival_s is None or by_s <= 0:
+            return self
+        return self.model_copy(update={"arrival_s": round(self.arrival_s + by_s, 6)})
 
     @property
     def whole(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pdlab.core.text import counted, table
 from pdlab.results.description import DescribedResults, Stated, of_folder
 from pdlab.results.published_curves import separated
-from pdlab.results.published_folders import deployed, read_folder_levels, require_folder, result_files
+from pdlab.results.published_folders import deployed, read_folder_levels, require_folder
 from pdlab.results.published_names import parse_name
 from pdlab.results.schema import Experiment, Run
 from pdlab.results.store import MANIFEST, Store
@@ -84,7 +84,7 @@ def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # 
     require_folder(folder)
     if (folder / MANIFEST).is_file():
         return UnderstoodFolder(folder, (_own(folder, Store(folder).load(), stated.gpus),), {})
-    reading = read_folder_levels(folder, result_files(folder), (*stated.entries, *of_folder(folder)))
+    reading = read_folder_levels(folder, (*stated.entries, *of_folder(folder)))
     named = parse_name(folder.resolve().name).topology
     separate = separated(reading.levels)
     every = {level.file for level in reading.levels}

@@ -33,6 +33,8 @@ GAIN = 0.1  # by which share of it a split's worst load must be lower to be take
 GAIN_TO_DECODE = 0.3  # so many times that where engines are to decode that prefill now: it stalls nobody;
 BACK = 2.0  # and so many times where the last change went the other way
 SETTLE_S = 10.0  # less than so long ago
+NOISE = 0.3  # nor is a gain of fewer standard errors of the rate of arrivals taken for one
+GUESSED = 0.5  # of it is left where what larger decode batches take is a guess
 IDLE_BELOW = 0.5  # a split whose worst load is lower stays
 WINDOW_S = 2.0  # half-life of the rates of arrivals
 HORIZON_S = 5.0  # how far decode is looked ahead
@@ -195,7 +197,7 @@ class Policy:
         left = math.exp(-HORIZON_S * requests / stays_s) if stays_s else 0.0
         return Demand(
             prefill=(arriving_tokens_per_s / full + backlog_tokens_per_s) / rate,
-            staying=sum(decoding) * left / batch * self.margin.decode,
+            staying=sum(decoding) * self._stays_longer(decoding) * left / batch * self.margin.decode,
             coming=coming / batch * self.margin.decode,
             decoding=len(decoding),
         )
@@ -207,6 +209,13 @@ class Policy:
             return TPOT_SHARE * self.spec.slo_tpot_s
         assert self.decode_step.line is not None
         return 2 * self.decode_step.line[0]
+
+    def _stays_longer(self, decoding: list[int]) -> float:
+        """How many times as many requests decode where each step takes as long as planned: in smaller batches they end
+        sooner (Little's law)."""
+        assert self.decode_step.line is not None
+        empty_s, slope_s = self.decode_step.line
+        return max(self.tpot_s / (empty_s + slope_s * sum(decoding) / max(len(decoding), 1)), 1.0)
 
     @property
     def full_batch(self) -> float | None:
@@ -258,11 +267,22 @@ class Policy:
         if worst < IDLE_BELOW:
             return now, f"{kept}, loaded {worst:.0%} at most"
         direction = 1 if best > now else -1
-        back = direction != self._direction and now_s - self._changed_s < SETTLE_S
-        gain = GAIN * (BACK if back else 1.0) * (GAIN_TO_DECODE if direction < 0 else 1.0)
+        gain = self._gain(direction, worst, now_s)
         if least > worst * (1 - gain):
             return now, f"{kept}, {best}:{engines - best} would be loaded {least:.0%} instead of {worst:.0%}"
         return best, f"{now}:{engines - now} -> {best}:{engines - best}: {work}, loaded {worst:.0%} -> {least:.0%}"
+
+    def _gain(self, direction: int, worst: float, now_s: float) -> float:
+        """The hysteresis: by which share of it the worst load must fall for a change in this direction."""
+        back = direction != self._direction and now_s - self._changed_s < SETTLE_S
+        gain = GAIN * (BACK if back else 1.0)
+        if direction < 0:
+            # The relative standard error of a rate of which n arrivals tell is 1 / sqrt(n) (Poisson).
+            arrived = sum(each.total for each in self._requests.values())
+            return max(gain * GAIN_TO_DECODE, NOISE / math.sqrt(max(arrived, 1.0)))
+        # How much larger batches take is a guess until they are tried, and overloaded engines lose nothing by a try.
+        guess = self.decode_step.guessed
+        return 0.0 if worst > 1 and guess > GUESSED else gain * (1 - GUESSED * guess)
 
     def roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
         """Who prefills where so many do: prompts wait for engines that drain up to a share of the TTFT bound."""

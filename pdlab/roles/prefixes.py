@@ -60,14 +60,29 @@ class Prefixes:
         # Of every chunk whether a prompt that goes on otherwise behind it finds it.
         self._held: dict[str, OrderedDict[int, bool]] = {}
 
-    def keep(self, engine: str, chunks: Sequence[int], pool_tokens: int | None = None, *, pulled: bool = False) -> None:
-        """The engine has computed a prompt with these chunks, or ``pulled`` its KV cache from another one: then it is
-        found as a whole alone, for layers with a sliding window have only its end (vLLM's NIXL connector, gpt-oss).
-        What the engine's pool of so many tokens (None: `POOL_TOKENS`) cannot hold beside is forgotten."""
+    def keep(
+        self,
+        engine: str,
+        chunks: Sequence[int],
+        pool_tokens: int | None = None,
+        *,
+        pulled: bool = False,
+        sparse: bool = False,
+    ) -> None:
+        """The engine has computed a prompt with these chunks, or ``pulled`` its KV cache from another one.
+
+        A pulled prompt is found as a whole alone, for layers with a sliding window have only its end (vLLM's NIXL
+        connector, gpt-oss). ``sparse``: so is a computed one, for vLLM keeps windows before a prompt's last token
+        alone, and where this prompt parted from one that the other layers still had: who comes third finds that
+        (``prefix_cache_retention_interval`` 0). What the engine's pool of so many tokens (None: `POOL_TOKENS`) cannot
+        hold beside is forgotten."""
         held = self._held.setdefault(engine, OrderedDict())
+        ends = {len(chunks) - 1}
+        if sparse and not pulled:
+            ends.add(bisect_left(range(len(chunks)), True, key=lambda at: chunks[at] not in held) - 1)
         for at in range(len(chunks) - 1, -1, -1):
             chunk = chunks[at]
-            held[chunk] = held.get(chunk, False) or not pulled or at == len(chunks) - 1
+            held[chunk] = held.get(chunk, False) or not (pulled or sparse) or at in ends
             held.move_to_end(chunk)
         most = max((POOL_TOKENS if pool_tokens is None else pool_tokens) // CHUNK_TOKENS, 1)
         while len(held) > most:

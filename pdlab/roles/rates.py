@@ -96,13 +96,26 @@ class DecodeStep:
         if self.tokens < LEAST_TOKENS or weight <= 0:
             return None
         batch, step_s = self.batch.total / weight, self.step.total / weight
-        variance = self.batch_square.total / weight - batch * batch
         covariance = self.step_batch.total / weight - step_s * batch
         # Of one batch alone half of the step is taken to grow with it, the more so the less batches differed.
-        prior, guessed_s = (PRIOR_SPREAD * batch) ** 2, step_s / 2 / batch
-        slope_s = (covariance + prior * guessed_s) / (variance + prior)
+        guessed_s, guess = step_s / 2 / batch, self.guessed
+        variance = max(self._variance, 1e-12 * batch * batch)
+        slope_s = (1 - guess) * covariance / variance + guess * guessed_s
         slope_s = min(max(slope_s, 0.1 * step_s / batch), 0.9 * step_s / batch)
         return step_s - slope_s * batch, slope_s
+
+    @property
+    def guessed(self) -> float:
+        """How much of the line is a guess, from 0 to 1: it is one where the batches that were seen hardly differ."""
+        if self.seconds.total <= 0:
+            return 1.0
+        prior = (PRIOR_SPREAD * self.batch.total / self.seconds.total) ** 2
+        return prior / (max(self._variance, 0.0) + prior)
+
+    @property
+    def _variance(self) -> float:
+        weight = self.seconds.total
+        return self.batch_square.total / weight - (self.batch.total / weight) ** 2
 
     def batch_within(self, step_s: float) -> float | None:
         """Requests of an engine whose step takes so long; at least one."""

@@ -78,6 +78,11 @@ class Engine:
     """One engine (DP rank): a waiting queue, a running batch, a step in progress.
 
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
+
+    ``steps_in_flight``: steps that vLLM's engine core has launched at once, 1 where one is scheduled when the last has
+    ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched, and
+    what they saw is known when that step has ended (`pdlab.sim.stepping`). With two in flight a request that comes
+    joins the step after the next. 0: reads begin when asked for, and what has arrived joins the next step.
     """
 
     costs: StepSource
@@ -88,7 +93,12 @@ class Engine:
     waiting: deque[Waiting] = field(default_factory=deque)
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
-    joining: list[int] = field(default_factory=list)  # KV has arrived
+    steps_in_flight: int = 0
+    arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
+    seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
+    told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
+    unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
+    joining: list[int] = field(default_factory=list)  # can decode in the next step
     joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
     prefilled: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
@@ -122,6 +132,17 @@ class Engine:
 
         Returns when the step ends; None if nothing can run.
         """
+        if self.steps_in_flight:
+            self._look()
+            if not self._scheduled_ahead():
+                self.unscheduled = 0
+                self.joining += self.told
+                self.told = []
+        else:
+            self.unscheduled = 0
+            if self.arrived:
+                self.joining += self.arrived
+                self.arrived = []
         running, joining, costs = self.running, self.joining, self.costs
         batch, joined = len(running), len(joining)
         if batch > 1 and self.held_tokens + batch + joined > self.capacity:
@@ -131,10 +152,14 @@ class Engine:
         prefill = context_sum = tokens_in = 0.0
         if self.waiting:
             prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-        self.joined, self.joining = joining, []
+        self.joined, self.joining, self.told = joining, self.told, []
+        between_steps = False
+        if self.steps_in_flight:
+            between_steps = bool(self.joining or self.unscheduled or any(self.seen))
+            self.unscheduled = 0
         stall_s = self.stall_s
         mean = self.context / batch if batch else 0.0
-        if prefill or joined or stall_s:
+        if prefill or joined or stall_s or (batch and between_steps):
             steps = 1
             step_s = costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
             step_s += stall_s + costs.admit_s * (tokens_in + system.joining_tokens(joining) if joined else tokens_in)
@@ -146,12 +171,29 @@ class Engine:
             step_s = costs.step_s(batch, 0.0, mean, 0.0)
         else:
             self.busy = False
+            if self.joining or any(self.seen):
+                # Steps of nothing follow one another until the workers have told all that they saw.
+                self.joining += [request for each in self.seen for request in each]
+                self.seen.clear()
+                return self.plan(now_s, system)
             return None
         if system.contention:
             step_s *= 1 + system.contention * system.busy_beside(self)
         self.began_s, self.step_s, self.steps, self.busy = now_s, step_s, steps, True
         self.version += 1
         return now_s + steps * step_s
+
+    def _look(self) -> None:
+        """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
+        if self.arrived or self.seen:
+            self.seen.append(self.arrived)
+            self.arrived = []
+            if len(self.seen) > self.steps_in_flight:
+                self.told += self.seen.popleft()
+
+    def _scheduled_ahead(self) -> bool:
+        """Whether this step was chosen when the last one was launched, without what came in since."""
+        return self.steps_in_flight > 1 and bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
 
     def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
         """Fill the step with waiting prompts, in order.
@@ -162,7 +204,7 @@ class Engine:
         room = MAX_SEQUENCES - len(self.running)
         waiting = self.waiting
         growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
-        while waiting and budget > 0 and room > 0:
+        while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
             if head.tokens_left is None:
                 if (

@@ -20,6 +20,7 @@ from pdlab.roles.policy import Decision, Policy
 from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
 from pdlab.sim.level import RoleSplit
+from pdlab.sim.router import of_session
 
 TELL_EVERY_S = 0.25
 TELLS_PER_LOOK = 2
@@ -102,6 +103,7 @@ class FluidPool:
         self.controller = controller
         if controller is None and topology.split is None:
             self.controller = Policy(spec)
+        self.by_session = topology.pool.routing == "session"
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
         self.splits: list[RoleSplit] = []
@@ -127,8 +129,11 @@ class FluidPool:
         prefill = sum(member.role != "decode" for member in self.members)
         self.splits.append(RoleSplit(now_s, prefill, len(self.members) - prefill, reason))
 
-    def to_decode(self) -> PoolMember:
-        """The engine that is to decode the next request: of two at random that with fewer as its router knows."""
+    def to_decode(self, session: str | None = None) -> PoolMember:
+        """The engine that is to decode the next request: of two at random that with fewer as its router knows, or that
+        of its session."""
+        if self.by_session and session is not None:
+            return self.decoding[of_session(len(self.decoding), session)]
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
         chosen = self._lighter(self.decoding, sent, 1)
         sent[chosen.index] += 1
@@ -159,9 +164,9 @@ class FluidPool:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def arrives(self, tokens: int) -> tuple[PoolMember, PoolMember]:
+    def arrives(self, tokens: int, session: str | None = None) -> tuple[PoolMember, PoolMember]:
         """Where a prompt goes to be prefilled and decoded: the same engine, or two."""
-        decoder = self.to_decode()
+        decoder = self.to_decode(session)
         if tokens < self.below_tokens:
             decoder.running += 1
             size = size_class(tokens)

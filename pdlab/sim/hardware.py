@@ -170,10 +170,32 @@ class Hardware(Frozen):
         except KeyError as error:
             raise UsageError(f"hardware {self.name}: constant {name!r} is missing; known are {_names(self)}") from error
 
+    @property
+    def steps_in_flight(self) -> int:
+        """`pdlab.sim.engine.Engine.steps_in_flight`; 0 where the file does not say, for its constants were fitted
+        before the simulator knew of it."""
+        constant = self.constants.get("steps_in_flight")
+        return round(constant.value) if constant is not None else 0
+
     def with_values(self, values: Mapping[str, float]) -> Hardware:
         """The same hardware with some constants replaced (their basis stays)."""
         changed = {name: self.constants[name].model_copy(update={"value": value}) for name, value in values.items()}
         return self.model_copy(update={"constants": self.constants | changed})
+
+
+STEPS_UNIT = "steps that the engine core has launched at once"
+ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its release notes of 0.14.0
+
+
+def steps_in_flight(version: str) -> Constant:
+    """`Hardware.steps_in_flight` of vLLM of that version (major and minor) on GPUs, as it is by default."""
+    asynchronous = tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
+    return Constant(
+        value=2 if asynchronous else 1,
+        unit=STEPS_UNIT,
+        basis="published",
+        source=f"vLLM {version} schedules {'asynchronously' if asynchronous else 'one step at a time'} by default",
+    )
 
 
 def _names(hardware: Hardware) -> str:

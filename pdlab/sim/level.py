@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution, is_short, steady_window
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
+from pdlab.traffic.requests import TrafficRequest
+
+PER_REQUEST = (
+    "input_tokens",
+    "output_tokens",
+    "arrival_s",
+    "queued_s",
+    "prefill_start_s",
+    "prefill_end_s",
+    "kv_arrived_s",
+    "first_token_s",
+    "finish_s",
+    "computed_tokens",
+)
 
 
 class RoleSplit(NamedTuple):
@@ -47,28 +61,108 @@ class SimulatedLevel:
     preemptions: int
     splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
 
+    def by_arrival(self) -> SimulatedLevel:
+        """The same level with its requests in the order in which they came."""
+        order = sorted(range(len(self.arrival_s)), key=lambda number: self.arrival_s[number])
+        columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in order] for name in PER_REQUEST}
+        return replace(self, **columns)
+
+    @property
+    def hit_share(self) -> float:
+        """Share of all prompt tokens that no engine computed, for a cache had them."""
+        return max(1 - sum(self.computed_tokens) / sum(self.input_tokens), 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests as they came: arrival in seconds, prompt and output tokens."""
+    """Requests as they come: arrival in seconds, prompt and output tokens.
+
+    ``requests``: what they are where prompts have text in common or requests wait for others (empty: neither). One that
+    waits comes at its ``arrival_s`` or after what it waits for, whichever is later. What it waits for stands before it.
+    """
 
     arrival_s: tuple[float, ...]
     input_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...]
+    requests: tuple[TrafficRequest, ...] = ()
+
+    @classmethod
+    def of(cls, requests: Sequence[TrafficRequest]) -> Trace:
+        """Of a compiled workload: the first comes at 0. Those that share nothing and wait for nothing are in the order
+        in which they come."""
+        keys = [key for request in requests for key, _ in request.blocks]
+        alone = len({*keys}) == len(keys) and not any(map(waited_for, requests))
+        if alone:
+            requests = sorted(requests, key=lambda request: request.at_s or 0.0)
+        begin_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
+        requests = [
+            request if request.at_s is None or not begin_s else replace(request, at_s=request.at_s - begin_s)
+            for request in requests
+        ]
+        ends: dict[str, int] = {}
+        inputs = []
+        for request in requests:
+            inputs.append((ends[request.continues] if request.continues else 0) + request.new_tokens)
+            ends[request.id] = inputs[-1] + request.out
+        return cls(
+            tuple(request.at_s or 0.0 for request in requests),
+            tuple(inputs),
+            tuple(request.out for request in requests),
+            () if alone else tuple(requests),
+        )
 
     @property
     def rate_rps(self) -> float:
-        """Mean rate of arrivals; they begin at 0 and do not all come at once."""
-        return (len(self.arrival_s) - 1) / self.arrival_s[-1]
+        """Mean rate of arrivals; they begin at 0 and do not all come at once. Of those that wait as if answers took no
+        time: the rate that is offered."""
+        return (len(self.arrival_s) - 1) / self.last_s
+
+    @property
+    def last_s(self) -> float:
+        """When the last one comes, as if answers took no time."""
+        if not self.requests:
+            return self.arrival_s[-1]
+        moments_s: dict[str, float] = {}
+        for request in self.requests:
+            waits = [moments_s[each] for each in waited_for(request)]
+            moments_s[request.id] = max([request.at_s or 0.0, *(each + request.gap_s for each in waits)])
+        return max(moments_s.values())
 
     @property
     def longest(self) -> tuple[int, int]:
         """Input and output tokens of the request that needs most KV cache."""
         return max(zip(self.input_tokens, self.output_tokens, strict=True), key=sum)
 
+    def at_rate(self, rate_rps: float) -> Trace:
+        """The same requests at another mean rate: sessions begin closer together, or farther; what passes within one
+        stays."""
+        factor = self.rate_rps / rate_rps
+        moments_s = tuple(factor * each for each in self.arrival_s)
+        requests = tuple(
+            each if each.at_s is None else replace(each, at_s=factor * each.at_s) for each in self.requests
+        )
+        return replace(self, arrival_s=moments_s, requests=requests)
+
     def part(self, of: int) -> Trace:
-        """What one of so many equal copies gets: every ``of``-th request."""
+        """What one of so many equal copies gets: every ``of``-th request, or every so many sessions."""
+        if of == 1:
+            return self
+        if self.requests:
+            return Trace.of(_every(self.requests, of))
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
+
+
+def waited_for(request: TrafficRequest) -> tuple[str, ...]:
+    """The requests that must have ended before it comes."""
+    return (*((request.parent,) if request.parent else ()), *request.waits)
+
+
+def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:
+    """The requests of every ``of``-th session, in order of their first requests."""
+    numbers: dict[str, int] = {}
+    for request in requests:
+        numbers.setdefault(request.session, len(numbers))
+    return [request for request in requests if numbers[request.session] % of == 0]
 
 
 def trace_of(workload: Workload, level: Level) -> Trace | None:

@@ -13,9 +13,12 @@ streaming has routers that also count down when a request of theirs ends (`decre
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
+
+from pdlab.core.deployment import Routing
 
 # The requests at a replica when a router last learned of them, and when that was: plain, for one is made per request.
 ReportedLoad = tuple[int, float]
@@ -79,6 +82,30 @@ class Router:
         """What the router remembers; None: nothing, or for too long."""
         reported = replica.reported_loads.get(router)
         return reported[0] if reported is not None and now_s - reported[1] < self.memory_s else None
+
+
+class Routed:
+    """A pool's own way to choose (`pdlab.core.deployment.Pool.routing`)."""
+
+    def __init__(self, routing: Routing) -> None:
+        self.routing = routing
+        self._turns = InTurn()
+
+    def choose(self, replicas: Sequence[R], session: str | None) -> R | None:
+        """The replica for a prompt of the session; it counts there from now on. None: this pool has no way of its own,
+        or the request no session."""
+        if self.routing == "round-robin":
+            return self._turns.choose(replicas)[1]
+        if self.routing == "session" and session is not None:
+            chosen = replicas[of_session(len(replicas), session)]
+            chosen.load += 1
+            return chosen
+        return None
+
+
+def of_session(replicas: int, session: str) -> int:
+    """The replica of a session, each as likely, by rendezvous hashing: one more replica moves few sessions."""
+    return max(range(replicas), key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
 
 
 class InTurn:

@@ -2,6 +2,8 @@
 
 What is simulated, and as what:
 
+- **Prefix caches** of a workload file by vLLM's rules (`pdlab.traffic.oracle`), one for each engine. A request that
+  waits for others comes after their end.
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), a trace, or a workload whose mix
   moves with time (`pdlab.core.mixes`), which is one.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
@@ -25,23 +27,27 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.sim.engine import Engine, PrefixCache
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
-from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
-from pdlab.sim.router import InTurn, Router
-from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of, waited_for
+from pdlab.sim.router import InTurn, Routed, Router
+from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
 from pdlab.sim.stepping import ARRIVES, ENTERS, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
+from pdlab.traffic.oracle import HitOracle, oracle_of
+from pdlab.traffic.prompts import TrafficPrompts
+from pdlab.traffic.requests import TrafficRequest
 
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
@@ -88,7 +94,14 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
-    return Engine(costs, capacity, hardware.of(pool).step_tokens, PrefixCache(capacity), prefills_only=prefills_only)
+    return Engine(
+        costs,
+        capacity,
+        hardware.of(pool).step_tokens,
+        PrefixCache(capacity),
+        prefills_only=prefills_only,
+        steps_in_flight=hardware.of(pool).steps_in_flight,
+    )
 
 
 class System(Stepping):
@@ -114,6 +127,11 @@ class System(Stepping):
         pools = deployment.pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
+        self.pool_blocks = {
+            engine: kv_pool_blocks(hardware, shape, pool) // pool.pp
+            for role, pool in pools.items()
+            for engine in self.engines[role]
+        }
         self.links: tuple[Links, ...] = ()
         if isinstance(topology, Disaggregated):
             self.links = (Links(transfer_costs(hardware, shape, topology, link or link_of(deployment))),)
@@ -124,6 +142,9 @@ class System(Stepping):
         self.contention = value("contention")
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.in_turn = InTurn() if deployment.serving.direct_streaming else None
+        of_front = next(iter(pools.values()))
+        self.front_routing = Routed(pools.get("prefill", of_front).routing)
+        self.decode_routing = Routed(pools.get("decode", of_front).routing)
         self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
@@ -163,6 +184,7 @@ class System(Stepping):
         self._check_fit()
         self.count = count
         self.prompt = self._prompt_numbers(count)
+        self._begin_traffic(trace.requests if trace else ())
         self.events: list[tuple[float, int, int, Engine, int]] = []
         self.sequence = 0
         self.target: dict[int, tuple[Engine, Engine]] = {}
@@ -180,11 +202,44 @@ class System(Stepping):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
+            assert not isinstance(level.load, Replay)  # drawing its lengths has said so
             arrivals = open_arrivals(level.load, count, self.random)
         # Of an open loop one at a time: thousands of events to come would make each one cost more.
-        self.arrivals = [] if self.closed else arrivals
-        for index, moment_s in enumerate(arrivals if self.closed else arrivals[:1]):
+        alone = [index for index in range(len(arrivals)) if not self.waits.get(index)]
+        self.to_come = deque((arrivals[index], index) for index in sorted(alone, key=lambda index: arrivals[index]))
+        for _ in range(len(alone) if self.closed else 1):
+            self._next_comes()
+
+    def _next_comes(self) -> None:
+        if self.to_come:
+            moment_s, index = self.to_come.popleft()
             self.push(moment_s, ARRIVES, self.front[0], index)
+
+    def _begin_traffic(self, requests: Sequence[TrafficRequest]) -> None:
+        """What requests wait for, and what their prompts have in common."""
+        self.requests = requests
+        numbers = {request.id: number for number, request in enumerate(requests)}
+        self.waits: dict[int, int] = {}  # request -> of how many it has yet to see the end
+        self.followed_by: dict[int, list[int]] = {}
+        for number, request in enumerate(requests):
+            before = {numbers[each] for each in waited_for(request)}
+            if before:
+                self.waits[number] = len(before)
+            for each in before:
+                self.followed_by.setdefault(each, []).append(number)
+        prompts = TrafficPrompts(self.block_tokens, remembered=len(requests))
+        self.blocks = [prompts.of(request) for request in requests]
+        self.oracles = {engine: self._oracle(engine) for engine in self.all_engines} if requests else {}
+
+    def _oracle(self, engine: Engine) -> HitOracle:
+        hardware = self.hardware
+        return oracle_of(
+            self.shape,
+            self.pool_blocks[engine],
+            self.block_tokens,
+            hybrid=hardware.hybrid_kv,
+            step_tokens=hardware.step_tokens,
+        )
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
@@ -231,8 +286,8 @@ class System(Stepping):
 
     def _arrives(self, request: int, now_s: float) -> None:
         self.log.arrival_s[request] = now_s
-        if request + 1 < len(self.arrivals):
-            self.push(self.arrivals[request + 1], ARRIVES, self.front[0], request + 1)
+        if not self.closed and request not in self.waits:
+            self._next_comes()
         engine, decoder = self._chosen(request, now_s)
         self.target[request] = (engine, decoder)
         tokens = self.log.input_tokens[request]
@@ -241,19 +296,36 @@ class System(Stepping):
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         """The engine that a prompt enters, and the one that streams its answer."""
         if self.in_turn is not None:
-            index, decoder = self.in_turn.choose(self.decode)
+            decoder = self.decode_routing.choose(self.decode, self._session(request))
+            index = -1 if decoder is None else self.decode.index(decoder)
+            if decoder is None:
+                index, decoder = self.in_turn.choose(self.decode)
             self.asked_by[request] = index
-            return self.router.choose(self.front, now_s, index) if self.links else decoder, decoder
-        engine = self.router.choose(self.front, now_s)
+            return self._front_engine(request, now_s, index) if self.links else decoder, decoder
+        engine = self._front_engine(request, now_s)
         # The decode replica is not chosen yet: one of them stands for how busy they are.
         return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
+
+    def _session(self, request: int) -> str | None:
+        return self.requests[request].session if self.requests else None
+
+    def _front_engine(self, request: int, now_s: float, router: int | None = None) -> Engine:
+        """The engine that a prompt enters."""
+        routed = self.front_routing.choose(self.front, self._session(request))
+        return routed or self.router.choose(self.front, now_s, router)
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes what the given one has prefilled."""
         self.router.leaves(engine, self.asked_by.get(request), now_s)
-        return self.router.choose(self.decode, now_s) if self.in_turn is None else self.target[request][1]
+        if self.in_turn is not None:
+            return self.target[request][1]
+        routed = self.decode_routing.choose(self.decode, self._session(request))
+        return routed or self.router.choose(self.decode, now_s)
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
+        if self.requests:
+            oracle, prompt = self.oracles[engine], self.blocks[request][0]
+            return oracle.compute(prompt) if fetched else oracle.hit(prompt)
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
         hit = engine.cache.hit(self.prompt[request], tokens)
@@ -262,7 +334,9 @@ class System(Stepping):
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
-        if self.repeated:
+        if self.requests:
+            self.oracles[engine].compute(self.blocks[request][0])
+        elif self.repeated:
             engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
@@ -277,7 +351,14 @@ class System(Stepping):
         self._output_kept(engine, request, now_s)
 
     def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:
-        """The answer has ended: its KV stays cached, and in a closed loop the next prompt comes."""
+        """The answer has ended: its KV stays cached, and what waited for it comes; in a closed loop the next prompt."""
+        if self.requests:
+            self.oracles[engine].answered(*self.blocks[request])
+            for number in self.followed_by.get(request, ()):
+                self.waits[number] -= 1
+                if not self.waits[number]:
+                    waiting = self.requests[number]
+                    self.push(max(waiting.at_s or 0.0, now_s + waiting.gap_s), ARRIVES, engine, number)
         if self.repeated:
             self.outputs_kept += 1
             engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
@@ -347,7 +428,7 @@ class _FluidSystem(System):
         super().happens(kind, engine, number, now_s)
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
-        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request])
+        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request], self._session(request))
         if prefiller is not decoder:
             self.decoder[request] = decoder.engine
         return prefiller.engine, decoder.engine

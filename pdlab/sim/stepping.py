@@ -95,6 +95,7 @@ class Stepping(EngineSurroundings):
         elif kind == ENTERS:
             self.log.queued_s[number] = now_s
             engine.waiting.append(Waiting(number, self.log.input_tokens[number]))
+            engine.unscheduled += 1
             self.wake(engine, now_s)
         elif kind == KV_ARRIVED:
             self._kv_arrived(engine, number, now_s)
@@ -106,7 +107,14 @@ class Stepping(EngineSurroundings):
             self.push(ends_s, STEP_ENDS, engine, engine.version)
 
     def fetch(self, decoder: Engine, now_s: float) -> None:
-        """Start the transfers that the decode engine has room for, in order."""
+        """Start the transfers that the decode engine has room for, in order: where its workers post them with a step,
+        when the next one is launched."""
+        if decoder.steps_in_flight and decoder.busy:
+            self.wake(decoder, now_s)
+        else:
+            self._post(decoder, now_s)
+
+    def _post(self, decoder: Engine, now_s: float) -> None:
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
@@ -138,10 +146,10 @@ class Stepping(EngineSurroundings):
         return arrives_s + stall_s, stall_s
 
     def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
-        """Decode can start on the request."""
+        """Decode can start on the request as soon as its scheduler knows."""
         self.log.kv_arrived_s[request] = now_s
         self.release(request, now_s)
-        decoder.joining.append(request)
+        decoder.arrived.append(request)
         self.wake(decoder, now_s)
 
     def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
@@ -171,6 +179,8 @@ class Stepping(EngineSurroundings):
             engine.joined = []
             for request in joined:
                 self._first_token(engine, request, log.input_tokens[request], now_s)
+        if engine.inbound and engine.steps_in_flight:
+            self._post(engine, now_s)
         return engine.plan(now_s, self)
 
     def _prefilled(self, engine: Engine, now_s: float) -> None:

@@ -42,13 +42,17 @@ def scheduler_parts(
     *,
     role: KvRole | None,
     asynchronous: bool,
+    pool_blocks: int | None = None,
+    retention_tokens: int | None = 0,
 ) -> SchedulerParts:
     """Schedulers for engines of ``pool`` with the batch limits and the KV memory of the simulator's.
 
     ``role`` None: KV does not move. ``asynchronous``: the next step is scheduled while one runs, vLLM's default on
     GPUs. KV cache groups are those that vLLM makes of windowed and full layers where the hardware has a hybrid KV
-    cache; else every layer keeps all tokens. Raises UsageError: no vLLM, pipeline stages, latent KV cache, another
-    architecture than gpt-oss, or a model that does not fit.
+    cache; else every layer keeps all tokens. ``pool_blocks``: of the KV pool, in place of what the memory holds.
+    ``retention_tokens``: vLLM's ``prefix_cache_retention_interval``, which is 0 where nobody gives another. Raises
+    UsageError: no vLLM, pipeline stages, latent KV cache, another architecture than gpt-oss, or a model that does not
+    fit.
     """
     if pool.pp > 1 or shape.kv_latent:
         what = "pipeline stages" if pool.pp > 1 else "latent KV cache"
@@ -79,10 +83,15 @@ def scheduler_parts(
     # Groups share one pool of blocks; a block has a page of every layer of the largest group.
     layers = max(len(group.layer_names) for group in groups)
     block_bytes = kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
-    blocks = int(max(kv_pool_bytes(hardware, shape, pool), 0.0) // block_bytes)
+    blocks = pool_blocks or int(max(kv_pool_bytes(hardware, shape, pool), 0.0) // block_bytes)
     if not blocks:
         raise UsageError(f"{shape.name} does not fit an engine of TP {pool.tp}; use a larger TP")
-    kv_cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    kv_cache = KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=retention_tokens,
+    )
     config.cache_config.num_gpu_blocks = blocks
     block_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache, config)
     hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)

@@ -275,3 +275,56 @@ def test_the_matrix_takes_the_place_of_its_paragraphs_and_keeps_those_of_other_g
     assert [len(each.labels) for each in found.matrices] == [MOST_SPELLED + 1]
     assert [block.reference.startswith("other") for block in spelled.headlines] == [True]
     assert not spelled.pairs
+
+
+def straight(label: str, per_ms: float, tpots_ms: Mapping[float, float]) -> Curve:
+    """Serves ``per_ms`` tokens/s for each ms of TPOT; load -> TPOT."""
+    levels = {load: [sample(i, per_ms * ms, 10.0, ms) for i in range(3)] for load, ms in tpots_ms.items()}
+    return curve(label, levels)
+
+
+def test_equal_latency_is_read_off_the_curves_and_not_at_their_loads() -> None:
+    """At one load the second is as fast and has half the TPOT; at one TPOT it serves 1.5 times as much."""
+    curves = [
+        straight(f"collocated-1xtp2 {i}", 100 * 1.5**i, {load: load * 10 / 1.5**i for load in LOADS})
+        for i in range(MOST_SPELLED + 1)
+    ]
+    (matrix,) = compared(curves, View(normalized=False)).matrices
+    for (label, reference), cell in matrix.latency_cells().items():
+        steps = int(label.split()[1]) - int(reference.split()[1])
+        assert cell.comparison.ratio == pytest.approx(1.5**steps, rel=1e-6)
+        lower, higher = sorted((int(label.split()[1]), int(reference.split()[1])))
+        assert 10 / 1.5**lower <= cell.low <= cell.high <= 80 / 1.5**higher * (1 + 1e-9)
+    at_load = matrix.cells()[curves[1].label, curves[0].label].ratio("throughput")
+    assert at_load is not None and at_load.ratio == pytest.approx(1)
+    # The last curve ends, at 80 / 1.5^6 ms, before the first begins, at 10 ms.
+    assert (curves[6].label, curves[0].label) not in matrix.latency_cells()
+
+
+def test_cells_at_equal_latency_of_one_matrix_hold_together() -> None:
+    trials, held = 40, 0
+    for seed in range(trials):
+        rng = np.random.default_rng(1000 + seed)
+        factors = [1.2**i for i in range(MOST_SPELLED + 1)]
+        curves = [drawn(f"collocated-1xtp2 {i}", rng, {"throughput": f}, 4) for i, f in enumerate(factors)]
+        (matrix,) = compared(curves, View()).matrices
+        cells = matrix.latency_cells()
+        assert len(cells) == len(curves) * (len(curves) - 1)
+        held += all(
+            cell.comparison.low <= 1.2 ** (int(label.split()[1]) - int(reference.split()[1])) <= cell.comparison.high
+            for (label, reference), cell in cells.items()
+        )
+    assert held >= 36, held  # of which 95 % are 38; 36 or more have a probability of 95 %
+
+
+def test_a_matrix_is_two_tables() -> None:
+    (matrix,) = compared(many(MOST_SPELLED + 1), View()).matrices
+    load, latency = verdicts.matrix_tables(matrix, View())
+    assert (load.at_latency, latency.at_latency) == (False, True)
+    assert "at equal load" in load.title and "at equal p50 TPOT" in latency.title
+    text = verdicts.matrix_text(matrix, View())
+    assert "empty: no shared load" in text and "empty: no common latency" in text
+    (unknown,) = [
+        each.model_copy(update={"equal_latency": ()}) for each in compared(many(MOST_SPELLED + 1), View()).matrices
+    ]
+    assert len(verdicts.matrix_tables(unknown, View())) == 1

@@ -13,10 +13,20 @@ from pdlab.core.errors import BenchError
 from pdlab.core.findings import found
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, RunKey, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, ClientLoad, EngineCounters, NixlCounters, RequestRecord, Run, Validity
+from pdlab.results.schema import (
+    CanaryResult,
+    ClientLoad,
+    EngineCounters,
+    NixlCounters,
+    ReplayedRequest,
+    RequestRecord,
+    Run,
+    Validity,
+)
+from pdlab.results.timeline import RequestTimeline
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=5)
 NAMES = [gate.name for gate in GATES]
@@ -127,10 +137,57 @@ def rehearsed(**sums: float) -> dict[str, Any]:
     }
 
 
+def turns(foreseen: int | None = 0, **of_last: Any) -> dict[str, Any]:
+    """A replay of two sessions of twelve requests, each of which is sent when the one before has ended; and what is
+    changed of the last one."""
+    records = []
+    for wave in range(12):
+        for session in "ab":
+            parent = f"{session}{wave - 1}" if wave else None
+            own = ReplayedRequest(
+                id=f"{session}{wave}", session=session, turn=wave + 1, parent=parent, foreseen_tokens=foreseen,
+                replica="r1",
+            )  # fmt: skip
+            records.append(request(2.0 * wave, replayed=own))
+    last = records[-1].model_copy(update=of_last)
+    return {"records": (*records[:-1], last), "load": Replay()}
+
+
+def unsent(session: str = "b", wave: int = 11) -> ReplayedRequest:
+    return ReplayedRequest(
+        id=f"{session}{wave}", session=session, turn=wave + 1, parent=f"{session}{wave - 1}", sent=False
+    )
+
+
+def replica_of(name: str, replica: str) -> ReplayedRequest:
+    return ReplayedRequest(id=name, session=name[0], turn=12, parent=f"{name[0]}10", foreseen_tokens=0, replica=replica)
+
+
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("failed_requests", {"records": changed(error="HTTP 500", finish_s=None)}, "1 of 24 requests failed (first: HTTP"),
     ("failed_requests", {"records": changed(finish_s=None)}, "1 of 24 requests failed (first: no answer)"),
     ("failed_requests", {"num_requests": 25}, "24 of 25 requests were recorded"),
+    (
+        "failed_requests",
+        turns(replayed=unsent(), error="not sent: b10 failed", finish_s=None, first_token_s=None),
+        "1 of 24 requests were not sent, for what they follow has no answer",
+    ),
+    ("cache_hits", turns(foreseen=3), "0.0% of the prompt tokens came from the prefix cache, its rules foresee 3.0%"),
+    (
+        "affinity",
+        {**turns(replayed=replica_of("b11", "r2")), "by_session": ("decode",)},
+        "1 of 2 sessions were served by several decode engines",
+    ),
+    (
+        "dependencies",
+        turns(arrival_s=21.5, first_token_s=23.0, finish_s=24.0),
+        "1 of 22 requests were sent before what they wait for had ended (first: b11)",
+    ),
+    (
+        "lateness",
+        turns(lateness_s=0.4),
+        "load generator late: requests of the replay were sent 308 ms late (p99, limit",
+    ),
     ("token_counts", {"records": changed(input_tokens=99)}, "1 of 24 answers have a wrong input token count (99, not"),
     ("token_counts", {"records": changed(output_tokens=6)}, "1 of 24 answers have a wrong output token count (6, not"),
     ("kv_transfers", nixl(failed_transfers=5), "3 KV transfers failed"),
@@ -271,6 +328,47 @@ def test_a_schedule_that_is_not_kept_is_noted() -> None:
     assert notes(0.03, Open(rate_rps=200)) == [("behind_schedule", 200)]
     assert notes(0.019, Open(rate_rps=200)) == [] == notes(0.03, Closed(concurrency=2))
     assert notes(0.03, Ramp(start_rps=1, end_rps=8)) == [("behind_schedule", 8)]
+
+
+def test_a_replay_has_no_steady_state_and_no_share_of_cached_tokens_by_itself() -> None:
+    validity = validate_level(evidence(**turns(foreseen=None), engines_after=engines(prefix_cache_hits=2000)))
+    assert validity.valid
+    assert {name: each.code for name, each in validity.unchecked.items()} == {
+        "cache_hits": "hits_not_foreseen",
+        "few_requests": "replay_load",
+        "steady_state": "replay_load",
+    }
+
+
+def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
+    """Of 2,400 prompt tokens 600 are foreseen."""
+    for hits, failed in ((600, ()), (645, ()), (555, ()), (650, ("cache_hits",)), (550, ("cache_hits",))):
+        level = evidence(**turns(foreseen=25), engines_after=engines(prefix_cache_hits=hits))
+        assert validate_level(level).failed_gates == failed
+
+
+def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
+    moved = turns(replayed=replica_of("b11", "r2"))
+    assert validate_level(evidence(**moved)).valid
+    prefill = validate_level(evidence(**moved, by_session=("prefill",)))
+    assert prefill.valid and prefill.unchecked["affinity"] == found("replicas_not_told")
+
+
+def test_a_failed_request_and_what_follows_it_fail_one_gate() -> None:
+    records = list(turns()["records"])
+    records[-3] = records[-3].model_copy(update={"error": "HTTP 500", "finish_s": None})
+    gone = {"replayed": unsent(), "error": "not sent: b10 failed", "finish_s": None, "first_token_s": None}
+    records[-1] = records[-1].model_copy(update=gone)
+    validity = validate_level(evidence(records=tuple(records), load=Replay()))
+    assert validity.failed_gates == ("failed_requests",)
+    assert [each.code for each in validity.findings] == ["requests_failed", "follow_ups_unsent"]
+    assert validity.findings[0].numbers == {"failed": 1, "requests": 24, "first": "HTTP 500"}
+
+
+def test_a_recorded_replay_has_nothing_that_waits() -> None:
+    records = tuple(each.model_copy(update={"replayed": None}) for each in turns()["records"])
+    unchecked = validate_level(evidence(records=records, load=Replay())).unchecked
+    assert unchecked["dependencies"] == found("replay_recorded")
 
 
 def test_every_gate_is_in_the_list_of_faults() -> None:
@@ -605,3 +703,29 @@ def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:
     assert names <= set(validate_level(evidence(**restarted)).unchecked)
     without = {"engines_before": engines(requests=30)}
     assert not names & set(validate_level(evidence(**without)).unchecked)
+
+
+def told(number: int = 0, **changes: Any) -> RequestTimeline:
+    """Of a request whose KV cache was read once."""
+    order = ("call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first")
+    marks = {mark: float(at) for at, mark in enumerate((*order, "first_byte"))}
+    fields = {"id": str(number), "path": "pd", "t": marks, "wire": [(0, 4, 5, 900.0, 64)], "ttft_s": 0.02, **changes}
+    return RequestTimeline.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("timelines", "codes"),
+    [
+        ([], []),
+        ([told(number) for number in range(24)], []),
+        ([told(number) for number in range(23)], ["timelines_lacking"]),
+        ([told(number, err="no") for number in range(24)], ["timelines_lacking"]),
+        ([told(number, wire=[]) for number in range(24)], ["timelines_miss_reads"]),
+        ([*(told(number) for number in range(23)), told(t={**told().t, "seen": 3.5})], ["timelines_disordered"]),
+        ([*(told(number) for number in range(23)), told(ttft_s=0.0085)], ["timelines_disordered"]),
+    ],
+    ids=["none told", "whole", "one lacks", "all lack a mark", "no reads", "out of order", "longer than the client's"],
+)
+def test_timelines_that_contradict_something_are_noted(timelines: list[RequestTimeline], codes: list[str]) -> None:
+    validity = validate_level(evidence(timelines=tuple(timelines)))
+    assert validity.valid and [note.code for note in validity.notes] == codes

@@ -225,7 +225,7 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--lengths gauss:1", "--lengths: 'gauss:1' is no distribution of lengths; give fixed, uniform:0.8-1.0"),
         ("--lengths file:nowhere.csv", "--lengths: nowhere.csv: cannot be read"),
         ("--lengths lognormal:3", "takes 131072 tokens of context"),
-        ("--trace x.csv --lengths uniform:0.8-1.0", "leave --lengths out"),
+        ("--workload x.csv --lengths uniform:0.8-1.0", "leave --lengths out"),
         ("--predict x.csv --lengths uniform:0.8-1.0", "--lengths does nothing with --predict"),
         ("--workload nowhere.yaml", "cannot be read"),
         ("--rate 3 --concurrency 4", "exclude each other"),

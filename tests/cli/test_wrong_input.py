@@ -55,6 +55,7 @@ FILES = {
     "list-model/config.json": "[]",
     "deep_1xtp2/conc4.json": "[" * 100_000,
     "cut_1xtp2/conc4.json": '{"duration": 1',
+    "traffic.yaml": "conversations: {rate_rps: 1, sessions: 9, turns: 2, user_tokens: 9, answer_tokens: 9, think_s: 1}",
     "trace.csv": "arrival_s,input_tokens,output_tokens\n0,5,x\n",
     "empty.yaml": "",
     "tabs.yaml": "topology:\n\tkind: collocated\n",
@@ -264,9 +265,12 @@ PLAN = [
     case("plan", "--workload nowhere.yaml", "nowhere.yaml", "cannot be read"),
     case("plan", "--workload workload.yaml", "input_tokens: must be at least 1, got 0"),
     case("plan", "--workload workload.yaml --itl 5", "--workload replaces --itl"),
-    case("plan", "--trace nowhere.csv", "--trace nowhere.csv"),
-    case("plan", "--trace trace.csv", "trace.csv", "line 2"),
-    case("plan", "--trace trace.csv --itl 5", "leave --itl out"),
+    case("plan", "--workload nowhere.csv", "nowhere.csv: no such file"),
+    case("plan", "--workload trace.csv", "trace.csv, line 2"),
+    case("plan", "--workload trace.csv --itl 5", "leave --itl out"),
+    case("plan", "--workload traffic.yaml --prefix-hit-rate 0.5", "says what prompts have in common"),
+    case("plan", "--workload traffic.yaml --slo-ttft-ms 9 --slo-tpot-ms 9 --fluid", "some of this workload wait"),
+    case("plan", "--workload traffic.yaml --goodput-map x.png", "says when requests come"),
     case("plan", "--plot x.gif", "--plot x.gif", ".gif is no format"),
     case("plan", "--plot no/folder.png", "--plot no/folder.png", "no folder"),
     case("plan", "--out kept.txt", "--out kept.txt", "is a file"),
@@ -312,9 +316,9 @@ PLAN += [
     case("plan", "--hardware empty", "empty: cannot be read (Is a directory)"),
     case("plan", "--lengths lognormal:-1", "no distribution of lengths"),
     case("plan", "--lengths file:pairs.csv", "pairs.csv, line 2: 'x' is not a number of tokens"),
-    case("plan", "--trace one-request.csv", "holds 1 requests; from 2"),
-    case("plan", "--trace one-moment.csv", "all requests arrive at the same time"),
-    case("plan", "--trace one-moment.csv --rate 2", "leave --rate out"),
+    case("plan", "--workload one-request.csv", "holds 1 requests; from 2"),
+    case("plan", "--workload one-moment.csv", "all requests arrive at the same time"),
+    case("plan", "--workload one-moment.csv --rate 2", "leave --rate out"),
     case("plan", "--predict words.csv", "words.csv, line 2: concurrency 'eight' is not a number"),
     case("plan", "--predict no-load.csv", "no column concurrency or request_rate"),
     case("plan", "--predict header.csv", "has a header and no rows"),
@@ -327,6 +331,19 @@ PLAN += [
     case("plan", "--explain pd-pack-p1xtp2", "label 'pd-pack-p1xtp2': expected"),
     case("plan", "--count-gpus all", "choose from used, nodes"),
     case("plan", "--slo ttft_ms=5", "--slo is not a flag", "or --slo-ttft-ms"),
+]
+WORKLOAD = [
+    case("workload", "", "FILE is needed"),
+    case("workload", "nowhere.jsonl", "nowhere.jsonl: no such file"),
+    case("workload", "list.yaml", "expected a mapping of keys for TrafficFile, found a list"),
+    case("workload", "workload.yaml", "input_tokens: is not a known key"),
+    case("workload", "trace.csv", "trace.csv, line 2"),
+    case("workload", "trace.csv --force", "--force does nothing with no -o"),
+    case("workload", "trace.csv --export aiperf", "--export", "--output"),
+    case("workload", "one-request.csv -o kept.txt", "-o kept.txt: is there already"),
+    case("workload", "one-request.csv -o no/x", "-o no/x: no folder"),
+    case("workload", "one-request.csv --export genai -o x", "--export", "aiperf"),
+    case("workload", "one-request.csv --export aiperf -o x --tokenizer empty", "--tokenizer empty: no tokenizer.json"),
 ]
 VIZ = [
     case("viz", "", "--exps is needed"),
@@ -597,7 +614,7 @@ OTHERS = [
     case("launch", (*PACK, "--accept-wire", "tcpp"), "did you mean tcp"),
     case("", "benhc", "'benhc' is not a command", "did you mean bench"),
 ]
-CASES = [*LAUNCH, *PLAN, *VIZ, *BENCH, *OTHERS]
+CASES = [*LAUNCH, *PLAN, *WORKLOAD, *VIZ, *BENCH, *OTHERS]
 
 
 @pytest.fixture(scope="module")

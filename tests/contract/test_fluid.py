@@ -88,7 +88,13 @@ class Replica:
         return 0
 
 
-def router(roles: dict[str, str], loads: dict[str, tuple[int, int]] | None = None, own: str | None = None) -> Any:
+def router(
+    roles: dict[str, str],
+    loads: dict[str, tuple[int, int]] | None = None,
+    own: str | None = None,
+    *,
+    by_session: bool = False,
+) -> Any:
     """Of engines ``a`` (node 1), ``b`` (node 1), ``c`` and ``d`` (node 2), asked by an engine of node 1."""
     common = quietly("ray.serve._private.common")
     found = quietly("pdlab.deploy.serving.fluid_router").FluidRouter(
@@ -96,7 +102,7 @@ def router(roles: dict[str, str], loads: dict[str, tuple[int, int]] | None = Non
         handle_source=common.DeploymentHandleSource.REPLICA,
         self_node_id="1",
     )
-    found.initialize_state(board="nobody", prefill=1)
+    found.initialize_state(board="nobody", prefill=1, by_session=by_session)
     found._following = SimpleNamespace(done=lambda: False)
     found._known = RoleNews(1, 1, roles, loads or {})
     found._own = own
@@ -149,6 +155,32 @@ def test_engines_that_take_no_work_get_none_unless_there_is_no_other(role: str) 
     assert asked(router({"a": "prefill", "b": role, "c": role, "d": role}), None) == {"a"}
     assert asked(router(dict.fromkeys("abcd", role), own="a"), of_100_tokens()) == {"b", "c", "d"}
     assert asked(router({"a": "prefill", "b": "decode"}), None) == {"b"}, "of whom nobody has told"
+
+
+def test_a_session_stays_with_one_engine_that_decodes() -> None:
+    common = quietly(f"{ROUTERS}.common")
+    private = quietly("ray.serve._private.common")
+
+    async def of(ours: Any, session: str) -> set[str]:
+        found = set()
+        for number in range(6):
+            metadata = private.RequestMetadata(request_id=f"r{number}", internal_request_id="i", session_id=session)
+            made = common.PendingRequest(args=["a prompt"], kwargs={}, metadata=metadata)
+            found.add((await ours._choose_replica_for_request(made)).replica_id.unique_id)
+            found.add((await ours.choose_replicas([], made))[0][0].replica_id.unique_id)
+        return found
+
+    async def run() -> None:
+        ours, another = router(ROLES, by_session=True), router(ROLES, by_session=True)
+        homes = [await of(ours, f"s{number}") for number in range(12)]
+        assert homes == [await of(another, f"s{number}") for number in range(12)], "each router finds the same"
+        assert all(len(home) == 1 for home in homes) and set().union(*homes) == {"b", "d"}
+        left = router({**ROLES, "d": "draining"}, by_session=True)
+        moved = [await of(left, f"s{number}") for number in range(12)]
+        assert moved == [{"b"}] * 12
+        assert set().union(*[await of(router(ROLES), f"s{number}") for number in range(4)]) == {"b", "d"}
+
+    asyncio.run(run())
 
 
 def test_the_engine_with_fewest_requests_decodes() -> None:

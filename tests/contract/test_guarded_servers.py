@@ -105,13 +105,14 @@ def test_every_engine_counts_its_kv_pool_once_where_it_stays(
 
     monkeypatch.setattr(base, "start", start)
     monkeypatch.setattr(quietly("ray.util.metrics"), "Counter", Counter)
-    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7"))
+    replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r7"), deployment="Decode:m")
     monkeypatch.setattr(quietly("ray.serve"), "get_replica_context", lambda: replica)
     made = [deployment.func_or_class for deployment in built(label, direct=direct, monkeypatch=monkeypatch)]
     engines = [each for each in made if issubclass(each, base)]
     for each in engines:
         asyncio.run(each.__new__(each).start())
-    assert counted == [("pdlab_kv_pool_tokens", 112, {"ReplicaId": "r7"})] * (2 if label.startswith("pd") else 1)
+    tags = {"ReplicaId": "r7", "deployment": "Decode:m"}
+    assert counted == [("pdlab_kv_pool_tokens", 112, tags)] * (2 if label.startswith("pd") else 1)
     cache = SimpleNamespace(num_gpu_blocks=None, block_size=16)
     with quiet():
         asyncio.run(engines[0].__new__(engines[0]).start())

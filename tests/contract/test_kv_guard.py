@@ -26,8 +26,9 @@ from pdlab.core.catalog import load_model
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.serving import step_watch
-from pdlab.guard import questions
+from pdlab.guard import marks, questions
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
+from pdlab.guard.marks import ANEW, CORE, READ, REFUSED, WIRE
 from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
 from pdlab.guard.receives import ACTIONS, ReceiveBook
 
@@ -210,6 +211,11 @@ class Engine:
         data = (output.scheduler_stats.kv_connector_stats or {}) if output.scheduler_stats else {}
         return {key.removeprefix("pdlab_guard_"): sum(value) for key, value in data.items() if "guard" in key and value}
 
+    def marks(self) -> list[Any]:
+        """As they came with the statistics of the last step."""
+        stats = [each.scheduler_stats for each in self.outputs.values() if each.scheduler_stats]
+        return [mark for each in stats for mark in (each.kv_connector_stats or {}).get(CORE, ())]
+
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, quietly("vllm.v1.request").RequestStatus.FINISHED_ABORTED)
 
@@ -236,6 +242,49 @@ class TestDecode:
         engine.reading()
         assert engine.step(done=("r",)) == {}
         assert engine.step() == {"r": 1}, "the last token of the prompt"
+
+    def test_the_marks_of_a_read_are_in_order_with_vllms_own(self, engine: Engine) -> None:
+        engine.reading()
+        engine.step(done=("r",))
+        (marks,) = engine.marks()
+        events: dict[str, float] = {}
+        for _ in range(3):
+            engine.step()
+            events |= {
+                e.type.name: e.timestamp for o in engine.outputs.values() for out in o.outputs for e in out.events or ()
+            }
+        name, admitted, told, usable, outcome = marks
+        assert (name, outcome) == ("r", READ)
+        assert events["QUEUED"] <= admitted <= told <= usable <= events["SCHEDULED"]
+
+    def test_the_marks_say_what_became_of_a_read(self, engine: Engine, report: Any) -> None:
+        engine.reading()
+        engine.step(done=("r",), report=report(failed={"r"}))
+        assert [(mark[0], mark[4]) for mark in engine.marks()] == [("r", ANEW)]
+        engine.prefill.verdict = OLD
+        engine.add("s", **engine.params("remote-s", age_s=20.0))
+        engine.step()
+        assert [(mark[0], mark[1], mark[4]) for mark in engine.marks()] == [("s", None, REFUSED)]
+        engine.step()
+        assert engine.marks() == [], "each once"
+
+    def test_the_marks_of_a_read_that_waits_for_prefills_word(self, engine: Engine) -> None:
+        engine.reading("first")
+        engine.prefill.verdict = None
+        engine.reading()
+        engine.step(done=("r",))
+        assert engine.marks() == []
+        time.sleep(0.01)
+        engine.prefill.ready.append(Reply(engine.prefill.asked[-1][0], LeaseAnswer(GRANTED, 30.0), engine.prefill.now))
+        engine.step()
+        ((_, _, told, usable, outcome),) = engine.marks()
+        assert outcome == READ and usable - told >= 0.01
+
+    def test_a_request_that_ends_leaves_no_marks(self, engine: Engine) -> None:
+        engine.reading()
+        engine.abort("r")
+        engine.step(done=("r",))
+        assert engine.marks() == [] and not engine.side.marks._open
 
     def test_the_deadline_is_the_one_that_was_given(self, engine: Engine) -> None:
         assert engine.side.receives.deadline_s == DEADLINE_S
@@ -559,6 +608,8 @@ def worker(guard_worker: Any) -> Iterator[Any]:
     worker._physical_blocks_per_logical_kv_block = 1
     worker.pcp_rank = worker.tp_rank = 0
     worker._has_mamba, worker.engine_id = False, "d1"
+    worker._mark_reads()
+    worker._guard_wait_s = 0.0
     info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
     worker.transfer_topo = SimpleNamespace(
         get_engine_info=lambda _: info, block_size_ratio=lambda _: 1, unregister_remote_engine=lambda _: None
@@ -716,6 +767,54 @@ class TestWorker:
         read(worker, "r", "DONE")
         assert worker.get_finished() == (set(), {"r"})
         assert worker.take_report() is None
+
+    def test_the_marks_of_a_request_with_two_reads(self, worker: Any) -> None:
+        read(worker, "r", "DONE", "PROC")
+        read(worker, "s", "PROC")
+        for name in "rs":
+            worker._guard_marks.posted(name)
+        before = time.monotonic()
+        assert worker.get_finished()[1] == set() and worker.xfer_stats.data[WIRE] == []
+        worker.nixl_wrapper.states[hash(("r", 1))] = "DONE"
+        worker.get_finished()
+        ((name, rank, posted, seen, microseconds, size, reads, boot),) = worker.xfer_stats.data[WIRE]
+        told = Wrapper().get_xfer_telemetry(0)
+        assert (name, rank, size, microseconds) == ("r", 0, 2 * told.totalBytes, told.xferDuration)
+        assert posted <= before <= seen and reads == 2 and boot == marks.boot()
+        assert not worker.xfer_stats.is_empty() and list(worker._guard_marks._open) == ["s"]
+
+    def test_a_read_that_was_just_posted_is_waited_for_no_longer_than_allowed(self, worker: Any) -> None:
+        """Its end is seen in the same step; a longer one, and one of an earlier step, hold nothing up."""
+        handle, looks = hash(("r", 0)), 0
+
+        def ends(asked: int) -> str:
+            nonlocal looks
+            looks += asked == handle
+            return "DONE" if asked == handle and looks > 3 else "PROC"
+
+        worker.nixl_wrapper.check_xfer_state, worker._guard_wait_s = ends, 5.0
+        read(worker, "old", "PROC")
+        worker._guard_marks.posted("old")
+        worker._guard_marks.polled({})
+        read(worker, "r", "PROC")
+        worker._guard_marks.posted("r")
+        assert worker.get_finished()[1] == {"r"} and looks == 5
+        began = time.monotonic()
+        assert worker.get_finished()[1] == set() and time.monotonic() - began < 1.0
+        worker._guard_wait_s = 0.02
+        read(worker, "s", "PROC")
+        worker._guard_marks.posted("s")
+        began = time.monotonic()
+        assert worker.get_finished()[1] == set() and 0.015 < time.monotonic() - began < 1.0
+
+    def test_a_state_that_cannot_be_asked_for_ends_no_wait_in_an_error(self, worker: Any) -> None:
+        def fails(_: int) -> str:
+            raise RuntimeError("no such transfer")
+
+        worker.nixl_wrapper.check_xfer_state, worker._guard_wait_s = fails, 5.0
+        read(worker, "r", "PROC")
+        worker._guard_marks.posted("r")
+        assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
 
     def test_a_failed_read_is_told_by_request(self, worker: Any) -> None:
         read(worker, "r", "ERR")
@@ -905,7 +1004,7 @@ def own_methods() -> list[tuple[str, str]]:
 
 
 ADDED = {
-    "GuardWorker": {"take_report", "_note_failure", "_forget_peers"},
+    "GuardWorker": {"_mark_reads", "_await_reads", "take_report", "_note_failure", "_forget_peers"},
     "NixlConnector": {"guarded", "receives", "report_in"},
     "GuardStats": {"record"},
     "Guarded": {

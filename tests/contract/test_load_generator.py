@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from pdlab.bench.client.vllm_names import ENGINES_OWN
+from pdlab.core.session import SESSION_HEADER
 
 PROGRAM = """
 import sys
@@ -117,3 +118,42 @@ def test_prompts_of_words_are_as_long_without_being_encoded(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-2000:]
     drawn = [line for line in done.stdout.splitlines() if line.startswith("DRAWN ")]
     assert drawn == ["DRAWN split True True {200}", "DRAWN merged False True {200}"]
+
+
+def _source(module: str) -> str:
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations
+    return (Path(spec.submodule_search_locations[0]) / f"{module}.py").read_text(encoding="utf-8")
+
+
+def test_a_replay_reads_what_vllms_functions_read() -> None:
+    """`pdlab.bench.client.replay` puts its own handler of streams in the place of theirs, and drops chunks there."""
+    source = _source("benchmarks/lib/endpoint_request_func")
+    completions = source[source.index("async def async_request_openai_completions") :]
+    completions = completions[: completions.index("\ndef ")]
+    chat = source[source.index("async def async_request_openai_chat_completions") :]
+    chat = chat[: chat.index("async def async_request_openai_audio")]
+    for function in (completions, chat):
+        assert "handler = StreamedResponseHandler()" in function and "handler.add_chunk(chunk_bytes)" in function
+        assert 'chunk = message.removeprefix("data: ")' in function and 'if chunk != "[DONE]"' in function
+        assert "output.latency = most_recent_timestamp - st" in function, "the last token's arrival"
+    assert "request_func_input.chat_messages" in chat
+    assert (
+        "return await request_func(\n                request_func_input=request_func_input, session=session"
+        in _source("benchmarks/serve")
+    )
+
+
+def test_engines_tell_the_ids_of_an_answers_tokens() -> None:
+    protocol = _source("entrypoints/openai/completion/protocol")
+    stream = protocol[protocol.index("class CompletionResponseStreamChoice") :]
+    assert "    return_token_ids: bool | None" in protocol and "    token_ids: list[int] | None" in stream
+    assert "cached_tokens" in _source("entrypoints/serve/engine/protocol")
+
+
+def test_rays_header_of_a_session_is_the_one_that_is_sent() -> None:
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None and spec.submodule_search_locations
+    constants = Path(spec.submodule_search_locations[0]) / "serve" / "_private" / "constants.py"
+    declared = f'SERVE_SESSION_ID = get_env_str("RAY_SERVE_SESSION_ID_HEADER_KEY", "{SESSION_HEADER}")'
+    assert declared in constants.read_text(encoding="utf-8")

@@ -181,6 +181,36 @@ def test_another_replica_that_is_full_is_waited_for(router: Any) -> None:
     assert asyncio.run(run()) == "r1"
 
 
+def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided() -> None:
+    module, common = quietly("pdlab.deploy.serving.prefill_router"), quietly("ray.serve._private.common")
+    requests = quietly(f"{ROUTERS}.common")
+
+    async def run() -> None:
+        ours = module.PrefillBySession(
+            deployment_id=common.DeploymentID(name="Prefill:m"),
+            handle_source=common.DeploymentHandleSource.REPLICA,
+            initial_backoff_s=0.001,
+            max_backoff_s=0.002,
+        )
+        ours.initialize_state()
+        ours.update_replicas([Replica(f"r{number}", number) for number in range(4)])
+
+        async def of(session: str, avoid: frozenset[str] = frozenset()) -> str | None:
+            route = prefill_call.Route(avoid)
+            metadata = common.RequestMetadata(request_id=session, internal_request_id="i", session_id=session)
+            made = requests.PendingRequest(args=["a prompt"], kwargs={prefill_call.ROUTE: route}, metadata=metadata)
+            found = await asyncio.wait_for(ours._choose_replica_for_request(made), 20)
+            assert made.kwargs == {} and found.replica_id.unique_id == route.replica
+            return route.replica
+
+        homes = [await of(f"s{number}") for number in range(16)]
+        assert homes == [await of(f"s{number}") for number in range(16)] and len(set(homes)) > 1
+        assert homes[0] is not None
+        assert await of("s0", frozenset({homes[0]})) != homes[0]
+
+    asyncio.run(run())
+
+
 def test_where_the_route_passes() -> None:
     """Through the handle and its router to the request that the router chooses for."""
     handle, private = quietly("ray.serve.handle"), quietly("ray.serve._private.router")

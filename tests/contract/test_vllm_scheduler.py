@@ -55,12 +55,10 @@ class TestAgreement:
         assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.005)
         assert sum(other.computed_tokens) == pytest.approx(sum(one.computed_tokens), rel=0.001)
 
-    def test_pd_reads_and_sees_kv_at_steps(self) -> None:
-        """vLLM begins reads with the next step and sees what arrived when it launches one: one to two steps more."""
+    def test_pd_within_a_percent(self) -> None:
+        """Reads that begin, and are seen, when steps are launched: `test_decode_steps.py` has their moments."""
         one, other = both(PD)
-        mine, vllms = figures(one), figures(other)
-        assert mine.tpot_s and vllms.tpot_s == pytest.approx(mine.tpot_s, rel=0.01)
-        assert 0.5 < (vllms.ttft_s - mine.ttft_s) / mine.tpot_s < 2.0
+        assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.01)
         assert other.transferred_bytes == one.transferred_bytes
 
     def test_preemption(self) -> None:

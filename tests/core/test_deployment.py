@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import pytest
 from pydantic import ValidationError
 
@@ -10,6 +12,7 @@ from pdlab.core.deployment import (
     Disaggregated,
     Fluid,
     Pool,
+    Serving,
     Transport,
     launch_flags,
     parse_label,
@@ -18,6 +21,7 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.notation import parse
+from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words
 
 
 def test_a_pool_with_engine_arguments_is_a_key() -> None:
@@ -159,3 +163,53 @@ def test_a_split_is_two_counts(text: str) -> None:
     with pytest.raises(UsageError, match="expected PREFILL:DECODE"):
         parse_split(text)
     assert parse_split("3:5") == (3, 5)
+
+
+def changed(deployment: Deployment) -> dict[str, Deployment]:
+    """Field of a deployment, its pool or its transport -> the deployment with another value there."""
+    assert isinstance(deployment.topology, Disaggregated)
+    others = {
+        Pool: {
+            **{"replicas": 2, "tp": 2, "pp": 2, "dp": 2, "expert_parallel": True, "gpu_type": "H200"},
+            **{"engine_kwargs": {"block_size": 16}, "env": {"A": "1"}},
+        },
+        Transport: {
+            **{"backends": ("LIBFABRIC",), "ucx_tls": "tcp", "verbose": True, "kv_guard": False},
+            "kv_deadline_s": 5.0,
+        },
+        Deployment: {
+            **{"name": "mine", "model": "m", "model_id": "i", "ingress_replicas": 2, "max_model_len": 4096},
+            **{"serving": Serving(tokenize_once=True), "engine_kwargs": {"block_size": 16}, "env": {"A": "1"}},
+            **{"kv_offload_gb": 1.0, "kv_connectors": ({"kv_connector": "LMCacheConnectorV1"},), "decode_bench": True},
+        },
+    }
+    free = {"connector", "topology"}  # has one value; is changed by its parts
+    assert all(set(values) == set(kind.model_fields) - free for kind, values in others.items())
+    topology = deployment.topology
+    result = {name: deployment.model_copy(update={name: value}) for name, value in others[Deployment].items()}
+    for name, value in others[Pool].items():
+        part = topology.model_copy(update={"decode": topology.decode.model_copy(update={name: value})})
+        result[f"decode.{name}"] = deployment.model_copy(update={"topology": part})
+    for name, value in others[Transport].items():
+        part = topology.model_copy(update={"transport": topology.transport.model_copy(update={name: value})})
+        result[f"transport.{name}"] = deployment.model_copy(update={"topology": part})
+    return result
+
+
+def test_the_name_alone_is_not_in_the_fingerprint_and_the_shape_of_pools_alone_in_the_label() -> None:
+    base = Deployment(topology=parse_label("pd-spread-p1xtp1-d1xtp1"))
+    others = changed(base)
+    assert {name for name, each in others.items() if each.fingerprint == base.fingerprint} == {"name"}
+    in_label = {name for name, each in others.items() if each.label != base.label}
+    assert in_label == {f"decode.{name}" for name in ("replicas", "tp", "pp", "dp", "expert_parallel")}
+    for name in in_label:
+        assert parse_label(others[name].label) == others[name].topology
+
+
+def test_a_field_is_in_a_label_because_it_is_marked() -> None:
+    class Shape(Frozen):
+        wide: Annotated[int, InLabel("w")] = 1
+        note: Annotated[str, Incidental] = ""
+
+    assert label_words(Shape) == {"wide": "w"}
+    assert incidental(Shape) == {"note"}

@@ -89,6 +89,10 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
     ("line", "what"),
     [
         ("--pd-spread --no-kv-guard --kv-deadline-s 5", "--kv-deadline-s is the KV guard's: leave out --no-kv-guard"),
+        ("--pd-spread --no-kv-guard --kv-wait-ms 2", "--kv-wait-ms is the KV guard's: leave out --no-kv-guard"),
+        ("--pd-spread --kv-wait-ms 200", "--kv-wait-ms"),
+        ("--collocated --early-token", "--early-token does not apply to collocated"),
+        ("--pd-fluid --early-token", "--early-token does not apply to pd-fluid"),
         ("--collocated --no-kv-guard", "--kv-guard does not apply to collocated: it is for --pd-pack, --pd-spread and"),
         ("--collocated --kv-deadline-s 5", "--kv-deadline-s does not apply to collocated"),
         ("--pd-pack --engine-arg scheduler_cls=x.Y", "use --no-kv-guard"),

@@ -14,6 +14,7 @@ from pdlab.core.deployment import (
     Fluid,
     Pool,
     RequestLimits,
+    Routing,
     Serving,
     Transport,
     parse_label,
@@ -55,6 +56,43 @@ def labelled(label: str, **rest: Any) -> Deployment:
 )
 def test_builder(label: str, builder: str) -> None:
     assert app_of(labelled(label)).import_path == builder
+
+
+RAYS = "ray.serve.experimental"
+OURS = "pdlab.deploy.serving.prefill_router"
+
+
+@pytest.mark.parametrize(
+    ("routing", "collocated", "prefill"),
+    [
+        ("power-of-two", None, f"{OURS}.PrefillRouter"),
+        ("round-robin", f"{RAYS}.round_robin_router.RoundRobinRouter", f"{OURS}.PrefillInTurn"),
+        ("session", f"{RAYS}.consistent_hash_router.ConsistentHashRouter", f"{OURS}.PrefillBySession"),
+    ],
+)
+def test_each_pool_has_its_router(routing: Routing, collocated: str | None, prefill: str) -> None:
+    def router(config: dict[str, Any]) -> Any:
+        return config["deployment_config"].get("request_router_config", {}).get("request_router_class")
+
+    pool = Pool(replicas=2, routing=routing)
+    (alone,) = app_of(Deployment(topology=Collocated(pool=pool))).args["llm_configs"]
+    assert router(alone) == collocated
+    args = app_of(Deployment(topology=Disaggregated(prefill=pool, decode=Pool(), placement="pack"))).args
+    assert (router(args["prefill_config"]), router(args["decode_config"])) == (prefill, None)
+    args = app_of(Deployment(topology=Disaggregated(prefill=Pool(), decode=pool, placement="pack"))).args
+    assert (router(args["prefill_config"]), router(args["decode_config"])) == (f"{OURS}.PrefillRouter", collocated)
+
+
+def test_a_fluid_pool_keeps_sessions_if_asked() -> None:
+    def args(routing: Routing) -> dict[str, Any]:
+        return app_of(Deployment(topology=Fluid(pool=Pool(replicas=3, routing=routing)))).args
+
+    assert args("session")["by_session"] is True and "by_session" not in args("power-of-two")
+    assert "request_router_config" not in args("session")["llm_config"]["deployment_config"]
+    with pytest.raises(ValueError, match="routing round-robin: roles and loads decide"):
+        args("round-robin")
+    with pytest.raises(ValueError, match="routing session: the ranks of dp 2"):
+        Pool(dp=2, routing="session")
 
 
 def test_engine_argument_precedence() -> None:
@@ -113,6 +151,13 @@ def pd_engine(transport: Transport, role: str = "decode") -> dict[str, Any]:
     topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=4), placement="spread", transport=transport)
     kwargs: dict[str, Any] = app_of(Deployment(topology=topology)).args[f"{role}_config"]["engine_kwargs"]
     return kwargs
+
+
+def test_how_long_a_workers_poll_waits_is_given_where_it_waits() -> None:
+    extra = pd_engine(Transport(kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
+    assert extra["pdlab_wait_s"] == 0.002
+    off = pd_engine(Transport(kv_guard=False, kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
+    assert "pdlab_wait_s" not in off
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -209,7 +254,7 @@ def test_a_fingerprint_is_of_what_serves_too() -> None:
 def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
     serving = Serving(prefill_timeout_s=30, prefill_absent_s=5, on_prefill_failure=("fail",))
     args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
-    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"]}
+    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"], "early_token": False}
     windows = [
         args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
     ]

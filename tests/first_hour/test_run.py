@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import StoreError, UsageError
 from pdlab.first_hour.run import STATE, State, _adapted, open_state, run
 from pdlab.first_hour.steps import Step
 
@@ -176,13 +176,13 @@ class TestOpenState:
         with pytest.raises(UsageError, match=r"has no first-hour\.json"):
             open_state(tmp_path, SETTINGS, resume=True)
         (tmp_path / "mine").touch()
-        with pytest.raises(UsageError, match="is not empty"):
+        with pytest.raises(StoreError, match="holds results of something else"):
             open_state(tmp_path, SETTINGS, resume=False)
         (tmp_path / STATE).write_text(State(asked=SETTINGS).model_dump_json())
-        with pytest.raises(UsageError, match="holds an earlier run"):
+        with pytest.raises(StoreError, match="holds an earlier run"):
             open_state(tmp_path, SETTINGS, resume=False)
-        with pytest.raises(UsageError, match=r"port 8000, now it is .*port 9000"):
+        with pytest.raises(StoreError, match=r"was made with another port \(8000, now 9000\); repeat"):
             open_state(tmp_path, {**SETTINGS, "port": 9000}, resume=True)
         (tmp_path / STATE).write_text("{")
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(StoreError, match="cannot be read"):
             open_state(tmp_path, SETTINGS, resume=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.cli import bench, doctor, viz, weights
+from pdlab.cli import bench, calibrate, doctor, viz, weights
 from pdlab.cli import plan as plan_cli
 from pdlab.core.settings import parse
 from pdlab.deploy.options import LaunchSettings, deployment_from
@@ -21,11 +21,13 @@ LOCAL = plan(Path("/out"), where="local", model="tiny-gptoss", port=8000, length
 REHEARSAL = plan(Path("/out"), where="rehearsal", model="gpt-oss-120b", port=8000, lengths=(2000, 100))
 NAMES = ["doctor", "weights", "transfer pack", "transfer spread", "launch collocated", "smoke", "sweep collocated",
          "launch pack", "sweep pack", "launch spread", "sweep spread", "shutdown", "report", "prediction"]  # fmt: skip
+ON_GPUS = [*NAMES, "calibration"]  # of their tabulated steps
 
 
 @pytest.mark.parametrize("steps", [CLUSTER, LOCAL, REHEARSAL], ids=["cluster", "local", "rehearsal"])
 def test_the_steps_are_within_the_hour_by_estimate(steps: tuple[Step, ...]) -> None:
-    assert [step.name for step in steps] == NAMES[4 if steps is REHEARSAL else 0 :], "it has no wires to look at"
+    names = ON_GPUS if steps is CLUSTER else NAMES[4:] if steps is REHEARSAL else NAMES
+    assert [step.name for step in steps] == names, "a rehearsal has no wires to look at"
     assert 600 < total_s(steps) <= MOST_TOTAL_S
     for step in steps:
         assert 0 < step.estimate_s < step.limit_s and step.advice and 0 in step.codes
@@ -46,6 +48,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "bench": bench.options,
     "viz": lambda words: parse(viz.VizSettings, words),
     "plan": lambda words: parse(plan_cli.PlanSettings, words),
+    "calibrate": lambda words: parse(calibrate.CalibrateSettings, words),
 }
 
 
@@ -64,7 +67,7 @@ def test_every_command_line_is_one_that_its_command_accepts(step: Step) -> None:
 
 
 def ended(**changed: StepVerdict) -> dict[str, StepVerdict]:
-    return {**dict.fromkeys(NAMES, "ok"), **{name.replace("_", " "): verdict for name, verdict in changed.items()}}
+    return {**dict.fromkeys(ON_GPUS, "ok"), **{name.replace("_", " "): verdict for name, verdict in changed.items()}}
 
 
 def test_a_step_that_failed_stops_those_alone_that_need_it() -> None:
@@ -77,7 +80,7 @@ def test_a_step_that_failed_stops_those_alone_that_need_it() -> None:
 def test_a_finding_stops_nothing_and_no_sweep_stops_the_report() -> None:
     assert not [step for step in CLUSTER if missing(step, ended(doctor="finding", transfer_pack="finding"))]
     none = ended(sweep_collocated="failed", sweep_pack="failed", sweep_spread="timed out")
-    assert [step.name for step in CLUSTER if missing(step, none)] == ["report", "prediction"]
+    assert [step.name for step in CLUSTER if missing(step, none)] == ["report", "prediction", "calibration"]
     one = {**none, "sweep pack": "finding"}
     assert not [step for step in CLUSTER if missing(step, one)]  # type: ignore[arg-type]
 
@@ -90,4 +93,4 @@ def test_a_resumed_hour_launches_again_what_a_sweep_needs() -> None:
     ]
     assert [step.name for step in left(CLUSTER, ended(weights="failed"))] == ["weights", "shutdown"]
     assert left(CLUSTER, ended()) == []
-    assert [step.name for step in left(CLUSTER, {})] == NAMES
+    assert [step.name for step in left(CLUSTER, {})] == ON_GPUS

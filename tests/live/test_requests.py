@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import timed
 from support.web import fetch
 
 from tests.live.conftest import ROOT, Stack
@@ -129,6 +130,7 @@ def test_collocated_behind_an_ingress(stack: Stack, peer: socket.socket) -> None
     check_cached(stack.url, one_by_one=False)
     assert "canary: a list of prompts" in done.text and "n=2" in done.text
     check_guard(stack.url, peer)
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 10], "collocated")
     # The guard lets it through; whether the ingress can serve it is its own affair.
     assert post(stack.url, "/detokenize", {"model": "tiny-gptoss", "tokens": [300, 301]})[0] != 404
     SHAPES.extend(request_shapes.shapes(request_shapes.decisive(stack.url)))

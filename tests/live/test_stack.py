@@ -14,12 +14,21 @@ import time
 from pathlib import Path
 
 import pytest
+from support import timed
 from support.processes import alive, replicas, send, title
+from support.web import fetch
 
 from pdlab.bench.target import answers
+from pdlab.core.workload import RunKey
+from pdlab.results.store import Store
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
 
 pytestmark = pytest.mark.long  # tests/live/test_first_hour.py launches the same deployments
+CONVERSATIONS = """
+seed: 3
+conversations: {rate_rps: 2.0, sessions: 10, turns: 4, user_tokens: 40 lognormal:0.5, answer_tokens: 8, think_s: 0.3}
+tenants: {a: {share: 1.0, system_tokens: 160}}
+"""
 SWEEP = ("-m", "pdlab", "bench", "-t", "concurrency", "-c", "1,2,4", "--itl", "128", "--otl", "32")
 
 
@@ -64,8 +73,21 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
         moved = run["nixl_after"]["transfers"] - run["nixl_before"]["transfers"]
         assert moved >= run["completed"]
         assert run["pool_age"] is not None and 0 < run["pool_age"] < 1, "both engines tell what their KV pools hold"
+        # And every request says where its time went.
+        store = Store(first.parent)
+        timelines = store.read_timelines(RunKey(kind="concurrency", value=concurrency))
+        timed.check(timelines, "pd")
+        assert len(timelines) == run["completed"]
+        assert sum(read.reads for told in timelines for read in told.wire) == moved
     done = stack.run(*SWEEP, "-u", stack.url, "--out", str(out))
     assert done.code == 2 and "--resume" in done.text
+
+
+def test_any_client_may_ask_where_its_time_went(stack: Stack) -> None:
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False)], "pd")
+    assert timed.ask(stack.url, stream=True, asks=False) is None
+    told = timed.ask(stack.url, stream=True, n=2, temperature=1.0)
+    assert not told.whole and told.err == "several sequences"
 
 
 def test_nobody_elses_load_passes_as_valid(stack: Stack) -> None:
@@ -132,9 +154,43 @@ def test_pack_replaces_spread_on_the_same_nodes_and_a_second_launch_meanwhile_is
 
 
 def test_collocated_stores_the_reference(stack: Stack) -> None:
-    done = stack.launch("--collocated", "--num", "2")
+    done = stack.launch("--collocated", "--num", "2", "--routing", "session")
     assert done.code == 0
     assert "answers kept as the collocated reference" in done.text
+
+
+def test_a_replay_keeps_its_sessions_where_their_cache_is(stack: Stack) -> None:
+    check_replay(stack, "replica")
+
+
+def check_replay(stack: Stack, where: str) -> None:
+    """Ten conversations of four requests. ``where``: the field of a record with the engine that computes prompts."""
+    path = stack.folder / "conversations.yaml"
+    path.write_text(CONVERSATIONS)
+    words = ("-u", stack.url, "--out", str(stack.folder / "replays"), "--workload", str(path))
+    done = stack.run("-m", "pdlab", "bench", *words)
+    assert done.code in (0, 3), "3 where a busy machine makes the load generator late"
+    folder = stack.folder / "replays" / stack.running().manifest.label
+    run = json.loads((folder / "replay1.json").read_text())
+    assert run["completed"] == 40 and set(run["validity"]["failed_gates"]) <= BUSY_MACHINE
+    assert not {"token_counts", "dependencies", "cache_hits", "affinity"} & run["validity"]["unchecked"].keys()
+    told = [(each, each.replayed) for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))]
+    records = {own.id: (each, own) for each, own in told if own is not None}
+    homes: dict[str, set[str]] = {}
+    for each, own in records.values():
+        homes.setdefault(own.session, set()).add(getattr(own, where))
+        assert each.asked == (each.input_tokens, each.output_tokens)
+        if own.parent is not None:
+            parent = records[own.parent][0]
+            assert parent.finish_s is not None and each.arrival_s >= parent.finish_s
+            assert each.input_tokens > parent.input_tokens + parent.output_tokens
+            assert own.foreseen_tokens is not None and own.foreseen_tokens >= parent.input_tokens // 32 * 32 - 32
+    assert all(len(home) == 1 for home in homes.values()) and len(set().union(*homes.values())) == 2
+    prompts = sum(each.input_tokens for each, _ in records.values())
+    pool = "prefill" if where == "prefill_replica" else "collocated"
+    hits = run["engines_after"][pool]["prefix_cache_hits"] - run["engines_before"][pool]["prefix_cache_hits"]
+    assert abs(hits - sum(own.foreseen_tokens or 0 for _, own in records.values())) <= 0.01 * prompts
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 10], "collocated")
 
 
 def test_the_model_listens_to_every_part_of_its_prompt(stack: Stack) -> None:
@@ -151,7 +207,7 @@ def test_the_model_listens_to_every_part_of_its_prompt(stack: Stack) -> None:
 
 
 def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
-    done = stack.launch("--pd-spread", "--p-num", "2")
+    done = stack.launch("--pd-spread", "--p-num", "2", "--p-routing", "session", "--early-token")
     assert done.code == 0
     assert "warmed 2" in done.text
     # A prompt that ends in a near tie is not counted; one that differs fails the launch.
@@ -160,6 +216,24 @@ def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
     )
     out = stack.folder / "results"
     assert stack.run(*SWEEP, "-u", stack.url, "--out", str(out), "--smoke").code == 0
+    check_replay(stack, "prefill_replica")
+
+
+def test_a_first_token_from_prefill_changes_no_answer(stack: Stack) -> None:
+    """But where decode alone would have taken another first token, nearly as likely."""
+    told = timed.ask(stack.url, stream=True)
+    timed.check([told], "pd")
+    assert told.early and told.parts_of_second()
+    other = 0
+    for number in range(20):
+        body = {"model": "tiny-gptoss", "prompt": f"ba {number} ufo wan", "max_tokens": 8, "temperature": 0}
+        body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        # Not known to leave the first token as it is: decode's own.
+        late = {**body, "return_token_ids": False}
+        answers = [timed.streamed(fetch(f"{stack.url}/v1/completions", each)[1]) for each in (body, late)]
+        assert [usage for _, usage in answers] == [answers[0][1]] * 2 and answers[0][1]["completion_tokens"] == 8
+        other += answers[0][0] != answers[1][0]
+    assert other <= 2, other
 
 
 def test_an_engine_that_cannot_start_says_why(stack: Stack) -> None:

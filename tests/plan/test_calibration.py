@@ -211,6 +211,7 @@ class TestWhatAFitWasMadeOn:
         made = self.calibrated(tmp_path / "theirs.yaml", "--runs", run, *self.SHEET)
         assert made.fit is not None and made.fit.gpu == made.gpu_type == made.gpu == "H200"
         assert (made.fit.model, made.fit.version, made.stack) == (self.MODEL, "0.29", "vLLM 0.29.0, Ray 2.60.0")
+        assert (made.steps_in_flight, HARDWARE.steps_in_flight) == (2, 1), "vLLM 0.29 schedules asynchronously"
         assert made.name == "theirs" and made.gpus_per_node == 4 and made.value("memory_gb") == 150.8
         assert made.fitted_on == ("run",) and made.error is None
         assert "H100" not in to_yaml(made).partition("constants:")[0]

@@ -268,3 +268,87 @@ def test_every_file_is_read_once_for_plot_and_audit(tmp_path: Path, monkeypatch:
 def test_requests_that_are_no_numbers_are_one_line(changed: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"a\.json: its requests are not numbers"):
         runs_of(written(tmp_path / "x", {"a.json": DETAILED | changed}))
+
+
+RECOUNTED = {
+    "aiperf": {
+        "profile_export_aiperf.json": AIPERF | {"total_usage_completion_tokens": aiperf_metric("tokens", 8.0)},
+    },
+    "inference-perf": {
+        "stage_0_lifecycle_metrics.json": LIFECYCLE
+        | {
+            "successes": LIFECYCLE["successes"]
+            | {
+                "throughput": {"requests_per_sec": 2.0, "output_tokens_per_sec": 6.0},
+                "output_tokens": {"total": 8.0},
+                "output_len": {"mean": 3.0},
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("client", RECOUNTED)
+def test_tokens_that_the_client_counted_anew_are_said(client: str, tmp_path: Path) -> None:
+    """The client's own throughput stays; a level whose counts differ from the server's is not valid."""
+    (run,) = runs_of(written(tmp_path / "x", RECOUNTED[client]))
+    assert run.whole.output_tokens_per_s == pytest.approx(6.0)
+    (finding,) = run.validity.findings
+    assert (finding.code, finding.numbers) == ("file_tokens_recounted", {"client": 3.0, "server": 2.0})
+
+
+def test_a_token_more_in_a_hundred_is_no_other_count(tmp_path: Path) -> None:
+    close = AIPERF | {"total_usage_completion_tokens": aiperf_metric("tokens", 12.2)}
+    (run,) = runs_of(written(tmp_path / "x", {"profile_export_aiperf.json": close}))
+    assert run.validity.valid
+
+
+def test_rates_of_aiperf_are_over_the_time_of_its_requests(tmp_path: Path) -> None:
+    longer = AIPERF | {"benchmark_duration": aiperf_metric("sec", 2.1)}
+    (run,) = runs_of(written(tmp_path / "x", {"profile_export_aiperf.json": longer}))
+    assert run.whole.requests_per_s == pytest.approx(2.0)
+
+
+def test_a_sweep_of_aiperf_has_the_load_of_each_level(tmp_path: Path) -> None:
+    """Its command has all values; the configuration has the one of the level."""
+    command = {"run_info": {"cli_command": "aiperf profile --concurrency '8,2'"}}
+    (run,) = runs_of(written(tmp_path / "x", {"profile_export_aiperf.json": AIPERF | command}))
+    assert run.load == Closed(concurrency=2)
+    older = {name: value for name, value in AIPERF.items() if name != "input_config"}
+    (run,) = runs_of(
+        written(
+            tmp_path / "y",
+            {"profile_export_aiperf.json": older | {"run_info": {"cli_command": "aiperf profile --concurrency 8"}}},
+        )
+    )
+    assert run.load == Closed(concurrency=8)
+
+
+def test_the_table_of_a_sweep_without_its_files_has_the_levels(tmp_path: Path) -> None:
+    rows = [VLLM, VLLM | {"max_concurrency": 4, "request_goodput": None}]
+    names = list(rows[1])
+    lines = [",".join(("", *names))]
+    lines += [
+        ",".join([str(i), *("" if (value := row.get(name)) is None else str(value) for name in names)])
+        for i, row in enumerate(rows)
+    ]
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "summary.csv").write_text("\n".join(lines))
+    alone = runs_of(tmp_path / "x")
+    assert [run.load for run in alone] == [Closed(concurrency=2), Closed(concurrency=4)]
+    assert {run.whole.requests_per_s for run in alone} == {2.0} and {run.model for run in alone} == {"org/m"}
+    written(tmp_path / "x" / "BENCH--max_concurrency=2", {"run=0.json": VLLM, "summary.json": [VLLM]})
+    assert [run.load for run in runs_of(tmp_path / "x")] == [Closed(concurrency=2)]
+
+
+def test_the_settings_beside_the_stages_of_inference_perf(tmp_path: Path) -> None:
+    settings = "api: {}\ndata: {}\nload: {type: KIND, stages: []}\nserver: {model_name: org/m, base_url: 'http://a'}\n"
+    stages = {"stage_0_lifecycle_metrics.json": LIFECYCLE, "validation.json": {"global": {}, "reports": {}}}
+    for kind, burstiness in (("poisson", 1.0), ("constant", 1000.0)):
+        folder = written(tmp_path / kind, stages)
+        (folder / "config.yaml").write_text(settings.replace("KIND", kind))
+        (run,) = runs_of(folder)
+        assert run.model == "org/m" and run.load == Open(rate_rps=2.0, burstiness=burstiness)
+    (folder / "config.yaml").write_text("a: [")
+    with pytest.raises(StoreError, match=r"config\.yaml: cannot be read as YAML \(.*line 2"):
+        runs_of(folder)

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
@@ -136,6 +136,10 @@ def stationary(draw: st.DrawFn) -> tuple[int, int, float, tuple[int, int]]:
 @pytest.mark.property
 @settings(max_examples=40, deadline=None)
 @given(stationary())
+@example((6, 3, 37.5, (3000, 100)))  # one batch is seen: what a larger one takes is a guess
+@example((6, 4, 20.09, (8000, 100)))  # so it is here, and prefill is overloaded
+@example((7, 5, 12.35, (8000, 600)))  # smaller batches end sooner, which is no reason for fewer engines
+@example((6, 1, 6.69, (8000, 1000)))
 def test_a_stationary_load_gets_its_best_split_and_keeps_it(case: tuple[int, int, float, tuple[int, int]]) -> None:
     engines, begins, rps, tokens = case
     pool = Pool(engines, begins)

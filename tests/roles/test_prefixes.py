@@ -115,6 +115,23 @@ def test_a_prompt_that_was_pulled_is_found_as_a_whole_alone() -> None:
     assert found(chunks[:3], other) == [3, 6]
 
 
+def test_an_engine_that_keeps_ends_alone_has_a_fork_from_the_third_time_on() -> None:
+    """As vLLM does it for gpt-oss by default: the second prompt with that beginning finds nothing of it."""
+    prefixes = Prefixes()
+    common = chunks_of([1] * 4 * CHUNK_TOKENS)
+    forks = [common + chunks_of([9, each] * CHUNK_TOKENS) for each in range(3)]
+    found = []
+    for fork in forks:
+        found.append(prefixes.tokens("a", fork) // CHUNK_TOKENS)
+        prefixes.keep("a", fork, sparse=True)
+    assert found == [0, 0, 4]
+    follow_up = forks[2] + chunks_of([5] * CHUNK_TOKENS)
+    assert prefixes.tokens("a", follow_up) == CHUNK_TOKENS * len(forks[2]), "the next turn finds all of the one before"
+    prefixes.keep("b", forks[0], sparse=True)
+    prefixes.keep("b", forks[1], pulled=True, sparse=True)
+    assert prefixes.tokens("b", forks[2]) == 0, "what was pulled has no window where it parted"
+
+
 @given(st.integers(0, 20_000), st.integers(0, 20_000))
 def test_no_prompt_is_for_nothing(tokens: int, cached: int) -> None:
     left = to_compute(tokens, cached)

@@ -70,7 +70,7 @@ class LoadClient:
     def run(self, level: ClientLevel, progress: Progress | None = None) -> ClientAnswer:
         """Drive one level to its end, shared by all processes that it has load for. Raises UsageError when
         a client refuses it before sending anything, BenchError when one dies."""
-        parts = min(self.processes, level.concurrency or level.num_requests)
+        parts = min(self.processes, level.most_parts)
         if parts == 1:
             return self._processes[0].run(level, progress)
         return self._run_shared(level, parts, progress)

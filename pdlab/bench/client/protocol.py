@@ -9,11 +9,25 @@ from pydantic import Field, model_validator
 
 from pdlab.bench.levels import prefix_seed
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
+from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
 from pdlab.results.schema import ClientLoad, RequestRecord
+from pdlab.results.timeline import RequestTimeline
 
 SENT_HEADER = "x-pdlab-sent"
 STOP = "stop"
+
+
+class ReplayedPlan(Frozen):
+    """The compiled workload (`pdlab.traffic.requests`) of a level that replays one.
+
+    ``path``: the file; ``groups``: sets of sessions in it that wait for each other. ``stretch``: all its times take so
+    many times as long. ``endpoint``: as in its head.
+    """
+
+    path: str
+    groups: int = Field(ge=1)
+    stretch: float = Field(default=1.0, gt=0)
+    endpoint: Literal["completions", "chat"] = "completions"
 
 
 class ClientLevel(Frozen):
@@ -24,10 +38,11 @@ class ClientLevel(Frozen):
     given, in seconds since the level's begin; the first ``prefix_tokens`` are the same
     in every request and drawn from ``prefix_seed``.
     ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
-    vLLM servers without a serving layer. ``tokenizer`` is a folder or a Hugging Face id. Of several
+    vLLM servers without a serving layer. With ``replay`` the requests, their lengths and their times are those of a
+    compiled workload. ``tokenizer`` is a folder or a Hugging Face id. Of several
     processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
     are of the whole level, and each process takes its share. ``stamped``: every request says in `SENT_HEADER` when it
-    is sent, in seconds of the machine's monotonic clock.
+    is sent, in seconds of the machine's monotonic clock. ``timeline``: every request asks where its time goes.
     """
 
     name: str
@@ -46,6 +61,7 @@ class ClientLevel(Frozen):
     concurrency: int | None = Field(default=None, ge=1)
     rate_rps: float | None = Field(default=None, gt=0)
     ramp: Ramp | None = None
+    replay: ReplayedPlan | None = None
     burstiness: float = Field(default=1.0, gt=0)
     prefix_tokens: int = Field(default=0, ge=0)
     prefix_seed: int = Field(default=0, ge=0, lt=2**32)
@@ -53,6 +69,7 @@ class ClientLevel(Frozen):
     part: int = Field(default=0, ge=0)
     parts: int = Field(default=1, ge=1)
     stamped: bool = False
+    timeline: bool = False
 
     @property
     def own_concurrency(self) -> int | None:
@@ -72,15 +89,20 @@ class ClientLevel(Frozen):
         total = self.num_requests
         return range(total * before // self.concurrency, total * (before + own) // self.concurrency)
 
+    @property
+    def most_parts(self) -> int:
+        """Processes that it has load for."""
+        return self.replay.groups if self.replay else self.concurrency or self.num_requests
+
     @model_validator(mode="after")
     def _complete(self) -> ClientLevel:
-        if [self.concurrency, self.rate_rps, self.ramp].count(None) != 2:
-            raise ValueError("give one of concurrency, rate_rps and ramp")
+        if [self.concurrency, self.rate_rps, self.ramp, self.replay].count(None) != 3:
+            raise ValueError("give one of concurrency, rate_rps, ramp and replay")
         if self.lengths is not None and len(self.lengths) != self.num_requests:
             raise ValueError(f"{len(self.lengths)} lengths for {self.num_requests} requests")
         if self.due_s is not None and (self.rate_rps is None or len(self.due_s) != self.num_requests):
             raise ValueError(f"{len(self.due_s)} times at which requests are due: one of each, at a constant rate")
-        if self.part >= self.parts or self.parts > (self.concurrency or self.num_requests):
+        if self.part >= self.parts or self.parts > self.most_parts:
             raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
         if self.backend == "openai" and not self.base_url:
             raise ValueError("backend openai needs base_url")
@@ -98,11 +120,13 @@ class ClientAnswer(Frozen):
     ``clock_step_s`` how far the wall clock moved against the monotonic one meanwhile. Of several
     ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
     where the schedule of an open loop begins there: lateness counts from the most punctual request.
-    ``started_at`` and ``finished_at`` are ISO 8601, UTC.
+    ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: of the requests whose server
+    told one.
     """
 
     name: str
     records: tuple[RequestRecord, ...]
+    timelines: tuple[RequestTimeline, ...] = ()
     cpu_share: float | None = None
     loop_lag_s: float | None = None
     clock_step_s: float | None = None
@@ -133,8 +157,10 @@ def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
             "rate_rps": None if level.rate_rps is None else level.rate_rps / slow_down,
             "due_s": None if level.due_s is None else tuple(moment_s * slow_down for moment_s in level.due_s),
             "ramp": ramp,
+            "replay": level.replay and level.replay.model_copy(update={"stretch": level.replay.stretch * slow_down}),
             "request_timeout_s": level.request_timeout_s * slow_down,
             "stamped": True,
+            "timeline": False,  # real times, of simulated engines
         }
     )
 
@@ -162,12 +188,14 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     """The answers of several processes of one machine as one: they share its monotonic clock and one schedule."""
     origin_s = min(answer.origin_s for answer in answers)
     schedule_s = min((answer.schedule_s for answer in answers if answer.schedule_s is not None), default=None)
-    records = []
+    records, timelines = [], []
     for answer in answers:
+        timelines += [told.shifted(answer.origin_s - origin_s) for told in answer.timelines]
         late_s = answer.schedule_s - schedule_s if answer.schedule_s is not None and schedule_s is not None else 0.0
         for record in answer.records:
             moved = record.shifted(answer.origin_s - origin_s) if answer.origin_s > origin_s else record
-            if late_s and moved.lateness_s is not None:
+            waited = moved.replayed is not None and moved.replayed.after
+            if late_s and moved.lateness_s is not None and not waited:
                 moved = moved.model_copy(update={"lateness_s": round(moved.lateness_s + late_s, 6)})
             records.append(moved)
 
@@ -178,6 +206,7 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     return ClientAnswer(
         name=answers[0].name,
         records=tuple(sorted(records, key=lambda record: record.arrival_s)),
+        timelines=tuple(sorted(timelines, key=lambda told: told.arrival_s or 0.0)),
         cpu_share=worst("cpu_share"),
         loop_lag_s=worst("loop_lag_s"),
         clock_step_s=worst("clock_step_s"),
@@ -190,10 +219,19 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
 
 
 def client_level(
-    level: Level, workload: Workload, *, base_url: str, model: str, tokenizer: str, request_timeout_s: float
+    level: Level,
+    workload: Workload,
+    *,
+    base_url: str,
+    model: str,
+    tokenizer: str,
+    request_timeout_s: float,
+    plan: ReplayedPlan | None = None,
+    timeline: bool = False,
 ) -> ClientLevel:
-    """A level of a sweep in the client's form."""
+    """A level of a sweep in the client's form; ``plan``: what it replays."""
     load = level.load
+    replays = isinstance(load, Replay)
     arrivals = workload.arrivals(level)
     return ClientLevel(
         name=level.key.stem,
@@ -202,15 +240,17 @@ def client_level(
         tokenizer=tokenizer,
         input_tokens=workload.sent_input_tokens,
         output_tokens=workload.sent_output_tokens,
-        lengths=workload.draw(level) if workload.varied else None,
+        lengths=workload.draw(level) if workload.varied and not replays else None,
         due_s=None if arrivals is None else tuple(arrival.due_s for arrival in arrivals),
         num_requests=level.num_requests,
         seed=level.seed,
         concurrency=load.concurrency if isinstance(load, Closed) else None,
         rate_rps=load.rate_rps if isinstance(load, Open) else None,
         ramp=load if isinstance(load, Ramp) else None,
-        burstiness=1.0 if isinstance(load, Closed) else load.burstiness,
+        replay=plan if replays else None,
+        burstiness=load.burstiness if isinstance(load, Open | Ramp) else 1.0,
         prefix_tokens=workload.shared_prefix_tokens,
         prefix_seed=prefix_seed(workload),
         request_timeout_s=request_timeout_s,
+        timeline=timeline,
     )

@@ -42,10 +42,14 @@ from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
 from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel
+from pdlab.bench.client.replay import SessionSender, Words, own_requests, tee_answers
+from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
 from pdlab.deploy.endpoint import key_of
+from pdlab.deploy.serving.timeline import HEADER
 from pdlab.results.schema import RequestRecord
+from pdlab.results.timeline import RequestTimeline
 
 PROGRESS_EVERY_S = 0.5
 LAG_PROBE_S = 0.05
@@ -89,11 +93,12 @@ def main() -> int:
             level = ClientLevel.model_validate_json(line)
             name = level.name
             tokenizer = _tokenizer(level.tokenizer)
-            samples = _samples(level, tokenizer)
+            replay = _replay(level, tokenizer) if level.replay else None
+            samples = replay.samples() if replay else _samples(level, tokenizer)
             if level.parts > 1:
                 _send(answers, event="prepared", name=name)
                 time.sleep(max(0.0, float(levels.get()) - time.perf_counter()))
-            answer = asyncio.run(_drive(level, samples, tokenizer, answers, driven))
+            answer = asyncio.run(_drive(level, samples, tokenizer, answers, driven, replay))
         except (ValidationError, UsageError) as error:
             _send(answers, event="refused", name=name, message=" ".join(str(error).split()))
         else:
@@ -150,7 +155,12 @@ def _send(answers: TextIO, **message: object) -> None:
 
 
 async def _drive(
-    level: ClientLevel, samples: list[Any], tokenizer: Any, answers: TextIO, driven: _Driven
+    level: ClientLevel,
+    samples: list[Any],
+    tokenizer: Any,
+    answers: TextIO,
+    driven: _Driven,
+    replay: SessionSender | None = None,
 ) -> ClientAnswer:
     """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
     import numpy as np
@@ -158,7 +168,16 @@ async def _drive(
     from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, TaskType, benchmark, freeze_gc_heap
 
     meter = Meter(level, answers)
-    ASYNC_REQUEST_FUNCS["pdlab"] = partial(meter.request, _request_func(level))
+    numbered = [sample.request_id for sample in samples]
+    send: RequestFunc = partial(meter.request, _request_func(level))
+    path, extra_body = "completions", {"temperature": 0.0}
+    if replay is not None:
+        tee_answers()
+        meter.total = len(samples)
+        send = partial(replay.request, send, meter.leave_out)
+        path = "chat/completions" if replay.chat else path
+        extra_body |= {"return_token_ids": True}
+    ASYNC_REQUEST_FUNCS["pdlab"] = send
     random.seed(level.seed)
     np.random.seed(level.seed)  # vLLM draws the gaps between arrivals from numpy's global state
     freeze_gc_heap()
@@ -171,7 +190,7 @@ async def _drive(
     made = benchmark(
         task_type=TaskType.GENERATION,
         endpoint_type="pdlab",
-        api_url=f"{base_url}/v1/completions",
+        api_url=f"{base_url}/v1/{path}",
         base_url=base_url,
         model_id=level.model,
         model_name=level.model,
@@ -190,7 +209,7 @@ async def _drive(
         max_concurrency=level.own_concurrency,
         lora_modules=None,
         extra_headers=None,
-        extra_body={"temperature": 0.0},
+        extra_body=extra_body,
         ready_check_timeout_sec=0,
         self_timed=scheduled(level),
     )
@@ -200,24 +219,31 @@ async def _drive(
     probe.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await probe
-    lengths = _own_lengths(level)
     if result is None:
-        sent = [number for number, sample in enumerate(samples) if sample.request_id in meter.outputs]
-        if not sent:
+        samples = [sample for sample in samples if sample.request_id in meter.outputs]
+        if not samples:
             os._exit(0)
-        samples, lengths = [samples[number] for number in sent], lengths and [lengths[number] for number in sent]
-    outputs = [meter.outputs[sample.request_id] for sample in samples]
+    names = [sample.request_id for sample in samples]
+    outputs = [meter.outputs[name] for name in names]
     output_lens = result["output_lens"] if result else [output.output_tokens or 0 for output in outputs]
-    timed_out = [sample.request_id in meter.timed_out for sample in samples]
     schedule_s = None
-    late_s: list[float | None] = [meter.waited_s.get(sample.request_id) for sample in samples]
+    late_s: list[float | None] = [meter.waited_s.get(name) for name in names]
     if scheduled(level):
         begins = [output.start_time - sample.timestamp for output, sample in zip(outputs, samples, strict=True)]
         schedule_s = min(begins)
         late_s = [began - schedule_s for began in begins]
+    facts: list[dict[str, Any]]
+    if replay is not None:
+        facts = [replay.facts(name, late) for name, late in zip(names, late_s, strict=True)]
+    else:
+        asked = dict(zip(numbered, _own_lengths(level) or (), strict=False))
+        facts = [{"asked": asked.get(name), "lateness_s": late} for name, late in zip(names, late_s, strict=True)]
+    for name, each in zip(names, facts, strict=True):
+        each["timed_out"] = name in meter.timed_out
     return ClientAnswer(
         name=level.name,
-        records=tuple(_records(outputs, output_lens, late_s, lengths, timed_out)),
+        records=tuple(_records(outputs, output_lens, facts)),
+        timelines=_timelines(outputs, [meter.told.get(sample.request_id) for sample in samples]),
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),
@@ -236,9 +262,12 @@ class Meter:
         self.answers = answers
         self.outputs: dict[str, Any] = {}
         self.timed_out: set[str] = set()
+        self.told: dict[str, str] = {}
+        """Timelines, as their servers wrote them."""
         self.waited_s: dict[str, float] = {}
         """Closed loop: how long the place of each request had been free when it was sent."""
         self.failed = 0
+        self.total = len(level.own_requests)
         self._sent = 0
         self._freed: deque[float] = deque()
         self._began: tuple[float, float] | None = None
@@ -256,6 +285,11 @@ class Meter:
         if self.level.stamped:
             more = {**(request_func_input.extra_headers or {}), SENT_HEADER: repr(time.monotonic())}
             request_func_input = replace(request_func_input, extra_headers=more)
+        if self.level.timeline:
+            request_id = request_func_input.request_id
+            more = {**(request_func_input.extra_headers or {}), HEADER: "1"}
+            request_func_input = replace(request_func_input, extra_headers=more)
+            session = TappedSession(session, lambda told: self.told.update({request_id: told}))
         try:
             output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
@@ -277,6 +311,12 @@ class Meter:
         self.failed += not output.success
         return output
 
+    def leave_out(self, request_id: str, output: Any) -> Any:
+        """Count a request that is not sent as a failed one, with that output."""
+        self.outputs[request_id] = output
+        self.failed += 1
+        return output
+
     async def probe(self) -> None:
         """Measure the event loop's lag and report progress, until cancelled."""
         began = time.perf_counter()
@@ -288,9 +328,8 @@ class Meter:
                 self._lags.append(now - slept - LAG_PROBE_S)
             if now - began >= PROGRESS_EVERY_S:
                 began = now
-                done, total = len(self.outputs), len(self.level.own_requests)
-                name = self.level.name
-                _send(self.answers, event="progress", name=name, done=done, failed=self.failed, total=total)
+                counts = {"done": len(self.outputs), "failed": self.failed, "total": self.total}
+                _send(self.answers, event="progress", name=self.level.name, **counts)
 
     @property
     def cpu_share(self) -> float | None:
@@ -310,22 +349,18 @@ def _own_lengths(level: ClientLevel) -> list[tuple[int, int]] | None:
     return None if level.lengths is None else [level.lengths[number] for number in level.own_requests]
 
 
-def _records(
-    outputs: list[Any],
-    output_lens: list[int],
-    late_s: list[float | None],
-    lengths: list[tuple[int, int]] | None,
-    timed_out: list[bool],
-) -> list[RequestRecord]:
-    """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond."""
+def _records(outputs: list[Any], output_lens: list[int], facts: list[dict[str, Any]]) -> list[RequestRecord]:
+    """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond. ``facts``: what
+    else is known of each, by the names of a record's fields."""
     origin = min(output.start_time for output in outputs)
     records = []
-    for number, (output, output_len, late) in enumerate(zip(outputs, output_lens, late_s, strict=True)):
+    for output, output_len, known in zip(outputs, output_lens, facts, strict=True):
         arrival_s = output.start_time - origin
         error = None
         if not output.success:
             lines = [line.strip() for line in (output.error or "").splitlines() if line.strip()]
             error = (lines[-1] if lines else "failed without a reason")[:ERROR_CHARS]
+        late_s = known.get("lateness_s")
         records.append(
             RequestRecord(
                 arrival_s=round(arrival_s, 6),
@@ -335,12 +370,23 @@ def _records(
                 output_tokens=output_len if output.success else (output.output_tokens or 0),
                 itl_s=tuple(round(gap, 6) for gap in output.itl),
                 error=error,
-                lateness_s=None if late is None else max(0.0, round(late, 6)),
-                asked=lengths[number] if lengths is not None else None,
-                timed_out=timed_out[number],
+                **known | {"lateness_s": None if late_s is None else max(0.0, round(late_s, 6))},
             )
         )
     return sorted(records, key=lambda record: record.arrival_s)
+
+
+def _timelines(outputs: list[Any], told: list[str | None]) -> tuple[RequestTimeline, ...]:
+    """Of the answered requests whose server told a readable one, with the client's times as `_records` has them."""
+    origin = min(output.start_time for output in outputs)
+    timelines = []
+    for output, text in zip(outputs, told, strict=True):
+        if text is None or not output.success or not output.ttft:
+            continue
+        with contextlib.suppress(ValueError):
+            own = {"arrival_s": round(output.start_time - origin, 6), "ttft_s": round(output.ttft, 6)}
+            timelines.append(RequestTimeline.model_validate(json.loads(text) | own))
+    return tuple(sorted(timelines, key=lambda each: each.arrival_s or 0.0))
 
 
 def _request_func(level: ClientLevel) -> RequestFunc:
@@ -348,7 +394,8 @@ def _request_func(level: ClientLevel) -> RequestFunc:
 
     if level.prefill_url and level.decode_url:
         ASYNC_REQUEST_FUNCS["pd-bare"] = partial(_pd_bare, level.prefill_url, level.decode_url)
-    func: RequestFunc = ASYNC_REQUEST_FUNCS[level.backend]
+    chat = level.replay is not None and level.replay.endpoint == "chat"
+    func: RequestFunc = ASYNC_REQUEST_FUNCS["openai-chat" if chat else level.backend]
     return func
 
 
@@ -411,6 +458,19 @@ def _tokenizer(name: str) -> Any:
         raise UsageError(
             f"tokenizer {name!r} cannot be loaded ({reason}); give its folder or Hugging Face id with --tokenizer"
         ) from error
+
+
+def _replay(level: ClientLevel, tokenizer: Any) -> SessionSender:
+    """What this process replays of the level's compiled workload. Raises UsageError."""
+    import numpy as np
+
+    special = set(tokenizer.all_special_ids)
+    tokens = _whole_tokens(
+        tokenizer, np.array([token for token in range(tokenizer.vocab_size) if token not in special])
+    )
+    texts = tokenizer.batch_decode([[int(token)] for token in tokens])
+    words = Words(tokens.tolist(), texts, level.seed, partial(tokenizer.encode, add_special_tokens=False))
+    return SessionSender(level, own_requests(level), words)
 
 
 def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:

@@ -11,22 +11,23 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import Search, SearchLimits
 from pdlab.bench.sweep import LevelOptions
+from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core.arguments import MAX_REPEATS, SLO_QUANTILE
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
-from pdlab.core.schema import Frozen, load_yaml, validate
+from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import flag_names, parse, to_words
-from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Slo, Workload
+from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.options import (
     DEFAULT_PORT,
     FROM_STDIN,
@@ -252,23 +253,27 @@ class Expected(Frozen):
 class ExperimentFile(LevelOptions):
     """configs/sweeps/*.yaml: every deployment under every workload and load, ``repeats`` times.
 
+    A workload of a ``file`` is replayed, and has no other load.
+
     Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
     the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``at``: bounds on latencies
     within which viz.py names the deployment that serves most (`pdlab.core.bounds`). ``tune_baseline``: see there.
+    More repeats, better guesses and other questions to the results leave it the same experiment: these fields are
+    marked as `pdlab.core.schema.Incidental`.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
-    description: str | None = None
+    description: Annotated[str | None, Incidental] = None
     where: Where
     deployments: tuple[Entry, ...] = Field(min_length=1)
     workloads: tuple[NamedWorkload, ...] = Field(min_length=1)
-    loads: tuple[LoadSettings, ...] = Field(min_length=1)
-    repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
+    loads: tuple[LoadSettings, ...] = ()
+    repeats: Annotated[int, Incidental] = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = Field(default=0, ge=0)
-    at: tuple[str, ...] = ()
+    at: Annotated[tuple[str, ...], Incidental] = ()
     tune_baseline: TuneBaseline | None = None
     launch_timeout_s: float = Field(default=1800.0, gt=0)
-    expect: Expected = Expected()
+    expect: Annotated[Expected, Incidental] = Expected()
 
     @field_validator("workloads")
     @classmethod
@@ -301,6 +306,17 @@ class ExperimentFile(LevelOptions):
         return self
 
     @model_validator(mode="after")
+    def _loads_of_what_is_not_replayed(self) -> ExperimentFile:
+        replays = {workload.name for workload in self.workloads if replayed(workload) is not None}
+        if not self.loads and len(replays) < len(self.workloads):
+            raise ValueError("loads: is missing; only workloads that are replayed from a file have none")
+        for name in sorted(replays & {name for group in self.loads for name in group.workloads or ()}):
+            raise ValueError(
+                f"loads: workload {name} is replayed, and its file says when what is sent; leave it out there"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _known_workloads(self) -> ExperimentFile:
         known = {workload.name for workload in self.workloads}
         for names in [entry.workloads for entry in self.deployments] + [group.workloads for group in self.loads]:
@@ -327,17 +343,29 @@ class Configuration(Frozen):
 def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
     """Read an experiment and where it was found: a path, or a name of configs/sweeps/. Raises UsageError.
 
-    A file of lengths may be named relative to it.
+    A file of lengths, and one to replay, may be named relative to it.
     """
     path = find_config("sweeps", name_or_path, "experiment")
 
     def with_files(data: Any) -> Any:
         workloads = data.get("workloads") if isinstance(data, dict) else None
         return (
-            {**data, "workloads": [beside(w, path.parent) for w in workloads]} if isinstance(workloads, list) else data
+            {**data, "workloads": [_compiled(beside(w, path.parent), path.parent) for w in workloads]}
+            if isinstance(workloads, list)
+            else data
         )
 
     return load_yaml(path, ExperimentFile, with_files), path
+
+
+def _compiled(workload: Any, folder: Path) -> Any:
+    """A workload as read from a YAML file in ``folder``; one of a ``file`` as the lengths of what it replays."""
+    if not isinstance(workload, dict) or not isinstance(workload.get("file"), str):
+        return workload
+    others = {name: value for name, value in workload.items() if name != "file"}
+    if unused := sorted(others.keys() - {"name"}):
+        raise UsageError(f"workloads: a file says what is sent; leave {unused[0]} out beside it")
+    return {**others, "lengths": read_traffic(folder / workload["file"]).lengths}
 
 
 def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...]:
@@ -463,6 +491,8 @@ def loads_and_searches(
 ) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
     """The loads and searches of one configuration under one workload. Raises UsageError when there are
     none, or when two are the same level."""
+    if (lengths := replayed(workload)) is not None:
+        return (Replay(speed=lengths.speed),), ()
     groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
     loads = tuple(load for group in groups for load in group.loads(configuration.deployment.gpus))
     searches = tuple(search for group in groups if (search := group.search()))

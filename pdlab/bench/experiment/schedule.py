@@ -25,12 +25,14 @@ from pdlab.bench.experiment.file import (
 )
 from pdlab.bench.slo_search import Search
 from pdlab.bench.sweep import unfinished
-from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.schema import Frozen
-from pdlab.core.workload import Closed, Load, Ramp, RunKey
+from pdlab.bench.traffic import replayed
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import Frozen, incidental
+from pdlab.core.workload import Closed, Load, Ramp, Replay, RunKey
 from pdlab.placement.place import place
 from pdlab.results.schema import ExperimentRecord, Tuning
 from pdlab.results.store import LOCK, RECORD, Store, read_record
+from pdlab.steps.resume import check_folder_is_new, check_same_run
 
 # Around a visit's levels: imports of the load generator, its warm-up; after a level: counters that come late.
 CLIENT_START_S, AFTER_LEVEL_S = 15.0, 2.0
@@ -133,6 +135,9 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
         )
         if isinstance(load, Closed):
             total += requests / load.concurrency * request_s
+        elif isinstance(load, Replay):
+            lengths = replayed(workload)
+            total += request_s + (lengths.least_s if lengths else 0.0)
         else:
             total += requests / (load.mean_rps if isinstance(load, Ramp) else load.rate_rps) + request_s
         total += AFTER_LEVEL_S
@@ -154,24 +159,13 @@ def visit_s(plan: Schedule, visit: Planned, out: Path) -> float:
 def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> ExperimentRecord | None:
     """What an earlier run left in ``folder``, None: nothing. Raises StoreError when ``file`` may not go there."""
     earlier = read_record(folder)
-    if earlier is None and folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
-        raise StoreError(f"{folder} holds results of something else ({RECORD} is missing); use another --out")
-    if earlier is not None:
-        _same(earlier.experiment, settings_of(file), folder)
-        if not resume:
-            raise StoreError(f"{folder} already has this experiment; use --resume to go on, or another --out")
+    if earlier is None:
+        check_folder_is_new(folder, RECORD, ignored=(LOCK,))
+    else:
+        check_same_run(folder, earlier.experiment, settings_of(file), resume=resume, free=incidental(ExperimentFile))
     return earlier
 
 
 def settings_of(file: ExperimentFile) -> dict[str, Any]:
     """The file as a record keeps it."""
     return file.model_dump(mode="json", exclude_defaults=True)
-
-
-def _same(before: dict[str, object], after: dict[str, object], folder: Path) -> None:
-    """What was measured and what is asked must be one experiment; more repeats, better guesses and other questions to
-    its results are."""
-    free = {"repeats", "expect", "description", "at", "recover_s"}
-    for key in sorted({*before, *after} - free):
-        if before.get(key) != after.get(key):
-            raise StoreError(f"{folder} was measured with another {key} in its file; use another name or --out")

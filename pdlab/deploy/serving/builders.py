@@ -26,12 +26,14 @@ from pdlab.deploy.serving.fluid import PlaysRoles
 from pdlab.deploy.serving.guard import Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
+from pdlab.deploy.serving.log_stats import EmptiesStats
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_UTILS, bind_class, bound_deployment
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
+from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed, current
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -40,7 +42,17 @@ FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *("prefill_call", "drain", "nixl_port", "ray_names", "builders"),
+    *(
+        "ttft_metrics",
+        "timeline",
+        "log_stats",
+        "early_token",
+        "prefill_call",
+        "drain",
+        "nixl_port",
+        "ray_names",
+        "builders",
+    ),
 )
 _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 # Modules, and a package, that go to the nodes with the classes.
@@ -57,6 +69,10 @@ class Front:
         app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
         app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
         app.add_middleware(Guard, rules=self.rules)
+        if isinstance(self, TellsTimes):
+            app.add_middleware(Timed, server=self)
+        else:
+            app.add_middleware(HandsOnTimes)
         return app
 
 
@@ -75,6 +91,8 @@ class OneByOne:
     async def _answer(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)
         if for_one_engine(request):
+            if (timing := current()) is not None:
+                timing.orchestrated = True  # with prefill beside it, and without its help
             alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
             return alone
         utils: Any = importlib.import_module(SERVER_UTILS)
@@ -105,12 +123,12 @@ class OneByOne:
 
 def build_openai_app(args: dict[str, Any]) -> Any:
     """One pool of engines. Raises what Ray's builder raises."""
-    return _build("build_openai_app", args)
+    return _timed(_build("build_openai_app", args), args)
 
 
 def build_dp_openai_app(args: dict[str, Any]) -> Any:
     """One pool of data parallel engines. Raises what Ray's builder raises."""
-    return _build("build_dp_openai_app", args)
+    return _timed(_build("build_dp_openai_app", args), args)
 
 
 def build_pd_openai_app(args: dict[str, Any]) -> Any:
@@ -119,25 +137,27 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
     call, kv_drain_s = arguments.pop("prefill_call"), arguments.pop("kv_drain_s")
     application = _build("build_pd_openai_app", arguments)
     _orchestrate(application, call, kv_drain_s)
-    return application
+    return _timed(application, args)
 
 
 def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     """One pool of engines whose roles move (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles`` the
-    fields of `pdlab.roles.spec.FluidSpec`. Raises what Ray's builders raise."""
+    fields of `pdlab.roles.spec.FluidSpec`. ``by_session``: sessions stay with the engine that decodes them. Raises what
+    Ray's builders raise."""
     arguments = dict(args)
     call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
     spec = FluidSpec(**roles)
     board_name = f"{BOARD_PREFIX}{uuid.uuid4().hex[:12]}"
-    application = _build(lambda arguments: _fluid(arguments, board_name, spec), arguments)
+    by_session = bool(arguments.pop("by_session", False))
+    application = _build(lambda arguments: _fluid(arguments, board_name, spec, by_session=by_session), arguments)
     _orchestrate(application, call, kv_drain_s)
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
             _mix_in(application_, PlaysRoles, {"board_name": board_name, "board_spec": spec})
-    return application
+    return _timed(application, args)
 
 
-def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
+def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec, *, by_session: bool) -> Any:
     """As `build_pd_openai_app` of Ray, with one deployment that is both prefill and decode."""
     builder: Any = importlib.import_module(BUILDER)
     ingress: Any = importlib.import_module(INGRESS)
@@ -150,6 +170,8 @@ def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec) -> Any:
     router: dict[str, Any] = {"request_router_class": FLUID_ROUTER}
     first, _ = spec.first(config.deployment_config["num_replicas"])
     router["request_router_kwargs"] = {"board": board_name, "prefill": first}
+    if by_session:
+        router["request_router_kwargs"]["by_session"] = True
     config.deployment_config["request_router_config"] = router
     engines = type("FluidServer", (pd.PDOrchestratorMixin, server.LLMServer), {"__module__": __name__})
     naming: dict[str, Any] = {"name_prefix": FLUID_PREFIX, "deployment_cls": engines}
@@ -185,6 +207,15 @@ def _orchestrate(application: Any, call: dict[str, Any], kv_drain_s: float) -> N
             _mix_in(application_, OneByOne, {})
 
 
+def _timed(application: Any, args: dict[str, Any]) -> Any:
+    """The application, whose engine servers tell the times of requests, as the last that is mixed in."""
+    server: Any = importlib.import_module(SERVER)
+    for application_ in _applications(application):
+        if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
+            _mix_in(application_, TellsTimes, {"marks_reads": bool(args.get("kv_guard"))})
+    return application
+
+
 def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
     """``builder``: of Ray by its name, or one of here."""
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
@@ -205,6 +236,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
             _mix_in(application_, CountsPoolTokens, {})
             _mix_in(application_, EndsWithEngine, {})
             _mix_in(application_, ExplainsErrors, {})
+            _mix_in(application_, EmptiesStats, {})
             if kv_guard:
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:

@@ -50,6 +50,7 @@ class PlaysRoles:
     _name = ""
     kv_pool_tokens: int | None = None
     caches_prefixes = True
+    keeps_ends_alone = False
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         self._flow = Flow()
@@ -126,10 +127,11 @@ class PlaysRoles:
 
     def _keeps(self, chunks: list[int], *, pulled: bool) -> None:
         """From now on this engine has a prompt with these chunks in its cache."""
-        self._kept.keep("", chunks, self.kv_pool_tokens, pulled=pulled)
+        sparse = self.keeps_ends_alone
+        self._kept.keep("", chunks, self.kv_pool_tokens, pulled=pulled, sparse=sparse)
         if self._affinity and chunks and self._board is not None:
             with contextlib.suppress(Exception):  # advice, for which no request may fail
-                self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens, pulled)
+                self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens, pulled, sparse)
 
     async def _engine_alone(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)

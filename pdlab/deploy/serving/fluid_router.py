@@ -7,6 +7,7 @@ and is a module of its own because Ray takes back that the router's module trave
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import logging
 import random
@@ -33,17 +34,19 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
     """Roles and loads come from the board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, those
     that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
 
-    *Decode*: of two engines at random that with fewer requests to decode. *Prefill*: never the engine that asks; of two
-    at random that with fewer prompt tokens waiting, and one on the asking engine's node, to which KV cache takes the
-    shortest way, if it has at most one such prompt more to do. Where the route knows which engines have the prompt's
-    beginning, one of those that have most of it, chosen in the same way, if it would be done with the rest of it
-    earlier. Roles are no condition: where there is no engine of the wanted role, another one that is not joining,
-    leaving or draining does it.
+    *Decode*: of two engines at random that with fewer requests to decode, or that of the request's session. *Prefill*:
+    never the engine that asks; of two at random that with fewer prompt tokens waiting, and one on the asking engine's
+    node, to which KV cache takes the shortest way, if it has at most one such prompt more to do. Where the route knows
+    which engines have the prompt's beginning, one of those that have most of it, chosen in the same way, if it would be
+    done with the rest of it earlier. Roles are no condition: where there is no engine of the wanted role, another one
+    that is not joining, leaving or draining does it.
     """
 
-    def initialize_state(self, *, board: str, prefill: int) -> None:
-        """``board``: its actor's name. ``prefill``: so many engines, the first by id, prefill until it says more."""
+    def initialize_state(self, *, board: str, prefill: int, by_session: bool = False) -> None:
+        """``board``: its actor's name. ``prefill``: so many engines, the first by id, prefill until it says more.
+        ``by_session``: a session's requests are decoded by one engine as long as it decodes."""
         self._board = board
+        self._by_session = by_session
         self._first_prefill = prefill
         self._known = RoleNews()
         self._sent: dict[tuple[str, int], int] = {}
@@ -62,7 +65,7 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         """HAProxy's pick: of a replica that answers a client."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        replica = self._to_decode()
+        replica = self._to_decode(pending_request)
         return [] if replica is None else [[replica]]
 
     async def _choose_replica_for_request(self, pending_request: Any, *, is_retry: bool = False) -> Any:
@@ -75,17 +78,18 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
             self._replicas_updated_event.clear()
             await self._replicas_updated_event.wait()
         if route is None:
-            return self._to_decode()
+            return self._to_decode(pending_request)
         replica = self._to_prefill(route)
         route.replica = replica.replica_id.unique_id
         return replica
 
-    def _to_decode(self) -> Any:
+    def _to_decode(self, pending_request: Any) -> Any:
         self._follow()
+        session = pending_request.metadata.session_id if self._by_session and pending_request is not None else ""
         engines = self._playing("decode", frozenset())
         if not engines:
             return None
-        chosen = self._lighter(engines, 1)
+        chosen = self._of_session(engines, session) if session else self._lighter(engines, 1)
         self._count(chosen, 1, 1)
         return chosen
 
@@ -111,6 +115,15 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
                 chosen = holder
         self._count(chosen, 0, work(chosen))
         return chosen
+
+    def _of_session(self, engines: list[Any], session: str) -> Any:
+        """By rendezvous hashing (D. Thaler, C. Ravishankar, 1998): an engine that comes or goes moves its own sessions
+        alone, and all routers agree."""
+
+        def score(replica: Any) -> bytes:
+            return hashlib.blake2b(f"{replica.replica_id.unique_id} {session}".encode()).digest()
+
+        return max(engines, key=score)
 
     def _lighter_or_near(self, engines: list[Any], tokens: int) -> Any:
         """Who prefills so many tokens, wherever they are cached."""

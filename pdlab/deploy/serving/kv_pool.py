@@ -17,27 +17,41 @@ class CountsPoolTokens:
     """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once.
 
     ``kv_pool_tokens``: those (None: not known). ``caches_prefixes``: whether the engine looks for a prompt's beginning
-    in it."""
+    in it. ``keeps_ends_alone``: of layers with a sliding window it keeps the ends of prompts alone."""
 
     kv_pool_tokens: int | None = None
     caches_prefixes = True
+    keeps_ends_alone = False
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
         try:
-            cache = self.engine._engine_client.vllm_config.cache_config  # type: ignore[attr-defined]
+            config = self.engine._engine_client.vllm_config  # type: ignore[attr-defined]
+            cache = config.cache_config
             self.kv_pool_tokens = cache.num_gpu_blocks * cache.block_size
             self.caches_prefixes = bool(getattr(cache, "enable_prefix_caching", True))
+            self.keeps_ends_alone = keeps_ends_alone(config)
             self._pool_tokens = _count_up(self.kv_pool_tokens)
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
             logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
+
+
+def keeps_ends_alone(config: Any) -> bool:
+    """Whether vLLM keeps the windows of a prompt's layers sparsely: they have a group of their own, and vLLM was not
+    told to keep every one (``prefix_cache_retention_interval`` None)."""
+    kinds = getattr(config.model_config.hf_text_config, "layer_types", None) or ()
+    if not any("sliding" in kind for kind in kinds) or config.scheduler_config.disable_hybrid_kv_cache_manager:
+        return False
+    return getattr(config.cache_config, "prefix_cache_retention_interval", None) is not None
 
 
 def _count_up(tokens: int) -> Any:
     """The counter, which must live as long as what it has counted is to be shown."""
     serve: Any = importlib.import_module("ray.serve")
     metrics: Any = importlib.import_module("ray.util.metrics")
-    counter = metrics.Counter(COUNTER, description="Tokens that the KV pool holds.", tag_keys=("ReplicaId",))
-    replica = serve.get_replica_context().replica_id.unique_id
-    counter.inc(tokens, tags={"ReplicaId": replica})
+    counter = metrics.Counter(
+        COUNTER, description="Tokens that the KV pool holds.", tag_keys=("ReplicaId", "deployment")
+    )
+    context = serve.get_replica_context()
+    counter.inc(tokens, tags={"ReplicaId": context.replica_id.unique_id, "deployment": context.deployment})
     return counter

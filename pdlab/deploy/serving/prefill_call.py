@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pdlab.deploy.serving.early_token import AnotherBegin, EarlyToken, WithoutBegin, counted, early_token, going_on
 from pdlab.deploy.serving.ray_names import MODELS, PD
+from pdlab.deploy.serving.timeline import TIMES_KEY, current
 from pdlab.deploy.serving.usage import cached_in_prefill
 
 # The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
@@ -33,6 +35,8 @@ COUNTERS = {
     "short": "Requests whose prompt decode computed itself, for it was short.",
     "answered": "Prompts that a fluid engine prefilled for another.",
     "cached": "Requests whose prompt went to an engine that has its beginning.",
+    "early": "Requests whose first token was prefill's, sent before its KV cache had moved.",
+    "early_again": "Of those, requests that decode was asked anew for, because it had taken another first token.",
     "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
 }
 _SERVER_ERRORS = 500
@@ -43,11 +47,13 @@ class PrefillRules:
     """``timeout_s``: how long prefill may take to answer. ``absent_s``: how long a call may wait for a prefill replica
     that takes it; Ray waits for one without a limit. ``on_failure``: what is tried after a failed or late call, in this
     order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt), ``fail``. Behind the
-    last step the request fails with HTTP 503."""
+    last step the request fails with HTTP 503. ``early_token``: prefill's first token is sent to the client at once
+    where that is exact (`pdlab.deploy.serving.early_token`)."""
 
     timeout_s: float = 120.0
     absent_s: float = 5.0  # a replica that is slow to say how much it has to do is asked again after 1 s at most
     on_failure: tuple[str, ...] = ("retry", "local")
+    early_token: bool = False
 
 
 class Route:
@@ -86,13 +92,22 @@ class CallsPrefill:
                 yield item
             return
         method = "chat" if isinstance(request, pd.ChatCompletionRequest) else "completions"
+        timing = current()
+        if timing is not None:
+            timing.orchestrated = True
         answer = await self._prefilled(pd, backend, method, request, raw_request_info)
         if isinstance(answer, pd.ErrorResponse):
             yield answer
             return
         kv_parameters = getattr(answer, "kv_transfer_params", None)
+        times = kv_parameters.pop(TIMES_KEY, None) if kv_parameters else None
+        if timing is not None and answer is not None:
+            timing.answered(times)
         began = False
         stream: Any = None
+        early: EarlyToken | None = None
+        if answer is not None and method == "completions" and self.prefill_rules.early_token:
+            early = early_token(request, answer, self._longest)
         try:
             if answer is None:
                 decode_request, token_ids = request, None
@@ -102,6 +117,10 @@ class CallsPrefill:
             with pd._reuse_prompt_token_ids(token_ids):
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
                 began = True  # from here on vLLM itself tells prefill of a request that ends early
+                if early is not None:
+                    begun: Any = super(pd.PDOrchestratorMixin, self)
+                    anew = going_on(decode_request, early)
+                    stream = self._after_early(early, stream, lambda: begun.completions(anew, raw_request_info))
                 async for item in stream:
                     yield item if answer is None else cached_in_prefill(item, answer)
         finally:
@@ -110,6 +129,50 @@ class CallsPrefill:
             if began and hasattr(stream, "aclose"):
                 with contextlib.suppress(Exception):
                     await stream.aclose()
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the engine's context."""
+        engine: Any = self.engine  # type: ignore[attr-defined]
+        return int(engine._engine_client.model_config.max_model_len)
+
+    async def _after_early(
+        self, early: EarlyToken, stream: Any, anew: Callable[[], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
+        """The early token, and what decode's stream has behind it; where that begins otherwise, the stream ``anew``."""
+        # Decode begins beside it, not behind the client's first token.
+        first = asyncio.ensure_future(stream.__anext__())
+        first.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await asyncio.sleep(0)
+        rest = WithoutBegin(early.text)
+        again: Any = None
+        try:
+            count("early")
+            if (timing := current()) is not None:
+                timing.early = True
+            yield [early.chunk]
+            item = await first
+            while True:
+                if (kept := rest.rest(item)) is not None:
+                    yield kept
+                item = await stream.__anext__()
+        except StopAsyncIteration:
+            return
+        except AnotherBegin:
+            count("early_again")
+            await stream.aclose()
+            again = await anew()
+            async for item in again:
+                yield counted(item)
+        finally:
+            if not first.done():
+                first.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await first
+            for each in (stream, again):
+                if hasattr(each, "aclose"):
+                    with contextlib.suppress(Exception):
+                        await each.aclose()
 
     async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
         """Prefill's answer, or the error that is the client's answer; None: decode is to compute the prompt."""
@@ -151,6 +214,8 @@ class CallsPrefill:
         exceptions: Any = importlib.import_module("ray.exceptions")
         prefill_request = backend.prepare_prefill_request(request=request, peer=None)
         self._request_prefill_token_ids(prefill_request)  # type: ignore[attr-defined]
+        if (timing := current()) is not None:
+            timing.called()
         try:
             call = getattr(self._prefill_of(pd, raw), method).remote(prefill_request, raw, **{ROUTE: route})
         except Exception as error:

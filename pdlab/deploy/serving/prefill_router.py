@@ -1,4 +1,4 @@
-"""Ray's own choice of a prefill replica, save those that a call is to avoid.
+"""Ray's own choices of a prefill replica, save those that a call is to avoid.
 
 Loaded in decode's replicas, where Ray has sent it by value: imports Ray and the standard library alone, and is a module
 of its own because Ray takes back that the router's module travels so.
@@ -10,32 +10,38 @@ import importlib
 import random
 from typing import Any
 
-from pdlab.deploy.serving.ray_names import ROUTERS
+from pdlab.deploy.serving.ray_names import HASH_ROUTERS, ROUTERS, TURN_ROUTERS
 
 _routers: Any = importlib.import_module(ROUTERS)
+_by_session: Any = importlib.import_module(HASH_ROUTERS)
+_in_turn: Any = importlib.import_module(TURN_ROUTERS)
 
 ROUTE = "pdlab_route"
 
 
-class PrefillRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
-    """Power of two choices, as Ray's default. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`)
-    learns from it which replica it went to, and goes to none of ``route.avoid``."""
+class TakesRoutes:
+    """Mixed into a router of Ray. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) learns from it
+    which replica it went to, and goes to none of ``route.avoid``."""
 
     async def _choose_replica_for_request(self, pending_request: Any, *, is_retry: bool = False) -> Any:
         # Taken out of what is sent to the replica; Ray asks again with the same object where a replica has no room.
         route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
         if route is None:
-            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+            return await super()._choose_replica_for_request(  # type: ignore[misc]
+                pending_request, is_retry=is_retry
+            )
         setattr(pending_request, ROUTE, route)
         route.replica = None  # of a choice before: that replica had died, or refused
         if route.avoid:
             replica = await self._another(route)
         else:
-            replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+            replica = await super()._choose_replica_for_request(  # type: ignore[misc]
+                pending_request, is_retry=is_retry
+            )
         route.replica = replica.replica_id.unique_id
         return replica
 
-    async def _another(self, route: Any) -> Any:
+    async def _another(self: Any, route: Any) -> Any:
         """One of the replicas that are not to be avoided, beside Ray's queue, whose first in line takes any replica.
 
         Raises LookupError where there is none, and then says so in the route."""
@@ -50,3 +56,15 @@ class PrefillRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
                 return replica
             await self._backoff(attempt)
             attempt += 1
+
+
+class PrefillRouter(TakesRoutes, _routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+    """Power of two choices, as Ray's default."""
+
+
+class PrefillBySession(TakesRoutes, _by_session.ConsistentHashRouter):  # type: ignore[misc]
+    """The replica of the request's session."""
+
+
+class PrefillInTurn(TakesRoutes, _in_turn.RoundRobinRouter):  # type: ignore[misc]
+    """Each replica in turn."""

@@ -133,10 +133,12 @@ class RoleBoard:
                 await asyncio.wait_for(self._news.wait(), self._news_s)
         return self._state().fields if self._roles else known
 
-    async def keeps(self, engine: str, chunks: list[int], pool_tokens: int | None, pulled: bool) -> None:
+    async def keeps(
+        self, engine: str, chunks: list[int], pool_tokens: int | None, pulled: bool, sparse: bool = False
+    ) -> None:
         """The engine, whose KV pool holds so many tokens, has a prompt with these chunks
         (`pdlab.roles.prefixes.Prefixes.keep`)."""
-        self._prefixes.keep(engine, chunks, pool_tokens, pulled=pulled)
+        self._prefixes.keep(engine, chunks, pool_tokens, pulled=pulled, sparse=sparse)
 
     async def held(self, engine: str, chunks: list[int]) -> dict[str, int]:
         """How many tokens of a prompt with these chunks, which ``engine`` is to decode, every other engine that

@@ -58,7 +58,7 @@
     const step = [1, 2, 2.5, 5, 10].find((s) => s * power >= raw) * power;
     const found = [];
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) found.push(+v.toPrecision(12));
-    return found;
+    return found.length > 2 || high <= low || count > 9 ? found : linearTicks(low, high, 2 * count);
   }
   function logTicks(low, high) {
     for (const marks of [[1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 8]]) {
@@ -120,6 +120,13 @@
     return kept;
   }
 
+  // Whether the best level of one curve is far above that of another; as pdlab/report/scales.py has it.
+  function spans(points) {
+    const best = new Map();
+    for (const p of points) if (p.point.ok && p.vy > 0) best.set(p.curve, Math.max(p.vy, best.get(p.curve) || 0));
+    return best.size > 0 && Math.max(...best.values()) > DATA.view.span * Math.min(...best.values());
+  }
+
   function panel(spec, width) {
     const height = spec.main ? Math.max(300, Math.min(560, width * 0.56)) : Math.max(230, Math.min(300, width * 0.62));
     const box = { left: 52, right: width - 14, top: 24, bottom: height - 40 };
@@ -131,7 +138,8 @@
     });
     if (!points.length) return null;
     const xs = spec.main ? axis(points.map((p) => p.vx), view.log && view.latency !== "interactivity", false, box.left, box.right, 0.06) : loadAxis(points.map((p) => p.vx), box.left, box.right);
-    const ys = axis(points.map((p) => p.vy), !spec.main && view.log, true, box.bottom, box.top + 8, 0.06);
+    const logY = spec.main ? spans(points) : view.log;
+    const ys = axis(points.map((p) => p.vy), logY, true, box.bottom, box.top + 8, 0.06);
     for (const p of points) { p.x = xs.at(p.vx); p.y = ys.at(p.vy); }
     for (const v of ys.ticks) {
       make("line", { class: "grid", x1: box.left, x2: box.right, y1: ys.at(v), y2: ys.at(v) }, svg);
@@ -142,7 +150,7 @@
       make("text", { x: xs.at(v), y: box.bottom + 17, "text-anchor": "middle" }, svg, tick(v));
     }
     make("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }, svg);
-    make("text", { x: 2, y: 12 }, svg, spec.yName);
+    make("text", { x: 2, y: 12 }, svg, spec.main && logY ? `${spec.yName} (${DATA.view.logName})` : spec.yName);
     make("text", { x: box.right, y: height - 6, "text-anchor": "end" }, svg, spec.xName);
     if (spec.main && comparable()) {
       const ranked = points.filter((p) => p.point.ok && !p.curve.published);
@@ -183,7 +191,7 @@
     const clampX = (v) => Math.max(box.left, Math.min(box.right, v)), clampY = (v) => Math.max(box.top, Math.min(box.bottom, v));
     let d = "";
     if (p.ix.length > 1) d += `M${clampX(xs.at(Math.max(p.ix[1], 1e-9)))} ${p.y}H${clampX(xs.at(p.ix[2]))}`;
-    if (p.iy.length > 1) d += `M${p.x} ${clampY(ys.at(p.iy[1]))}V${clampY(ys.at(p.iy[2]))}`;
+    if (p.iy.length > 1) d += `M${p.x} ${clampY(ys.at(Math.max(p.iy[1], 1e-9)))}V${clampY(ys.at(p.iy[2]))}`;
     if (d) make("path", { class: "whisker", d, stroke: p.curve.color }, group);
   }
   function names(svg, points, box) {

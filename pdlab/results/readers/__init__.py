@@ -16,7 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from pdlab.core.errors import StoreError
+from pdlab.core.schema import parse_yaml, yaml_fault
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
 # In the order in which a file is offered to them: the first that recognises its content reads it.
@@ -74,9 +77,10 @@ def _content(file: Path) -> tuple[Any, str]:
     try:
         content = file.read_bytes()
         return _of_bytes(file, content), hashlib.sha256(content).hexdigest()
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         kind = file.suffix.removeprefix(".").upper()
-        raise StoreError(f"{file}: cannot be read as {kind} ({error})") from error
+        why = yaml_fault(error) if isinstance(error, yaml.YAMLError) else error
+        raise StoreError(f"{file}: cannot be read as {kind} ({why})") from error
 
 
 def _of_bytes(file: Path, content: bytes) -> Any:
@@ -86,8 +90,6 @@ def _of_bytes(file: Path, content: bytes) -> Any:
     if file.suffix == ".csv":
         return _rows(content)
     if file.suffix in (".yaml", ".yml"):
-        from pdlab.core.schema import parse_yaml
-
         return parse_yaml(content.decode())
     if file.suffix == ".jsonl":
         return _lines(content)

@@ -20,7 +20,7 @@ _METRICS = {
     "request_latency": "e2el",
 }
 _TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
-_FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)")
+_FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)(?![\d.,])")  # not of several values, which are a sweep
 
 
 def read(file: Path, content: Any) -> FileReading | None:
@@ -43,9 +43,13 @@ def read(file: Path, content: Any) -> FileReading | None:
     if file.name == "inputs.json" and "data" in content:
         return FileReading(TOOL, skipped="the prompts that were sent")
     throughput = content.get("request_throughput")
-    if not (isinstance(throughput, dict) and "unit" in throughput):
-        return None
-    return FileReading(TOOL, (RawLevel("", _level(content)),))
+    if isinstance(throughput, dict) and "unit" in throughput:
+        return FileReading(TOOL, (RawLevel("", _level(content)),))
+    if "aiperf_version" in content or file.name.startswith("profile_export_aiperf_"):
+        return FileReading(TOOL, skipped="what the levels in the folders beside it have in common")
+    if file.name == "run_config.json" and {"benchmark_id", "cfg"} <= content.keys():
+        return FileReading(TOOL, skipped="the settings of the level beside it")
+    return None
 
 
 def _level(content: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +60,8 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
     rate = _average(content, "request_throughput")
     inputs = _total(content, "input_sequence_length", completed)
     outputs = _total(content, "output_sequence_length", completed)
-    duration = _average(content, "benchmark_duration") or (completed / rate if rate else None)
+    # Its rates are over the time from the first request to the last answer, which is shorter than benchmark_duration.
+    duration = completed / rate if rate else _average(content, "benchmark_duration")
     level: dict[str, Any] = {
         "request_throughput": rate,
         "duration": duration,
@@ -64,7 +69,9 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
         "num_prompts": completed + failed,
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
+        "server_output_tokens": _average(content, "total_usage_completion_tokens"),
         "model_id": _model(config),
+        "date": content.get("start_time"),
         **_load(config, command),
         **of_export(content),
     }
@@ -102,7 +109,7 @@ def _model(config: dict[str, Any]) -> str | None:
 
 def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
     """Load of the profiling phase: from the configuration, of earlier versions from the command."""
-    flags = {name: float(value) for name, value in _FLAG.findall(command)}
+    flags: dict[str, float] = {}
     burstiness = None
     phases = [phase for phase in config.get("phases") or [] if isinstance(phase, dict)]
     profiling = [phase for phase in phases if phase.get("kind", phase.get("name")) in ("profiling", None)] or phases
@@ -118,6 +125,8 @@ def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
     for name, key in (("concurrency", "concurrency"), ("request_rate", "request-rate")):
         if isinstance(generator.get(name), int | float):
             flags.setdefault(key, float(generator[name]))
+    if not flags:
+        flags = {name: float(value) for name, value in _FLAG.findall(command)}
     load: dict[str, Any] = {"request_rate": flags.get("request-rate", "inf"), "burstiness": burstiness}
     if "concurrency" in flags:
         load["max_concurrency"] = int(flags["concurrency"])

@@ -22,6 +22,8 @@ def read(file: Path, content: Any) -> FileReading | None:
         return FileReading(TOOL, skipped="what the levels beside it have in common")
     if not {"aggregated_metrics", "individual_request_metrics"} <= content.keys():
         return None
+    if file.name.startswith("debug_for_run_"):
+        return FileReading(TOOL, skipped="a level in which no request was answered")
     return FileReading(TOOL, (RawLevel("", _level(file, content)),))
 
 

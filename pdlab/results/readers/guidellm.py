@@ -6,6 +6,7 @@ by the tokens of a request. The record has the latter as TPOT.
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
         "total_input_tokens": _sum(metrics, "prompt_token_count"),
         "total_output_tokens": _sum(metrics, "output_token_count"),
         "model_id": _model(benchmark, report),
+        "date": _date(benchmark.get("start_time")),
         **_load(benchmark),
     }
     for theirs, (ours, to_ms) in _METRICS.items():
@@ -74,6 +76,14 @@ def _sum(metrics: dict[str, Any], name: str) -> float | None:
 def _difference(benchmark: dict[str, Any], end: str, start: str) -> float | None:
     ends, starts = benchmark.get(end), benchmark.get(start)
     return None if ends is None or starts is None else ends - starts
+
+
+def _date(start_s: Any) -> str | None:
+    """ISO 8601 of seconds since 1970."""
+    try:
+        return datetime.fromtimestamp(start_s, timezone.utc).isoformat()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def _model(benchmark: dict[str, Any], report: dict[str, Any]) -> str | None:

@@ -1,15 +1,23 @@
 """inference-perf: ``stage_N_lifecycle_metrics.json``, a level a file. ``summary_lifecycle_metrics.json`` is the mean of
-all stages, and no level; it is one if the run has one stage."""
+all stages, and no level; it is one if the run has one stage.
+
+The model and the kind of arrivals are in ``config.yaml`` beside them. The client counts the tokens of answers anew, or
+takes the server's counts (``use_server_output_tokens``). Its throughput and its TPOT are by what it took.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from pdlab.core.schema import parse_yaml
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import keyed
+from pdlab.results.readers.statistics import REGULAR, keyed
 
 TOOL = "inference-perf"
+CONFIG = "config.yaml"
 _METRICS = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -20,16 +28,31 @@ _METRICS = {
 
 def read(file: Path, content: Any) -> FileReading | None:
     """None unless it is a report of inference-perf's."""
-    if isinstance(content, list) and file.name.startswith("per_request_lifecycle"):
+    if isinstance(content, list) and "per_request_lifecycle" in file.name:
         return FileReading(TOOL, skipped="the requests of the stages beside it")
-    if not isinstance(content, dict) or not {"load_summary", "successes", "failures"} <= content.keys():
+    if not isinstance(content, dict):
         return None
-    if file.name.startswith("summary_") and any(file.parent.glob("stage_*_lifecycle_metrics.json")):
+    if file.name == CONFIG and {"api", "data", "load", "server"} <= content.keys():
+        return FileReading(TOOL, skipped="the settings of the stages beside it")
+    if file.name == "validation.json" and {"global", "reports"} <= content.keys():
+        return FileReading(TOOL, skipped="the client's own checks of the stages beside it")
+    if not {"load_summary", "successes", "failures"} <= content.keys():
+        return None
+    if "summary_" in file.name and any(file.parent.glob("*stage_*_lifecycle_metrics.json")):
         return FileReading(TOOL, skipped="the mean over the stages beside it")
-    return FileReading(TOOL, (RawLevel("", _level(content)),))
+    return FileReading(TOOL, (RawLevel("", _level(content, _config(file))),))
 
 
-def _level(content: dict[str, Any]) -> dict[str, Any]:
+def _config(file: Path) -> dict[str, Any]:
+    """The settings beside a file; empty where there are none."""
+    try:
+        stated = parse_yaml((file.parent / CONFIG).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return stated if isinstance(stated, dict) else {}
+
+
+def _level(content: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     load, good, bad = content["load_summary"], content["successes"], content["failures"]
     completed = good.get("count") or 0
     throughput = good.get("throughput") or {}
@@ -41,17 +64,28 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
         "completed": completed,
         "num_prompts": completed + (bad.get("count") or 0),
         "total_input_tokens": _tokens(good.get("prompt_tokens") or good.get("prompt_len"), completed),
-        "total_output_tokens": _tokens(good.get("output_tokens") or good.get("output_len"), completed),
+        "total_output_tokens": _outputs(good, duration, completed),
+        "server_output_tokens": _tokens(good.get("output_tokens"), completed),
+        "model_id": (config.get("server") or {}).get("model_name"),
+        "burstiness": REGULAR if (config.get("load") or {}).get("type") == "constant" else None,
         "request_rate": load.get("requested_rate"),
         "max_concurrency": load.get("concurrency"),
     }
     if level["max_concurrency"]:
-        level["request_rate"] = None
+        level["request_rate"] = level["burstiness"] = None
     for theirs, ours in _METRICS.items():
         statistics = (good.get("latency") or {}).get(theirs)
         if isinstance(statistics, dict):
             level |= keyed(ours, statistics, to_ms=1000.0)
     return {name: value for name, value in level.items() if value is not None}
+
+
+def _outputs(good: dict[str, Any], duration: float | None, completed: float) -> float | None:
+    """Output tokens by the throughput that the client gives, as its TPOT is by the same counts."""
+    per_s = (good.get("throughput") or {}).get("output_tokens_per_sec")
+    if per_s and duration:
+        return float(per_s * duration)
+    return _tokens(good.get("output_tokens") or good.get("output_len"), completed)
 
 
 def _tokens(statistics: Any, completed: float) -> float | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import keyed, of_export
 
+TOOL = "llm-d benchmark report"
+_OF_INFERENCE_PERF = re.compile(r"inference-perf\.(?:partial\.)?stage_(\d+)")
 _METRICS = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -23,7 +26,10 @@ def read(file: Path, content: Any) -> FileReading | None:
     performance = _performance(content)
     if performance is None:
         return None
-    return FileReading("llm-d benchmark report", (RawLevel("", _level(content, performance)),))
+    of_inference_perf = _OF_INFERENCE_PERF.search(file.name)
+    if of_inference_perf and any(file.parent.glob(f"*stage_{of_inference_perf[1]}_lifecycle_metrics.json")):
+        return FileReading(TOOL, skipped="the same level as inference-perf's own file beside it")
+    return FileReading(TOOL, (RawLevel("", _level(content, performance)),))
 
 
 def _performance(content: dict[str, Any]) -> dict[str, Any] | None:
@@ -51,6 +57,7 @@ def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, An
         "num_prompts": total - (requests.get("incomplete") or 0),
         "total_input_tokens": _tokens(requests.get("input_length"), completed),
         "total_output_tokens": _tokens(requests.get("output_length"), completed),
+        "date": _started(content),
         **_scenario(content.get("scenario") or {}),
         **of_export(content),
     }
@@ -60,6 +67,13 @@ def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, An
             in_ms = str(statistics.get("units", "s")).startswith("ms")
             level |= keyed(ours, statistics, to_ms=1.0 if in_ms else 1000.0)
     return {name: value for name, value in level.items() if value is not None}
+
+
+def _started(content: dict[str, Any]) -> str | None:
+    run = content.get("run")
+    time = run.get("time") if isinstance(run, dict) else None
+    start = time.get("start") if isinstance(time, dict) else None
+    return None if start is None else str(start)
 
 
 def _value(rate: Any) -> float | None:

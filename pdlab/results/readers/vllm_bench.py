@@ -2,6 +2,9 @@
 
 With ``--save-detailed`` (vLLM) or ``--output-details`` (SGLang) the file holds the requests: all percentiles, and the
 share within an SLO, come from these.
+
+``vllm bench sweep`` keeps a folder per combination with ``run=N.json``, a level each. Its ``summary.json`` and
+``summary.csv`` have the same levels once more.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import add_statistics
 
 _MARKS = {"request_throughput", "completed"}
-# SGLang's name -> the name in the record.
-_OF_SGLANG = {"e2e_latency": "e2el"}
+# A summary of a sweep -> the files of its levels, from the folder of the summary.
+_SUMMARIES = {"summary.json": "run=*.json", "summary.csv": "*/run=*.json"}
 
 
 def read(file: Path, content: Any) -> FileReading | None:
@@ -24,6 +27,10 @@ def read(file: Path, content: Any) -> FileReading | None:
     rows = content if isinstance(content, list) else [content]
     if not rows or not all(isinstance(row, dict) and row.keys() >= _MARKS for row in rows):
         return None
+    if file.name in _SUMMARIES and any(file.parent.glob(_SUMMARIES[file.name])):
+        return FileReading("vllm bench sweep", skipped="the levels whose files are beside or below it")
+    if file.suffix == ".csv":
+        rows = [_numbers(row) for row in rows]
     of_sglang = any("total_output_tokens_retokenized" in row or "sharegpt_output_len" in row for row in rows)
     levels = [
         RawLevel(f"line {number}" if isinstance(content, list) else "", _level(file, row, of_sglang))
@@ -46,6 +53,18 @@ def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
         _add_requests(level)
     except (TypeError, ValueError) as error:
         raise StoreError(f"{file}: its requests are not numbers ({error}); write the file again") from error
+    return level
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table: its numbers as numbers, without the cells that are empty."""
+    level: dict[str, Any] = {}
+    for name, text in row.items():
+        if isinstance(text, str) and text:
+            try:
+                level[name] = int(text) if text.isdecimal() else float(text)
+            except ValueError:
+                level[name] = text
     return level
 
 

@@ -88,9 +88,13 @@ def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
         SimpleNamespace(start_time=9.0 - k, success=True, ttft=0.1, latency=0.2, prompt_len=2 + 4 * k, itl=[0.1])
         for k in range(2)
     ]
-    records = _records(outputs, [2, 2], [None, None], _own_lengths(own), [False, True])
+    facts = [
+        {"asked": asked, "timed_out": late} for asked, late in zip(_own_lengths(own) or (), (False, True), strict=False)
+    ]
+    records = _records(outputs, [2, 2], facts)
     assert [record.asked for record in records] == [(6, 2), (2, 2)], "by arrival"
     assert [record.timed_out for record in records] == [True, False], "by arrival"
     assert all(record.asked and record.asked[0] == record.input_tokens for record in records)
-    plain = _records(outputs, [2, 2], [None, None], _own_lengths(level(rate_rps=1.0)), [False, False])
+    assert _own_lengths(level(rate_rps=1.0)) is None
+    plain = _records(outputs, [2, 2], [{}, {}])
     assert "asked" not in plain[0].model_dump(exclude_defaults=True)

@@ -66,12 +66,12 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
     (done / file.name).mkdir(parents=True)
     kept = ExperimentRecord(name=file.name, file="x", experiment=schedule.settings_of(file), visits=())
     write_record(done / file.name, kept)
-    assert "is refused: " in last("--out", str(done)) and "use --resume" in last("--out", str(done))
+    assert "is refused: " in last("--out", str(done)) and "go on with --resume" in last("--out", str(done))
     assert "refused" not in last("--out", str(done), "--resume")
     fixed = file.model_copy(update={"workloads": (NamedWorkload(input_tokens=256, output_tokens=64),)})
     earlier = kept.model_copy(update={"experiment": schedule.settings_of(fixed)})
     write_record(done / file.name, earlier)
-    assert "was measured with another workloads in its file" in last("--out", str(done), "--resume")
+    assert "was made with another workloads;" in last("--out", str(done), "--resume")
     assert "refused" not in last("--out", str(tmp_path))
     (tmp_path / "local-pack-vs-spread").mkdir()
     (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
@@ -131,7 +131,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no such flag", {"deployments": [{"label": "collocated-1xtp1", "flags": ["--nope"]}]}, "--nope is not a flag"),
     ("same name", {"deployments": [{"label": "collocated-1xtp1"}] * 2}, "two deployments are called collocated-1xtp1"),
     ("same workload", {"workloads": BASE["workloads"] * 2}, "two workloads are called mixed"),
-    ("loads", {"loads": []}, "loads: must have at least 1 of them"),
+    ("loads", {"loads": []}, "loads: is missing"),
     ("two kinds", {"loads": [{"concurrency": [1], "rate_rps": [1]}]}, "give one of concurrency"),
     ("no kind", {"loads": [{}]}, "give one of concurrency"),
     ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),

@@ -189,7 +189,7 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     assert "interrupted" in [visit.status for visit in lab.record.visits]
     kept = {path: path.read_bytes() for path in first.parent.glob("concurrency*")}
     refused = lab.run()
-    assert refused[0] == 2 and "use --resume to go on, or another --out" in refused[2]
+    assert refused[0] == 2 and "go on with --resume, or choose another --out" in refused[2]
     code, out, errors = lab.run("--resume")
     late = "load generator saturated" in out + errors  # on a busy machine: a level that is kept and called invalid
     assert code == (3 if late else 0), errors
@@ -201,7 +201,7 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     assert "fine: 4 levels, " in out and (late or "4 valid" in out)
     lab.file(deployments=FILE["deployments"][:1], prompts_per_level=25)
     changed = lab.run("--resume")
-    assert changed[0] == 2 and "was measured with another prompts_per_level in its file" in changed[2]
+    assert changed[0] == 2 and "was made with another prompts_per_level (" in changed[2]
 
 
 @pytest.mark.parametrize(

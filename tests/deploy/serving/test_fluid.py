@@ -53,7 +53,7 @@ class Board:
         self.keeps = SimpleNamespace(remote=self._keeps)
         self.held = SimpleNamespace(remote=self._held)
 
-    def _keeps(self, name: str, chunks: list[int], pool_tokens: int | None, pulled: bool) -> None:
+    def _keeps(self, name: str, chunks: list[int], pool_tokens: int | None, pulled: bool, sparse: bool = False) -> None:
         assert pool_tokens is not None
         self.kept.append((name, len(chunks), pulled))
 

@@ -1,4 +1,4 @@
-"""Requests from a trace file: how it is read, and a plan for it."""
+"""A workload file or a trace in a plan: how it is read, what is refused, what it changes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from pdlab.cli import plan
+from pdlab.core.catalog import load_model
 from pdlab.core.errors import UsageError
-from pdlab.sim import traces
+from pdlab.plan.traffic import endless_hit_share, says_requests, trace_of_file
+from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
 WANTED = Trace((0.0, 0.5, 2.25), (100, 300, 200), (10, 30, 20))
 
 
@@ -33,7 +36,7 @@ def written(tmp_path: Path, text: str) -> Path:
     ],
 )
 def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
-    trace = traces.read(written(tmp_path, text))
+    trace = trace_of_file(written(tmp_path, text))
     assert trace.arrival_s == pytest.approx(WANTED.arrival_s)
     assert (trace.input_tokens, trace.output_tokens) == (WANTED.input_tokens, WANTED.output_tokens)
     assert trace.rate_rps == pytest.approx(2 / 2.25) and trace.longest == (300, 30)
@@ -42,8 +45,8 @@ def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "needs the columns"),
-        ("arrival_s,input_tokens\n1,2\n", "needs the columns"),
+        ("", "begins no known trace"),
+        ("arrival_s,input_tokens\n1,2\n", "begins no known trace"),
         ("arrival_s,input_tokens,output_tokens\n1,2,3\n", "holds 1 requests"),
         ("arrival_s,input_tokens,output_tokens\n1,2,3\n1,2,3\n", "at the same time"),
         ("arrival_s,input_tokens,output_tokens\nsoon,2,3\n", "line 2: 'soon' is not a time"),
@@ -54,8 +57,8 @@ def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_traces(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--trace") as caught:
-        traces.read(written(tmp_path, text))
+    with pytest.raises(UsageError, match=r"trace\.csv") as caught:
+        trace_of_file(written(tmp_path, text))
     assert message in str(caught.value)
 
 
@@ -65,13 +68,57 @@ def test_copies_share_a_trace() -> None:
     assert parts[1] == Trace((0.0, 2.25), (100, 200), (10, 20))
 
 
+def test_what_says_its_requests(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.yaml"
+    lengths.write_text("input_tokens: 500\n", encoding="utf-8")
+    assert [says_requests(path) for path in (DATA / "chat.yaml", DATA / "mooncake.jsonl", lengths)] == [
+        True,
+        True,
+        False,
+    ]
+    assert not says_requests(tmp_path / "nowhere.yaml")
+
+
+def test_requests_that_share_nothing_are_lengths_and_moments_alone() -> None:
+    assert trace_of_file(DATA / "azure-2023.csv").requests == ()
+    assert len(trace_of_file(DATA / "mooncake.jsonl").requests) == 8
+
+
+def test_the_share_of_a_cache_that_forgets_nothing() -> None:
+    """Agents hit most of their prompts, also by the rules of windowed layers, which find less."""
+    shape, hardware = load_model("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
+    assert shape is not None
+    given = trace_of_file(DATA / "agents.yaml")
+    full = endless_hit_share(given, hardware, shape)
+    windowed = endless_hit_share(given, hardware.model_copy(update={"hybrid_kv": True}), shape)
+    assert 0.7 < windowed < full < 0.95
+    assert endless_hit_share(trace_of_file(DATA / "azure-2023.csv"), hardware, shape) == 0
+
+
+def test_a_plan_names_the_hit_share_that_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        plan.main(shlex.split(f"--gpus 4 --workload {DATA / 'agents.yaml'} --slo-ttft-ms 1000 --slo-tpot-ms 15")) == 0
+    )
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "prefix caches by vLLM's rules answer 8" in first
+    assert "90.0% is assumed for rate matching" in first
+
+
+def test_another_rate_moves_sessions_and_not_what_is_within_them() -> None:
+    given = trace_of_file(DATA / "chat.yaml")
+    faster = given.at_rate(2 * given.rate_rps)
+    for a, b in zip(given.requests, faster.requests, strict=True):
+        assert b.gap_s == a.gap_s
+        assert b.at_s == (None if a.at_s is None else pytest.approx(a.at_s / 2))
+
+
 def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the requests arrive in bursts: that takes more GPUs than the same requests evenly spaced."""
     used = []
     for burst in (1, 40):
         rows = [f"{n // burst * burst / 8},{4000 + n % 5 * 500},{200 + n % 3 * 50}" for n in range(400)]
         path = written(tmp_path, "arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
-        words = f"--gpus 16 --trace {path} --slo-ttft-ms 1000 --slo-tpot-ms 15"
+        words = f"--gpus 16 --workload {path} --slo-ttft-ms 1000 --slo-tpot-ms 15"
         assert plan.main(shlex.split(words)) == 0
         out = capsys.readouterr().out
         assert "5000:250 tokens (means of a trace of 400 requests at 8" in out and "longest 6000:300" in out
@@ -83,9 +130,9 @@ def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--trace nowhere.csv", "cannot be read"),
-        ("--trace t.csv --rate 3", "leave --rate out"),
-        ("--trace t.csv --itl 3", "leave --itl out"),
+        ("--workload nowhere.csv", "no such file"),
+        ("--workload t.csv --rate 3", "leave --rate out"),
+        ("--workload t.csv --itl 3", "leave --itl out"),
         ("--burstiness 0.5", "--burstiness is for --rate, which is not given"),
     ],
 )

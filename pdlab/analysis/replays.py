@@ -1,0 +1,132 @@
+"""What a replay of sessions shows beside its level's figures: turns, cached prompts, and whole sessions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from pdlab.core.workload import Slo
+from pdlab.results.level_data import LevelData
+from pdlab.results.metrics import distribution
+from pdlab.results.schema import Distribution, RequestRecord
+from pdlab.results.slo import stresses
+
+LAST_TURN = 6
+"""Turns from this one on are one row."""
+HitSource = Literal["server", "rules"]
+
+
+class TurnTtft(NamedTuple):
+    """TTFT of the answered requests of one ``turn`` (the last row: of that turn and later ones), seconds."""
+
+    turn: int
+    requests: int
+    ttft: Distribution
+
+
+class HitTtft(NamedTuple):
+    """TTFT of requests of which some of the prompt came from a cache, or none, seconds (None: there is no such
+    request)."""
+
+    hits: int
+    hit: Distribution | None
+    misses: int
+    miss: Distribution | None
+
+
+class WithinSlo(NamedTuple):
+    """Sessions of which every request was answered within an SLO, and how many of them per second."""
+
+    slo: Slo
+    sessions: int
+    per_s: float
+
+
+class ReplayFacts(NamedTuple):
+    """A replay. ``sessions``: begun; ``complete``: of which every request was answered; ``completion``: of those, from
+    the first request's sending to the last answer's end, pauses included, seconds.
+
+    ``interactivity_p90``: output tokens/s that a client sees, the wait for the first token included, of the request
+    that is slower than 90 %: the inverse of the 90th percentile of E2EL over output tokens. That quotient is the
+    normalised latency of Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023). ``hit_share``: of the prompt
+    tokens of answered requests (None: not known), by what ``hits_from`` says: as the server counted them, or by vLLM's
+    rules. ``by_hit`` is None where nobody says it.
+    """
+
+    requests: int
+    answered: int
+    sessions: int
+    complete: int
+    complete_per_s: float
+    completion: Distribution | None
+    interactivity_p90: float | None
+    by_turn: tuple[TurnTtft, ...]
+    hit_share: float | None
+    hits_from: HitSource | None
+    by_hit: HitTtft | None
+    within: tuple[WithinSlo, ...]
+
+
+def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> ReplayFacts | None:
+    """Of the requests of one level; None where it replays nothing."""
+    replayed = [record for record in records if record.replayed is not None]
+    if not replayed:
+        return None
+    answered = [record for record in replayed if record.ok]
+    sessions: defaultdict[str, list[RequestRecord]] = defaultdict(list)
+    for record in replayed:
+        assert record.replayed is not None
+        sessions[record.replayed.session].append(record)
+    complete = [each for each in sessions.values() if all(record.ok for record in each)]
+    spans_s = [max(r.finish_s or 0.0 for r in each) - min(r.arrival_s for r in each) for each in complete]
+    lasted_s = max((r.finish_s or 0.0 for r in answered), default=0.0) - min(r.arrival_s for r in replayed)
+    per_token_s = distribution(
+        record.e2el_s / record.output_tokens for record in answered if record.e2el_s and record.output_tokens
+    )
+    slowest_s = per_token_s.percentiles_s["p90"] if per_token_s else 0.0
+    known = [record for record in answered if record.replayed and record.replayed.hit_tokens is not None]
+    # A share of some of the requests would not be that of the replay.
+    whole = bool(answered) and len(known) == len(answered)
+    prompts = sum(record.input_tokens for record in answered)
+    told = any(record.replayed and record.replayed.cached_tokens is not None for record in known)
+    return ReplayFacts(
+        requests=len(replayed),
+        answered=len(answered),
+        sessions=len(sessions),
+        complete=len(complete),
+        complete_per_s=len(complete) / lasted_s if lasted_s > 0 else 0.0,
+        completion=distribution(spans_s),
+        interactivity_p90=1 / slowest_s if slowest_s > 0 else None,
+        by_turn=tuple(_by_turn(answered)),
+        hit_share=sum(map(_hit_tokens, known)) / prompts if whole and prompts else None,
+        hits_from=("server" if told else "rules") if whole else None,
+        by_hit=_by_hit(answered) if whole else None,
+        within=tuple(_within(slo, complete, lasted_s) for slo in slos),
+    )
+
+
+def _hit_tokens(record: RequestRecord) -> int:
+    return (record.replayed.hit_tokens or 0) if record.replayed else 0
+
+
+def _by_turn(answered: Sequence[RequestRecord]) -> Iterable[TurnTtft]:
+    turns: defaultdict[int, list[float]] = defaultdict(list)
+    for record in answered:
+        if record.replayed is not None and record.ttft_s is not None:
+            turns[min(record.replayed.turn, LAST_TURN)].append(record.ttft_s)
+    for turn, values_s in sorted(turns.items()):
+        ttft = distribution(values_s)
+        assert ttft is not None
+        yield TurnTtft(turn, len(values_s), ttft)
+
+
+def _by_hit(answered: Sequence[RequestRecord]) -> HitTtft:
+    hits = [record.ttft_s for record in answered if record.ttft_s is not None and _hit_tokens(record)]
+    misses = [record.ttft_s for record in answered if record.ttft_s is not None and not _hit_tokens(record)]
+    return HitTtft(len(hits), distribution(hits), len(misses), distribution(misses))
+
+
+def _within(slo: Slo, complete: Sequence[Sequence[RequestRecord]], lasted_s: float) -> WithinSlo:
+    count = sum(bool((stresses(LevelData.of(each), slo) <= 1).all()) for each in complete)
+    return WithinSlo(slo, count, count / lasted_s if lasted_s > 0 else 0.0)

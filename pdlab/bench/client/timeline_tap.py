@@ -1,0 +1,84 @@
+"""Timelines of requests in the answers on their way to vLLM's request functions, which skip comments.
+
+The pieces of an answer are handed on first and looked at when the next one is asked for, so that no time is measured
+later for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from pdlab.deploy.serving.timeline import COMMENT, HEADER
+
+_COMMENT, _END = COMMENT.encode(), b"\n\n"
+Found = Callable[[str], None]
+
+
+class TappedSession:
+    """An ``aiohttp.ClientSession`` whose posts are answered as ever; ``found`` is called with each timeline's JSON."""
+
+    def __init__(self, session: Any, found: Found) -> None:
+        self._session = session
+        self._found = found
+
+    def post(self, *args: Any, **kwargs: Any) -> Any:
+        return _TappedPost(self._session.post(*args, **kwargs), self._found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+class _TappedPost:
+    def __init__(self, post: Any, found: Found) -> None:
+        self._post = post
+        self._found = found
+
+    async def __aenter__(self) -> Any:
+        response = await self._post.__aenter__()
+        if (told := response.headers.get(HEADER)) is not None:
+            self._found(told)
+        return _TappedResponse(response, self._found)
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._post.__aexit__(*error)
+
+
+class _TappedResponse:
+    def __init__(self, response: Any, found: Found) -> None:
+        self._response = response
+        self.content = TappedContent(response.content, found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+
+class TappedContent:
+    """A response's ``content``, read by pieces."""
+
+    def __init__(self, content: Any, found: Found) -> None:
+        self._content = content
+        self._found = found
+        self._rest = b""
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        async for piece in self._content.iter_any():
+            yield piece
+            self._look_at(piece)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    def _look_at(self, piece: bytes) -> None:
+        """A comment may come in several pieces: what could be the begin of one is kept."""
+        text = self._rest + piece
+        at = text.find(_COMMENT)
+        if at < 0:
+            self._rest = text[1 - len(_COMMENT) :]
+            return
+        told, end, _ = text[at + len(_COMMENT) :].partition(_END)
+        if end:
+            self._found(told.decode(errors="replace"))
+            self._rest = b""
+        else:
+            self._rest = text[at:]

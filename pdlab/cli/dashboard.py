@@ -1,0 +1,77 @@
+"""Grafana's dashboard, Prometheus' alerts and their provisioning: ``python -m pdlab dashboard``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
+from pdlab.core.output_paths import check_folder
+from pdlab.core.settings import Settings, parse, setting
+
+EPILOG = """\
+examples:
+  python -m pdlab dashboard --out out/grafana
+      files for what is served at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
+  python -m pdlab dashboard --out out/grafana --target 10.0.0.4:8080 --target 10.0.0.5:8080
+      the metrics pages of these Ray nodes
+  prometheus --config.file out/grafana/prometheus.yml &
+  GF_PATHS_PROVISIONING=$PWD/out/grafana/provisioning grafana server --homepath /usr/share/grafana
+      then open http://127.0.0.1:3000/d/pdlab
+"""
+SCRAPED, WRITTEN = "what is scraped", "result"
+DISCOVERY = "/tmp/ray/prom_metrics_service_discovery.json"
+
+
+class DashboardSettings(Settings):
+    """Where metrics come from, and where the files go."""
+
+    COMMAND = "dashboard"
+    ABOUT = "Grafana's dashboard, Prometheus' configuration and alert rules, and the files that provision them."
+    EXAMPLES = EPILOG
+
+    url: str = setting("http://127.0.0.1:8000", "the deployment whose metrics pages are scraped", SCRAPED)
+    target: tuple[str, ...] = setting(
+        (),
+        "a metrics page of a Ray node",
+        SCRAPED,
+        several="times",
+        value="HOST:PORT",
+        otherwise=f"those of the deployment at --url; where none is known, those in {DISCOVERY}",
+    )
+    prometheus_url: str = setting("http://127.0.0.1:9090", "where Grafana finds Prometheus", WRITTEN)
+    out: Path = setting(..., "folder for the files", WRITTEN, value="DIR")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the files; returns the exit code."""
+    return exit_code(lambda: _run(parse(DashboardSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: DashboardSettings) -> int:
+    from pdlab.deploy import dashboard
+
+    for target in settings.target:
+        try:
+            port = urlsplit(f"//{target}").port
+        except ValueError:
+            port = None
+        if port is None or "/" in target:
+            raise UsageError(f"--target {target}: must be HOST:PORT of a metrics page, such as 10.0.0.4:8080")
+    check_folder(settings.out, "--out")
+    targets = settings.target or _published(settings.url)
+    for path in dashboard.write(settings.out, targets, DISCOVERY, settings.prometheus_url):
+        print(path)
+    where = ", ".join(targets) if targets else f"the nodes in {DISCOVERY}"
+    print(f"scraped: {where}")
+    return 0
+
+
+def _published(url: str) -> tuple[str, ...]:
+    from pdlab.deploy.endpoint import load_running
+
+    running = load_running(url)
+    return tuple(urlsplit(each).netloc for each in running.metrics_urls) if running else ()

@@ -1,0 +1,104 @@
+"""Command line of ``pdlab workload``: what a workload file or a trace sends, as one line per request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import exit_code
+from pdlab.core.output_paths import check_writable
+from pdlab.core.settings import Settings, not_given, parse, setting
+
+EPILOG = """\
+examples:
+  python -m pdlab workload chat.yaml                          what it sends, in figures
+  python -m pdlab workload chat.yaml -o requests.jsonl        every request as a line
+  python -m pdlab workload trace.jsonl                        a trace by itself, replayed as it is
+  python -m pdlab workload chat.yaml --export aiperf -o aiperf.jsonl
+      for aiperf profile --custom-dataset-type mooncake_trace --input-file aiperf.jsonl --fixed-schedule
+
+docs/traffic.md has the keys of a workload file and the formats of traces.
+"""
+
+
+class WorkloadSettings(Settings):
+    """What is read, and what is written."""
+
+    COMMAND = "workload"
+    ABOUT = "Read a workload file or a trace: what it sends in figures, and every request as a line."
+    EXAMPLES = EPILOG
+
+    file: Path = setting(
+        ..., "a workload file (YAML), a trace, or requests written before", "workload", positional=True, value="FILE"
+    )
+    output: Path | None = setting(
+        None, "write the requests here as JSON Lines", "workload", "-o", "--output", value="FILE"
+    )
+    describe: bool = setting(False, "with -o: the figures too", "workload")
+    export: Literal["aiperf"] | None = setting(
+        None, "write them as another load generator takes them", "workload", value="TOOL", needs="output"
+    )
+    tokenizer: str | None = setting(
+        None,
+        "draw exported text from the words of this folder's tokenizer.json",
+        "workload",
+        value="FOLDER",
+        needs="export",
+        advanced=True,
+    )
+    force: bool = setting(False, "write over a file that is there", "workload")
+
+    def check(self) -> None:
+        """Flags that would have no effect are refused. Raises UsageError."""
+        if self.output is None:
+            not_given(self, ("describe", "force"), "no -o, where figures alone are printed")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read and write; returns the exit code."""
+    return exit_code(lambda: _run(parse(WorkloadSettings, sys.argv[1:] if argv is None else argv)))
+
+
+def _run(settings: WorkloadSettings) -> int:
+    from pdlab.traffic.compiled import compiled
+    from pdlab.traffic.describe import described
+
+    if settings.output is not None:
+        _write(settings, settings.output)
+    if settings.output is None or settings.describe:
+        print(described(*compiled(settings.file)).text())
+    return 0
+
+
+def _write(settings: WorkloadSettings, output: Path) -> None:
+    """Written beside and then moved: nothing half-written is left behind."""
+    from pdlab.traffic.compiled import compiled
+    from pdlab.traffic.export import aiperf, vocabulary
+    from pdlab.traffic.requests import write_requests
+
+    check_writable(output, "-o")
+    if output.exists() and not settings.force:
+        raise UsageError(f"-o {output}: is there already; choose another, or give --force")
+    if output.exists() and settings.file.exists() and output.samefile(settings.file):
+        raise UsageError(f"-o {output} is the file that is read, which would be lost: choose another")
+    head, requests = compiled(settings.file)
+    part = output.with_name(f".{output.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            if settings.export is None:
+                digest = write_requests(stream, head, requests)
+                said = f"SHA-256 {digest}"
+            else:
+                stream.writelines(_lines(aiperf(head, requests, vocabulary(settings.tokenizer))))
+                said = f"for {settings.export}"
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {output}: {said}")
+
+
+def _lines(texts: Iterable[str]) -> Iterable[str]:
+    return (f"{text}\n" for text in texts)

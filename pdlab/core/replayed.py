@@ -1,0 +1,78 @@
+"""Lengths of a compiled workload (`pdlab.traffic`): each request once, as it stands there, and drawn from nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from pdlab.core.errors import UsageError
+from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
+
+
+class Replayed(LengthDistribution):
+    """What is known of the requests of a compiled workload, which results do not keep in here.
+
+    ``name``: the file that it was compiled from; ``sha256``: of the compiled form, which alone makes two of them equal.
+    Prompts are whole ones, with all that their sessions said before. ``groups``: sets of sessions that wait for each
+    other. ``last_s``: the last moment at which a request without a parent is due; ``chained_s``: pauses of the session
+    with most of them. ``path``: where the file is on this machine.
+    """
+
+    kind: Literal["replay"] = "replay"
+    name: str
+    sha256: str
+    requests: int = Field(ge=1)
+    sessions: int = Field(ge=1)
+    groups: int = Field(ge=1)
+    endpoint: Literal["completions", "chat"] = "completions"
+    speed: float = Field(default=1.0, gt=0)
+    last_s: float = Field(ge=0)
+    chained_s: float = Field(default=0.0, ge=0)
+    mean_tokens: tuple[float, float]
+    longest_request: Pair
+    input_range: Pair
+    path: str | None = Field(default=None, exclude=True, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Replayed) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    @property
+    def label(self) -> str:
+        return f"replay {self.name} {self.sha256[:8]}"
+
+    @property
+    def flag_value(self) -> str:
+        return self.path or self.name
+
+    @property
+    def identity(self) -> str:
+        return f"replay {self.sha256}"
+
+    @property
+    def least_s(self) -> float:
+        """The replay takes at least so long, answers aside."""
+        return max(self.last_s, self.chained_s)
+
+    def mean(self, nominal: Pair) -> MeanTokens:
+        return MeanTokens(*self.mean_tokens)
+
+    def shortest_input(self, nominal: Pair) -> int:
+        return self.input_range[0]
+
+    def longest(self, nominal: Pair) -> Pair:
+        return self.longest_request
+
+    def longest_input(self, nominal: Pair) -> int:
+        return self.input_range[1]
+
+    def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
+        raise UsageError(
+            f"{self.label}: its requests are replayed as they stand in the file, at no other load; give --workload to "
+            "run_bm.sh"
+        )

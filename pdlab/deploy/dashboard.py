@@ -1,0 +1,439 @@
+"""Grafana's dashboard and Prometheus' alert rules, declared once (`ROWS`, `ALERTS`), and the files that provision both.
+
+Metrics have the names of Ray's default exporter: ``ray_`` before, and ``_total`` behind those of counters. Means are
+rates of counters, for that exporter makes the sums of histograms up from the middles of their buckets. A counter of
+failures appears at its first one, which ``increase`` does not see: alerts ask for what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from pdlab.core.files import replace
+from pdlab.deploy.serving.prefill_call import COUNTERS as PREFILL_CALLS
+from pdlab.deploy.serving.ttft_metrics import PART_SECONDS, READ_BYTES, READS, REQUESTS, SECONDS
+
+RATE = "[$__rate_interval]"
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+UID, TITLE = "pdlab", "pdlab: prefill-decode serving"
+WIDTH, HEIGHT = 8, 8  # of a panel; a row is 24 wide
+MINUTES = 5  # of an alert's rates
+# What `pdlab.guard.receives` counts and users ask for; a test compares them.
+GUARD_ACTIONS = ("recomputed", "refused", "failed_reads", "stale", "unconfirmed", "deadlines", "errors", "unhealed")
+SHOWN_CALLS = tuple(name for name in PREFILL_CALLS if name not in ("calls", "answered"))
+
+
+class Query(NamedTuple):
+    """A PromQL expression, and what its lines are called (labels in braces)."""
+
+    expression: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    """``unit`` is one of Grafana's. ``stacked``: the lines add up to something."""
+
+    title: str
+    what: str
+    unit: str
+    queries: tuple[Query, ...]
+    stacked: bool = False
+
+
+class Row(NamedTuple):
+    title: str
+    panels: tuple[Panel, ...]
+
+
+class Alert(NamedTuple):
+    """``holds``: for so long before it is raised (Prometheus' duration)."""
+
+    name: str
+    expression: str
+    holds: str
+    severity: str
+    summary: str
+
+
+def counted(name: str) -> str:
+    """A counter of Ray's, as its exporter names it."""
+    return f"ray_{name}_total"
+
+
+def _rate(metric: str, by: str = "", window: str = RATE) -> str:
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{window}))"
+
+
+def _quantile(share: float, metric: str, by: str = "le", only: str = "", window: str = RATE) -> str:
+    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{window})))"
+
+
+def _of_pool(gauge: str) -> str:
+    """A gauge of engines, by the deployment that they are of: the counter of KV pools knows which."""
+    pools = f"max by (ReplicaId, deployment) ({counted('pdlab_kv_pool_tokens')} > bool 0)"
+    return f"max by (ReplicaId) ({gauge}) * on (ReplicaId) group_left (deployment) {pools}"
+
+
+ROWS = (
+    Row(
+        "Time to first token",
+        (
+            Panel(
+                "Mean TTFT by part",
+                "Exact means. The parts follow one another and add up to the time in the server (docs/timeline.md).",
+                "s",
+                (
+                    Query(
+                        f"{_rate(counted(SECONDS), 'part')} / on () group_left () {_rate(counted(REQUESTS))}",
+                        "{{part}}",
+                    ),
+                ),
+                stacked=True,
+            ),
+            Panel(
+                "TTFT in the server",
+                "From the request's arrival at the server until its first byte. The network and the proxy are outside.",
+                "s",
+                tuple(
+                    Query(_quantile(share, PART_SECONDS, only='{part="total"}'), f"p{100 * share:g}")
+                    for share in (0.5, 0.9, 0.95, 0.99)
+                ),
+            ),
+            Panel(
+                "Parts, p95",
+                "Each part by itself: they do not add up to the p95 of the TTFT.",
+                "s",
+                (Query(_quantile(0.95, PART_SECONDS, "le, part", only='{part!="total"}'), "{{part}}"),),
+            ),
+            Panel(
+                "Requests answered, by path",
+                "pd: KV cache was read; cached: decode had the prompt; local, recomputed: decode computed it.",
+                "reqps",
+                (Query(_rate(counted(REQUESTS), "path"), "{{path}}"),),
+                stacked=True,
+            ),
+            Panel(
+                "Time between tokens, p50 and p95",
+                "vLLM's histogram.",
+                "s",
+                tuple(
+                    Query(_quantile(share, "vllm_inter_token_latency_seconds"), f"p{100 * share:g}")
+                    for share in (0.5, 0.95)
+                ),
+            ),
+            Panel(
+                "Tokens",
+                "Generated tokens, and prompt tokens that engines were given.",
+                "short",
+                (
+                    Query(_rate(counted("vllm_generation_tokens")), "generated/s"),
+                    Query(_rate(counted("vllm_prompt_tokens")), "prompt/s"),
+                ),
+            ),
+        ),
+    ),
+    Row(
+        "KV transfer",
+        (
+            Panel(
+                "Bytes read",
+                "By decode engines, exact.",
+                "Bps",
+                (Query(_rate(counted(READ_BYTES), "ReplicaId"), "{{ReplicaId}}"),),
+                stacked=True,
+            ),
+            Panel(
+                "Reads",
+                "By decode ranks.",
+                "ops",
+                (Query(_rate(counted(READS), "ReplicaId"), "{{ReplicaId}}"),),
+            ),
+            Panel(
+                "Transfer and step lag",
+                "transfer: from posting a read until a poll sees its end; step_lag: until the scheduler is told.",
+                "s",
+                tuple(
+                    Query(
+                        _quantile(share, PART_SECONDS, "le, part", only='{part=~"transfer|step_lag"}'),
+                        f"{{{{part}}}} p{100 * share:g}",
+                    )
+                    for share in (0.5, 0.95)
+                ),
+            ),
+            Panel(
+                "Failures of NIXL",
+                "Since the engines started. Failed transfers and notifications, and KV cache that expired unread.",
+                "short",
+                tuple(
+                    Query(f"sum({counted(f'vllm_nixl_num_{name}')})", name.replace("_", " "))
+                    for name in ("failed_transfers", "failed_notifications", "kv_expired_reqs")
+                ),
+            ),
+            Panel(
+                "KV guard",
+                "What it did, per second; recomputed prompts are the sum of the reasons.",
+                "ops",
+                tuple(Query(_rate(counted(f"pdlab_guard_{name}")), name) for name in GUARD_ACTIONS),
+            ),
+            Panel(
+                "Calls of prefill",
+                "Calls that went otherwise than to one prefill replica and back.",
+                "ops",
+                tuple(Query(_rate(counted(f"pdlab_prefill_{name}")), name) for name in SHOWN_CALLS),
+            ),
+        ),
+    ),
+    Row(
+        "Engines",
+        (
+            Panel(
+                "KV cache in use",
+                "Share of each engine's pool.",
+                "percentunit",
+                (Query(_of_pool("ray_vllm_kv_cache_usage_perc"), "{{deployment}} {{ReplicaId}}"),),
+            ),
+            Panel(
+                "Requests running",
+                "By engine.",
+                "short",
+                (Query(_of_pool("ray_vllm_num_requests_running"), "{{deployment}} {{ReplicaId}}"),),
+            ),
+            Panel(
+                "Requests waiting",
+                "By engine. On decode they wait for room, for KV cache or for a step.",
+                "short",
+                (Query(_of_pool("ray_vllm_num_requests_waiting"), "{{deployment}} {{ReplicaId}}"),),
+            ),
+            Panel(
+                "Preemptions",
+                "Requests whose KV cache was taken away and is computed again.",
+                "ops",
+                (Query(_rate(counted("vllm_num_preemptions"), "ReplicaId"), "{{ReplicaId}}"),),
+            ),
+            Panel(
+                "Prefix cache hits",
+                "Share of the looked-up prompt tokens that the engine's own cache had.",
+                "percentunit",
+                (
+                    Query(
+                        f"{_rate(counted('vllm_prefix_cache_hits'), 'ReplicaId')} / "
+                        f"{_rate(counted('vllm_prefix_cache_queries'), 'ReplicaId')}",
+                        "{{ReplicaId}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Roles of a fluid pool",
+                "Engines that prefill and decode; changed: the split was set by hand.",
+                "short",
+                tuple(
+                    Query(f"max(ray_pdlab_roles_{name})", name)
+                    for name in ("prefill", "decode", "join", "leave", "changed")
+                ),
+            ),
+        ),
+    ),
+)
+
+
+def _recent(metric: str, by: str = "") -> str:
+    return _rate(metric, by, f"[{MINUTES}m]")
+
+
+ALERTS = (
+    Alert(
+        "PdlabKvTransferFailed",
+        f"sum({counted('vllm_nixl_num_failed_transfers')}) > 0",
+        "0m",
+        "warning",
+        "Transfers of KV cache have failed since the engines started.",
+    ),
+    Alert(
+        "PdlabPromptsRecomputed",
+        f"{_recent(counted('pdlab_guard_recomputed'))} / {_recent(counted('pdlab_guard_receives'))} > 0.01",
+        "2m",
+        "warning",
+        "More than 1 % of the prompts are computed by decode, for their KV cache was refused or did not arrive.",
+    ),
+    Alert(
+        "PdlabRequestsFailedWithoutPrefill",
+        f"{_recent(counted('pdlab_prefill_failures'))} > 0",
+        "1m",
+        "critical",
+        "Requests are answered with HTTP 503, for prefill fails.",
+    ),
+    Alert(
+        "PdlabReadsPastDeadline",
+        f"{_recent(counted('pdlab_guard_deadlines'))} > 0",
+        "2m",
+        "critical",
+        "Reads of KV cache do not end in time. Look at the network between prefill and decode.",
+    ),
+    Alert(
+        "PdlabPrefillUnhealed",
+        f"sum({counted('pdlab_guard_unhealed')}) - (sum({counted('pdlab_guard_healed')}) or vector(0)) > 0",
+        "2m",
+        "critical",
+        "A decode worker gets no KV cache from a prefill engine over several new connections.",
+    ),
+    Alert(
+        "PdlabQueueIsMostOfTtft",
+        f"{_recent(counted(SECONDS) + '{part=~' + chr(34) + 'queue|admission' + chr(34) + '}')} / "
+        f"{_recent(counted(SECONDS))} > 0.5",
+        "10m",
+        "warning",
+        "Requests wait for engines for more than half of their TTFT: too few engines, or the wrong P:D ratio.",
+    ),
+    Alert(
+        "PdlabKvCacheFull",
+        "max by (ReplicaId) (ray_vllm_kv_cache_usage_perc) > 0.97",
+        "5m",
+        "warning",
+        "The KV cache of an engine is full: requests wait for room or are preempted.",
+    ),
+)
+
+
+def queries() -> list[str]:
+    """Every expression of the dashboard and of the alerts."""
+    of_panels = [query.expression for row in ROWS for panel in row.panels for query in panel.queries]
+    return [*of_panels, *(alert.expression for alert in ALERTS)]
+
+
+def metrics() -> set[str]:
+    """Names of the metrics that the dashboard and the alerts ask for."""
+    return {name for each in queries() for name in re.findall(r"\bray_[a-z0-9_]+", each)}
+
+
+def dashboard() -> dict[str, Any]:
+    """Grafana's JSON, for versions from 9 on."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for row in ROWS:
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": row.title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
+            }
+        )
+        y += 1
+        for number, panel in enumerate(row.panels):
+            column, line = number % (24 // WIDTH), number // (24 // WIDTH)
+            place = {"x": column * WIDTH, "y": y + line * HEIGHT, "w": WIDTH, "h": HEIGHT}
+            panels.append(_panel(len(panels) + 1, panel, place))
+        y += HEIGHT * -(-len(row.panels) // (24 // WIDTH))
+    return {
+        "uid": UID,
+        "title": TITLE,
+        "tags": ["pdlab"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {
+            "list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
+        },
+        "panels": panels,
+    }
+
+
+def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+    custom = {
+        "drawStyle": "line",
+        "lineWidth": 1,
+        "fillOpacity": 60 if panel.stacked else 8,
+        "showPoints": "never",
+        "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+    }
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.what,
+        "datasource": SOURCE,
+        "gridPos": dict(place),
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": query.expression, "legendFormat": query.legend}
+            for at, query in enumerate(panel.queries)
+        ],
+    }
+
+
+def alert_rules() -> dict[str, Any]:
+    """A file of Prometheus' rules."""
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": alert.expression,
+            "for": alert.holds,
+            "labels": {"severity": alert.severity},
+            "annotations": {"summary": alert.summary},
+        }
+        for alert in ALERTS
+    ]
+    return {"groups": [{"name": "pdlab", "rules": rules}]}
+
+
+def prometheus_config(targets: Sequence[str], discovery: str) -> dict[str, Any]:
+    """Prometheus' configuration: these pages (``host:port``), or without any those that Ray lists in the file."""
+    found: dict[str, Any] = (
+        {"static_configs": [{"targets": list(targets)}]} if targets else {"file_sd_configs": [{"files": [discovery]}]}
+    )
+    return {
+        "global": {"scrape_interval": "10s", "evaluation_interval": "10s"},
+        "rule_files": ["alerts.yml"],
+        "scrape_configs": [{"job_name": "ray", **found}],
+    }
+
+
+def write(folder: Path, targets: Sequence[str], discovery: str, prometheus_url: str) -> list[Path]:
+    """Write everything below ``folder``; returns the files. Raises WriteError."""
+    provisioning = folder / "provisioning"
+    dashboards = folder / "dashboards"
+    source = {
+        "name": "Prometheus",
+        "type": "prometheus",
+        "access": "proxy",
+        "url": prometheus_url,
+        "isDefault": True,
+    }
+    provider = {
+        "name": "pdlab",
+        "type": "file",
+        "options": {"path": str(dashboards.resolve())},
+    }
+    files = {
+        dashboards / "pdlab.json": dashboard_text(),
+        folder / "alerts.yml": alerts_text(),
+        folder / "prometheus.yml": _yaml(prometheus_config(targets, discovery)),
+        provisioning / "datasources" / "pdlab.yaml": _yaml({"apiVersion": 1, "datasources": [source]}),
+        provisioning / "dashboards" / "pdlab.yaml": _yaml({"apiVersion": 1, "providers": [provider]}),
+    }
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, text.encode())
+    return list(files)
+
+
+def dashboard_text() -> str:
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+def alerts_text() -> str:
+    return _yaml(alert_rules())
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, width=100)

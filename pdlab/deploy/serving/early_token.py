@@ -1,0 +1,168 @@
+"""Prefill's first token, sent to the client as soon as prefill has answered: before its KV cache has moved.
+
+Prefill samples the first token from the prompt; decode samples it once more when it has the KV cache, and goes on from
+there. With greedy sampling both take the same token but where two are nearly as likely and round differently. So the
+client is sent prefill's, and decode's text must begin with it: that begin is left out. Where it does not, decode is
+asked anew, to go on from the prompt and prefill's token. Only what is exact for certain is sent early
+(`early_token`; docs/timeline.md has the table). Works on requests and answers of Ray Serve LLM by their public fields;
+runs in its replicas, sent there by value: imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+# vLLM's own: a temperature below it is greedy.
+_GREEDY = 1e-5
+# Fields that may have any value: of the request's way, or without effect on a greedy first token, or of the same
+# effect on prefill's and on decode's.
+_FREE = frozenset({
+    "model", "prompt", "stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "user",
+    "repetition_penalty", "priority", "request_id", "session_id", "add_special_tokens", "skip_special_tokens",
+    "stream_options",
+})  # fmt: skip
+_DATA, _END = "data: ", "\n\n"
+# What a decoder writes for bytes that are no whole character yet.
+_PART_OF_A_CHARACTER = "\ufffd"
+
+
+class AnotherBegin(Exception):
+    """Decode's answer does not begin with the text that the client has been sent."""
+
+
+@dataclass(frozen=True)
+class EarlyToken:
+    """The first token of an answer: its text, the chunk that is sent of it, and the ids of prompt and token."""
+
+    text: str
+    chunk: str
+    prompt_ids: tuple[int, ...]
+    token_id: int
+
+
+def early_token(request: Any, answer: Any, longest: int) -> EarlyToken | None:
+    """The token of prefill's ``answer`` to a completion's ``request`` that may be sent at once; None: none may.
+
+    ``longest``: tokens of the decode engine's context. A field of the request that is set to anything but its default,
+    and that is not known to leave the first token as it is, says None.
+    """
+    if not (request.stream and (request.max_tokens or 0) > 1):
+        return None
+    if request.temperature is None or not 0 <= request.temperature < _GREEDY:
+        return None
+    fields = type(request).model_fields
+    for name in request.model_fields_set:
+        if name not in _FREE and (name not in fields or _means_something(getattr(request, name), fields[name])):
+            return None
+    if getattr(request.stream_options, "continuous_usage_stats", False):
+        return None
+    if not (isinstance(request.prompt, str) or all(isinstance(token, int) for token in request.prompt or [""])):
+        return None
+    choices: list[Any] = getattr(answer, "choices", None) or []
+    if len(choices) != 1:
+        return None
+    choice = choices[0]
+    prompt_ids, token_ids, text = choice.prompt_token_ids, choice.token_ids, choice.text
+    if choice.finish_reason != "length" or not prompt_ids or len(token_ids or ()) != 1:
+        return None
+    if not text or _PART_OF_A_CHARACTER in text or len(prompt_ids) + request.max_tokens > longest:
+        return None
+    begin = {
+        "index": 0, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None,
+        "prompt_token_ids": None, "token_ids": None,
+    }  # fmt: skip
+    chunk = {
+        "id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.model,
+        "choices": [begin],
+    }  # fmt: skip
+    return EarlyToken(text, _event(chunk), tuple(prompt_ids), token_ids[0])
+
+
+def _means_something(value: Any, field: Any) -> bool:
+    return value not in (None, field.get_default(call_default_factory=True), [], {}, "")
+
+
+class WithoutBegin:
+    """Decode's stream without the text that the client has. Items are texts of server-sent events, and lists of them;
+    others are passed on as they are."""
+
+    def __init__(self, text: str) -> None:
+        self._left = text
+
+    @property
+    def done(self) -> bool:
+        """Whether the rest of the stream is the client's."""
+        return not self._left
+
+    def rest(self, item: Any) -> Any:
+        """What of the item is to be sent; None: nothing. Raises AnotherBegin."""
+        if self.done:
+            return item
+        if isinstance(item, list):
+            kept = [text for each in item if (text := self.rest(each)) is not None]
+            return kept or None
+        if not isinstance(item, str):
+            self._left = ""  # an error
+            return item
+        events = [self._event(event) for event in item.split(_END) if event]
+        return "".join(f"{event}{_END}" for event in events if event is not None) or None
+
+    def _event(self, event: str) -> str | None:
+        if self.done:
+            return event
+        if not event.startswith(_DATA):
+            return event
+        data = event[len(_DATA) :]
+        chunk = {} if data == "[DONE]" else json.loads(data)
+        if "error" in chunk:
+            self._left = ""
+            return event
+        choices = chunk.get("choices")
+        if not choices:
+            raise AnotherBegin
+        choice, left = choices[0], self._left
+        text = choice.get("text") or ""
+        if text.startswith(left):
+            self._left = ""
+            choice["text"] = text[len(left) :]
+            if not choice["text"] and choice.get("finish_reason") is None:
+                return None
+            return _event(chunk).removesuffix(_END)
+        if left.startswith(text) and choice.get("finish_reason") is None:
+            self._left = left[len(text) :]
+            return None
+        raise AnotherBegin
+
+
+def going_on(request: Any, early: EarlyToken) -> Any:
+    """The request for what comes behind the early token, computed by decode alone."""
+    changed = {"prompt": [*early.prompt_ids, early.token_id], "max_tokens": request.max_tokens - 1}
+    return request.model_copy(update=changed | {"kv_transfer_params": None})
+
+
+def counted(item: Any) -> Any:
+    """An item of the answer to `going_on`, whose usage counts the early token among the answer's."""
+    if isinstance(item, list):
+        return [counted(text) for text in item]
+    if not isinstance(item, str) or '"usage"' not in item:
+        return item
+    return "".join(f"{_usage(event)}{_END}" for event in item.split(_END) if event)
+
+
+def _usage(event: str) -> str:
+    data = event.removeprefix(_DATA)
+    if data == event or data == "[DONE]":
+        return event
+    chunk = json.loads(data)
+    usage = chunk.get("usage")
+    if not isinstance(usage, dict):  # the name is in a text that the model wrote
+        return event
+    usage["prompt_tokens"] -= 1
+    usage["completion_tokens"] += 1
+    return _event(chunk).removesuffix(_END)
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"{_DATA}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}{_END}"

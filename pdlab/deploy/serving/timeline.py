@@ -1,0 +1,457 @@
+"""Where a request's time goes: marks of the server that answers it, of its engine and of the one that prefilled.
+
+A request that asks for it by the header `HEADER` is told: a streamed answer has one comment (``: pdlab {...}``) before
+``[DONE]``, another answer the same JSON in a response header of that name. Its form is
+`pdlab.results.timeline.RequestTimeline`. Times are of ``time.monotonic``, which every process of a machine shares and
+of which vLLM stamps its engine's events; prefill's server sends durations, in its answer's KV-transfer parameters under
+`TIMES_KEY`. Runs in Ray Serve's replicas, sent there by value: imports the standard library and one module beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from pdlab.deploy.serving.ttft_metrics import CountsParts
+
+HEADER = "x-pdlab-timeline"
+ID_HEADER = "x-request-id"
+COMMENT = ": pdlab "
+# The key in vLLM's KV-transfer parameters under which prefill tells decode its durations.
+TIMES_KEY = "pdlab_times"
+# The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
+FIELD = "pdlab_timeline"
+ROUTES = ("/v1/completions", "/v1/chat/completions")
+# `pdlab.guard.marks`, which the replica may not import; a test compares them.
+CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
+_DONE = "data: [DONE]\n\n"
+_ID_CHARS = 128
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_CHARS = 8
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class _RequestContext:
+    """The timing of the request that is being answered. Every process that is sent this module has its own."""
+
+    def __init__(self) -> None:
+        self._variable: contextvars.ContextVar[Timing | None] = contextvars.ContextVar("pdlab_timing", default=None)
+
+    def __reduce__(self) -> Any:
+        return (_RequestContext, ())
+
+    def set(self, timing: Timing | None) -> None:
+        self._variable.set(timing)
+
+    def get(self) -> Timing | None:
+        timing = self._variable.get()
+        return None if timing is None or timing.ended else timing
+
+
+_context = _RequestContext()
+_machine: dict[str, str] = {}
+
+
+def current() -> Timing | None:
+    """The timing of the request on whose behalf this is called."""
+    return _context.get()
+
+
+def asks(value: object) -> bool:
+    """Whether the header's value asks for a timeline."""
+    return value in ("1", b"1")
+
+
+class Timing:
+    """What is known of one request of this server; seconds of ``time.monotonic``."""
+
+    def __init__(self, *, asked: bool, request_id: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.asked = asked
+        self.request_id = request_id[:_ID_CHARS]
+        self.began = clock()
+        self.ended = False
+        self.marks: dict[str, float] = {}
+        self.engine_ids: list[str] = []
+        self.attempts = 0
+        self.orchestrated = False
+        self.prefilled = False
+        self.early = False
+        self.outcome: str | None = None
+        self.times: dict[str, Any] = {}
+        self.reads: list[Any] = []
+        self._chunks = 0
+
+    def mark(self, name: str) -> None:
+        """Now; where it is marked already, that stays."""
+        self.marks.setdefault(name, self._clock())
+
+    def called(self) -> None:
+        """Prefill is called, for the first time or again."""
+        self.attempts += 1
+        self.marks["call" if self.attempts == 1 else "recall"] = self._clock()
+
+    def answered(self, times: dict[str, Any] | None) -> None:
+        """Prefill has answered with its durations."""
+        self.prefilled = True
+        self.mark("answer")
+        self.times = times if isinstance(times, dict) else {}
+
+    def chunk(self) -> None:
+        """A piece of the answer is about to be sent."""
+        self._chunks += 1
+        if self._chunks <= 2:
+            self.mark("first_byte" if self._chunks == 1 else "second_byte")
+
+    def event(self, name: str, at: float) -> None:
+        """An event of the engine core's, at its own time; the first of its kind counts."""
+        self.marks.setdefault(name, at)
+
+    def receive(self, admitted: float | None, told: float | None, usable: float, outcome: str) -> None:
+        """What the engine core says of KV cache from prefill."""
+        if outcome == READ:
+            for name, at in (("admitted", admitted), ("told", told), ("usable", usable)):
+                if at is not None:
+                    self.event(name, at)
+        self.outcome = outcome
+
+    @property
+    def path(self) -> str:
+        """As `pdlab.results.timeline.RequestTimeline` has it."""
+        if not self.orchestrated:
+            return "collocated"
+        if not self.prefilled:
+            return "local"
+        return {None: "cached", READ: "pd"}.get(self.outcome, "recomputed")
+
+    def durations(self, replica: str) -> dict[str, Any]:
+        """What prefill's server tells of itself, in ms."""
+        told: dict[str, Any] = {"total": _ms(self._clock() - self.began), "replica": replica}
+        if self.engine_ids:
+            told["id"] = self.engine_ids[0]
+        for name, begin, end in (("queue", "queued", "scheduled"), ("prefill", "scheduled", "first")):
+            if begin in self.marks and end in self.marks:
+                told[name] = _ms(self.marks[end] - self.marks[begin])
+        return told
+
+    def record(self, replica: str, *, guarded: bool) -> dict[str, Any]:
+        """The timeline, as it is sent."""
+        boot = _boot()
+        wire = self._wire(boot)
+        path, err = self.path, None
+        if len(self.engine_ids) > 1:
+            err = "several sequences"
+        elif path == "cached" and not guarded:
+            path, err = "pd", "without the KV guard nobody marks a read"
+        elif "first" not in self.marks:
+            err = "the engine told no events"
+        elif path == "pd" and not any(read[7] == boot for read in self.reads):
+            err = "the reads were on other machines"
+        told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
+        told["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
+        told |= {"d_id": self.engine_ids[0]} if self.engine_ids else {}
+        told |= {"role_d": replica} if replica else {}
+        if self.times:
+            told |= {"p_id": self.times.get("id"), "role_p": self.times.get("replica")}
+            told["p"] = {name: self.times[name] for name in ("total", "queue", "prefill") if name in self.times}
+        if wire:
+            told["wire"] = wire
+        if err is not None:
+            told["err"] = err
+        if self.early:
+            told["early"] = True
+        return told
+
+    def _wire(self, boot: str) -> list[list[Any]]:
+        """The reads; those of another machine's clock begin with the first of this one's."""
+        own = [read for read in self.reads if read[7] == boot]
+        if not own:
+            return []
+        first = min(read[2] for read in own)
+        self.marks["posted"], self.marks["seen"] = first, max(read[3] for read in own)
+        rows = []
+        for _, rank, posted, seen, microseconds, size, reads, where in self.reads:
+            begin = posted if where == boot else first
+            rows.append(
+                [rank, _ms(begin - self.began), _ms(begin + seen - posted - self.began), microseconds, size, reads]
+            )
+        return sorted(rows)
+
+
+class Book:
+    """The timings of the requests that an engine has, by the engine's own ids."""
+
+    def __init__(self) -> None:
+        self._timings: dict[str, Timing] = {}
+
+    def enter(self, engine_id: str) -> None:
+        """The engine is given a request, on behalf of the one that is being answered."""
+        timing = current()
+        if timing is not None:
+            timing.engine_ids.append(engine_id)
+            self._timings[engine_id] = timing
+
+    def leave(self, timing: Timing) -> None:
+        """The request has been answered, or its client has gone."""
+        timing.ended = True
+        for engine_id in timing.engine_ids:
+            self._timings.pop(engine_id, None)
+
+    def hear(self, outputs: Any) -> None:
+        """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it."""
+        stats = getattr(getattr(outputs, "scheduler_stats", None), "kv_connector_stats", None)
+        if stats:
+            self._hear_marks(stats)
+        if not self._timings:
+            return
+        for output in outputs.outputs:
+            # The first output of a request has them.
+            if output.events and (timing := self._timings.get(output.request_id)) is not None:
+                for event in output.events:
+                    timing.event(event.type.name.lower(), event.timestamp)
+                if output.new_token_ids:
+                    timing.event("first", outputs.timestamp)
+
+    def _hear_marks(self, stats: dict[str, Any]) -> None:
+        for each in (stats, *(part["data"] for part in stats.values() if isinstance(part, dict) and "data" in part)):
+            for request_id, *marks in each.pop(CORE, ()):
+                if (timing := self._timings.get(request_id)) is not None:
+                    timing.receive(*marks)
+            for read in each.pop(WIRE, ()):
+                if (timing := self._timings.get(read[0])) is not None:
+                    timing.reads.append(read)
+
+
+def listen(client: Any, book: Book) -> None:
+    """Have the book hear what vLLM's client gives to its engine core and gets from it. Raises AttributeError where
+    that is another vLLM's."""
+    processor, core = client.output_processor, client.engine_core
+    add, receive = processor.add_request, core.get_output_async
+
+    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+        book.enter(request.request_id)
+        return add(request, *args, **kwargs)
+
+    async def get_output() -> Any:
+        outputs = await receive()
+        book.hear(outputs)
+        return outputs
+
+    processor.add_request, core.get_output_async = add_request, get_output
+
+
+class TellsTimes:
+    """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard."""
+
+    marks_reads = False
+    _book: Book | None = None
+    _counts: CountsParts | None = None
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        self._book, self._counts = Book(), CountsParts(replica_id())
+        try:
+            listen(self.engine._engine_client, self._book)  # type: ignore[attr-defined]
+        except AttributeError as error:  # another vLLM or Ray, or no engine of vLLM's: serves all the same
+            logging.getLogger("ray.serve").warning("requests have no timeline: %r", error)
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return await self._timed("completions", request, raw_request_info)
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return await self._timed("chat", request, raw_request_info)
+
+    async def _timed(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        answer = getattr(super(), method)
+        if self._book is None or current() is not None:  # as with direct streaming, where `Timed` has begun
+            begun: AsyncIterator[Any] = await answer(request, raw)
+            return begun
+        headers = {} if raw is None else raw.headers
+        timing = Timing(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
+        prefills = bool((getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode"))
+        _context.set(timing)
+        try:
+            stream = await answer(request, raw)
+        except BaseException:
+            self._book.leave(timing)
+            raise
+        return self._told(timing, stream, prefills=prefills)
+
+    async def _told(self, timing: Timing, stream: AsyncIterator[Any], *, prefills: bool) -> AsyncIterator[Any]:
+        assert self._book is not None
+        _context.set(timing)
+        try:
+            async for item in stream:
+                if prefills:
+                    if parameters := getattr(item, "kv_transfer_params", None):
+                        parameters[TIMES_KEY] = timing.durations(replica_id())
+                    yield item
+                else:
+                    timing.chunk()
+                    yield self._with_record(timing, item) if timing.asked else item
+        finally:
+            self.over(timing, answers=not prefills)
+            if hasattr(stream, "aclose"):
+                with contextlib.suppress(Exception):
+                    await stream.aclose()
+
+    def _with_record(self, timing: Timing, item: Any) -> Any:
+        """The last piece of an answer, with the timeline; others as they are."""
+        last = item[-1] if isinstance(item, list) and item else item
+        if isinstance(last, str):
+            if not last.endswith(_DONE):
+                return item
+            told = f"{last.removesuffix(_DONE)}{self.comment(timing)}{_DONE}"
+            return [*item[:-1], told] if isinstance(item, list) else told
+        if hasattr(item, "choices"):
+            setattr(item, FIELD, self._record(timing))
+        return item
+
+    def comment(self, timing: Timing) -> str:
+        """The timeline as a comment of server-sent events."""
+        return f"{COMMENT}{_json(self._record(timing))}\n\n"
+
+    def _record(self, timing: Timing) -> dict[str, Any]:
+        return timing.record(replica_id(), guarded=self.marks_reads)
+
+    def header(self, timing: Timing) -> bytes:
+        """The timeline as a header's value."""
+        return _json(self._record(timing)).encode()
+
+    def over(self, timing: Timing, *, answers: bool = True) -> None:
+        """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
+        if self._book is None or timing.ended:
+            return
+        if answers and self._counts is not None and {"first", "first_byte"} <= timing.marks.keys():
+            self._counts.add(self._record(timing))
+        self._book.leave(timing)
+
+
+class Timed:
+    """ASGI middleware of an engine's own server, in front of all else: the timing begins and ends here."""
+
+    def __init__(self, app: Any, server: TellsTimes) -> None:
+        self.app = app
+        self.server = server
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(ROUTES):
+            await self.app(scope, receive, send)
+            return
+        headers = {key.lower(): value for key, value in scope.get("headers", ())}
+        request_id = headers.get(ID_HEADER.encode(), b"").decode("latin-1")
+        timing = Timing(asked=asks(headers.get(HEADER.encode())), request_id=request_id)
+        _context.set(timing)
+        try:
+            await self.app(scope, receive, _Sending(self.server, timing, send))
+        finally:
+            self.server.over(timing)
+            _context.set(None)
+
+
+class _Sending:
+    """Sends what the application answers, and marks when; with the timeline where that was asked for."""
+
+    def __init__(self, server: TellsTimes, timing: Timing, send: Send) -> None:
+        self._server = server
+        self._timing = timing
+        self._send = send
+        self._streams = False
+
+    async def __call__(self, message: Message) -> None:
+        timing = self._timing
+        if message["type"] == "http.response.start":
+            kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
+            self._streams = kind.startswith(b"text/event-stream")
+            if not self._streams and message["status"] == 200:
+                timing.chunk()
+                if timing.asked:
+                    told = (HEADER.encode(), self._server.header(timing))
+                    message = {**message, "headers": [*message.get("headers", ()), told]}
+        elif self._streams and (body := message.get("body")):
+            timing.chunk()
+            if timing.asked and body.endswith(_DONE.encode()):
+                told = body.removesuffix(_DONE.encode()) + self._server.comment(timing).encode() + _DONE.encode()
+                message = {**message, "body": told}
+        await self._send(message)
+
+
+class HandsOnTimes:
+    """ASGI middleware of an ingress: the timeline in an answer that is not streamed becomes a header."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        headers = scope.get("headers", ()) if scope["type"] == "http" else ()
+        if not any(key.lower() == HEADER.encode() and asks(value) for key, value in headers):
+            await self.app(scope, receive, send)
+            return
+        await self.app(scope, receive, _WithHeader(send))
+
+
+class _WithHeader:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._held: list[Message] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
+            if message["status"] == 200 and kind.startswith(b"application/json"):
+                self._held = [message]
+                return
+        if not self._held:
+            await self._send(message)
+            return
+        self._held.append(message)
+        if message.get("more_body"):
+            return
+        start, *parts = self._held
+        self._held = []
+        body = b"".join(part.get("body", b"") for part in parts)
+        headers = [(key, value) for key, value in start["headers"] if key.lower() != b"content-length"]
+        with contextlib.suppress(ValueError):
+            answer = json.loads(body)
+            told = answer.pop(FIELD, None) if isinstance(answer, dict) else None
+            if told is not None:
+                body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+                headers.append((HEADER.encode(), _json(told).encode()))
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self._send({**start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def replica_id() -> str:
+    """Of this replica; empty outside Ray Serve."""
+    if "replica" not in _machine:
+        _machine["replica"] = ""
+        with contextlib.suppress(Exception):
+            serve: Any = importlib.import_module("ray.serve")
+            _machine["replica"] = serve.get_replica_context().replica_id.unique_id
+    return _machine["replica"]
+
+
+def _boot() -> str:
+    if "boot" not in _machine:
+        _machine["boot"] = ""
+        with contextlib.suppress(OSError):
+            _machine["boot"] = _BOOT.read_text(encoding="ascii")[:_BOOT_CHARS]
+    return _machine["boot"]
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,145 @@
+"""Where the time to the first token goes, in Ray's metrics: of every request, asked for a timeline or not.
+
+Seconds are counted up, per part, and requests beside them: Ray's exporter keeps counters exactly and loses the sums of
+histograms, so that a rate of seconds over a rate of requests is an exact mean. Counters are told once a second.
+Histograms are of the parts that users watch at a percentile. Runs in Ray Serve's replicas, sent there by value: imports
+the standard library alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SECONDS, REQUESTS = "pdlab_ttft_seconds", "pdlab_ttft_requests"
+PART_SECONDS = "pdlab_ttft_part_seconds"
+READ_BYTES, READS = "pdlab_kv_read_bytes", "pdlab_kv_reads"
+COUNTERS: Mapping[str, str] = {
+    SECONDS: "Seconds of the time to the first token in the server, by part.",
+    REQUESTS: "Requests whose time to the first token is in the seconds.",
+    READ_BYTES: "Bytes of KV cache that this decode engine read from prefill.",
+    READS: "Reads of KV cache by this decode engine's ranks.",
+}
+HISTOGRAMS: Mapping[str, str] = {PART_SECONDS: "Parts of the time to the first token in the server; total: all of it."}
+TOTAL = "total"
+WATCHED = (TOTAL, "queue", "prefill", "transfer", "step_lag", "first_step")
+ENDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+EVERY_S = 1.0
+
+# `pdlab.results.timeline`, which the replica may not import; a test compares them.
+_PARTS = {
+    "call": "server",
+    "recall": "failed_calls",
+    "answer": "call",
+    "queued": "submit",
+    "admitted": "admission",
+    "posted": "post",
+    "seen": "transfer",
+    "told": "step_lag",
+    "usable": "guard",
+    "scheduled": "wait",
+    "first": "first_step",
+    "first_byte": "out",
+}
+_CALLS = ("call", "recall", "answer", "first_byte")
+
+
+def parts_of(told: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of a timeline as the server tells it, in seconds: from the request's arrival to the first byte.
+
+    Each is at least 0, and their sum is that time. Raises KeyError where the first byte is not marked.
+    """
+    marks, path, ends_ms = told["t"], told["path"], told["t"]["first_byte"]
+    at_ms, parts = 0.0, defaultdict[str, float](float)
+    for mark in _CALLS if told.get("early") else _PARTS:
+        if mark not in marks:
+            continue
+        to_ms = ends_ms if mark == "first_byte" else min(max(at_ms, marks[mark]), ends_ms)
+        if mark == "answer":
+            _split(told.get("p") or {}, to_ms - at_ms, parts)
+        else:
+            parts[_named(mark, path, "answer" in marks)] += (to_ms - at_ms) / 1e3
+        at_ms = to_ms
+    return dict(parts)
+
+
+def _named(mark: str, path: str, answered: bool) -> str:
+    if path in ("local", "collocated"):
+        if mark == "queued":
+            return "submit" if answered else "server"
+        return {"scheduled": "queue", "first": "prefill"}.get(mark, _PARTS[mark])
+    return "recompute" if path == "recomputed" and mark == "first" else _PARTS[mark]
+
+
+def _split(p: Mapping[str, float], ms: float, parts: dict[str, float]) -> None:
+    """A call of prefill, by what prefill said of itself."""
+    total = min(max(0.0, p.get("total", 0.0)), ms)
+    queue = min(max(0.0, p.get("queue", 0.0)), total)
+    prefill = min(max(0.0, p.get("prefill", 0.0)), total - queue)
+    parts["call"] += (ms - total) / 1e3
+    for name, value in (("prefill_server", total - queue - prefill), ("queue", queue), ("prefill", prefill)):
+        if p:
+            parts[name] += value / 1e3
+
+
+class CountsParts:
+    """Adds up the parts of a replica's requests and tells Ray. Never a reason for a request to fail."""
+
+    def __init__(self, replica: str, later: Callable[[Callable[[], None]], Any] | None = None) -> None:
+        self._replica = replica
+        self._later = later or _in_a_second
+        self._sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        self._metrics: dict[str, Any] = {}
+        self._due = False
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """A request has been answered: its timeline as the server tells it."""
+        try:
+            self._add(told)
+        except Exception as error:
+            logging.getLogger("ray.serve").warning("the parts of a request are not counted: %r", error)
+
+    def _add(self, told: Mapping[str, Any]) -> None:
+        parts, path = parts_of(told), ("path", told["path"])
+        for name, seconds in parts.items():
+            self._sums[SECONDS, (("part", name), path)] += seconds
+        self._sums[REQUESTS, (path,)] += 1
+        for _, _, _, _, size, reads in told.get("wire", ()):
+            self._sums[READ_BYTES, ()] += size
+            self._sums[READS, ()] += reads
+        parts[TOTAL] = sum(parts.values())
+        histogram = self._metric(PART_SECONDS, "Histogram")
+        for name in WATCHED:
+            if name in parts:
+                histogram.observe(max(parts[name], 1e-9), tags={"part": name, "ReplicaId": self._replica})
+        if not self._due:
+            self._due = True
+            self._later(self.tell)
+
+    def tell(self) -> None:
+        """Have Ray count what was added since."""
+        sums, self._sums, self._due = self._sums, defaultdict(float), False
+        try:
+            for (name, tags), value in sums.items():
+                if value > 0:  # Ray refuses to count nothing
+                    self._metric(name, "Counter").inc(value, tags={**dict(tags), "ReplicaId": self._replica})
+        except Exception as error:
+            logging.getLogger("ray.serve").warning("the parts of requests are not counted: %r", error)
+
+    def _metric(self, name: str, kind: str) -> Any:
+        if name not in self._metrics:
+            metrics: Any = importlib.import_module("ray.util.metrics")
+            more = {"boundaries": list(ENDS_S)} if kind == "Histogram" else {}
+            keys = {SECONDS: ("part", "path"), REQUESTS: ("path",), PART_SECONDS: ("part",)}.get(name, ())
+            self._metrics[name] = getattr(metrics, kind)(
+                name, description={**COUNTERS, **HISTOGRAMS}[name], tag_keys=(*keys, "ReplicaId"), **more
+            )
+        return self._metrics[name]
+
+
+def _in_a_second(tell: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(EVERY_S, tell)

@@ -1,0 +1,267 @@
+"""configs/errors/public.yaml: what public points say about stacks that were never measured here.
+
+Written by benchmarks/score_model.py. A plan takes from it the prior of a stack's correction, how far predictions of
+such a stack are off, and of what kinds the stacks were: outside of these there is no band.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment
+from pdlab.core.files import CONFIGS
+from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.workload import Closed
+from pdlab.plan.correction_fit import Belief, Response, correction_of
+from pdlab.plan.extrapolation import major_minor
+from pdlab.plan.prediction_intervals import NORMAL_90
+from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
+from pdlab.plan.scoring import TPOT, TTFT, WIDE, StackScore, components_of, errors_after, fit_of, with_correction
+from pdlab.plan.stack_prior import (
+    Effects,
+    ErrorComponents,
+    StackFit,
+    effects_of,
+    error_components,
+    prior_of,
+    unseen,
+)
+from pdlab.sim.computed_hardware import host_of
+from pdlab.sim.hardware import FitError, Hardware
+from pdlab.sim.step_source import Correction
+
+PUBLIC = CONFIGS / "errors" / "public.yaml"
+PARAMETERS = ("host_ms", "ln_factor", "ln_prefill_factor")
+SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
+
+
+class KnownStack(Frozen):
+    """One stack of the public points: its own correction (host_ms, ln factor, ln prefill factor) with standard
+    deviations, what the points cover, and how it was predicted by the others (median absolute errors in percent)."""
+
+    model: str
+    gpu: str
+    engine: str
+    version: str
+    mode: str
+    correction: tuple[float, float, float]
+    sd: tuple[float, float, float]
+    points: int
+    errors_percent: dict[str, float]
+    alone_percent: dict[str, float]
+    held: dict[str, float]
+    unseen: tuple[str, ...]
+
+    @property
+    def stack(self) -> Stack:
+        """Its key."""
+        return Stack(self.model, self.gpu, self.engine, self.version, self.mode)
+
+    @property
+    def fit(self) -> StackFit:
+        """As the prior of another stack takes it."""
+        return StackFit(self.stack, np.array(self.correction), np.array(self.sd))
+
+
+class AfterLevels(Frozen):
+    """How far predictions of a stack are off after some of its levels were measured. ``components``: by metric.
+    ``median_percent``: median absolute error on the other levels, the median over stacks. ``held``: share of them in
+    bands that are made of other stacks' errors."""
+
+    components: dict[str, ErrorComponents]
+    median_percent: dict[str, float]
+    held: dict[str, float]
+
+
+class Covered(Frozen):
+    """What the public points are of: least and most of input and output tokens as they are asked for, and of requests
+    in flight per GPU; TP degrees."""
+
+    tp: tuple[int, ...]
+    input_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    in_flight_per_gpu: tuple[float, float]
+
+
+def home_fit() -> StackFit:
+    """The stack that was measured here, by its host time over the tables; its factors were not looked at."""
+    host = host_of("vllm").versions["0.11"]
+    stack = Stack("gpt-oss-120b", "H100", "vllm", "0.11", "collocated")
+    return StackFit(stack, np.array([host.step_ms, *WIDE.mean[1:]]), np.array([host.sd_ms, *UNKNOWN]))
+
+
+UNKNOWN = tuple(float(each) for each in np.sqrt(np.diag(WIDE.covariance))[1:])
+
+
+class ErrorCatalog(Frozen):
+    """``effects``: standard deviations of the parameters of corrections over models, GPUs, engine versions, and of a
+    stack alone, in the order of `PARAMETERS`. ``components``: by metric. ``after``: by the number of measured levels.
+    ``points``: of a stack, at most."""
+
+    points: int
+    stacks: tuple[KnownStack, ...] = Field(min_length=1)
+    effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=3, max_length=3)
+    components: dict[str, ErrorComponents]
+    after: dict[int, AfterLevels]
+    covered: Covered
+
+    def prior(self, stack: Stack) -> Belief:
+        """Of the correction of a stack, whether it is one of these or not."""
+        fits = [*(each.fit for each in self.stacks), home_fit()]
+        return prior_of(stack, fits, [Effects(*each) for each in self.effects])
+
+    def correction(self, stack: Stack) -> Correction:
+        """The prior as hardware has it."""
+        return correction_of(self.prior(stack), 0, SOURCE)
+
+    def unseen(self, stack: Stack) -> tuple[str, ...]:
+        """What of model, GPU and engine version no stack here has."""
+        return unseen(stack, [each.stack for each in self.stacks])
+
+    def has_like(self, stack: Stack) -> bool:
+        """Whether a stack that was left out was as far from the others as this one is from all: only then the errors
+        say something about it."""
+        without = set(self.unseen(stack))
+        same_way = [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
+        return any(without <= set(each.unseen) for each in same_way)
+
+
+def _after(
+    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects], count: int
+) -> AfterLevels:
+    errors = errors_after(found, fits, effects, count)
+    components, medians, held = {}, {}, {}
+    for metric, each in errors.items():
+        components[metric] = error_components(metric, each)
+        stacks = sorted({one.stack for one in each})
+        of = {stack: [one for one in each if one.stack == stack] for stack in stacks}
+        medians[metric] = round(
+            100 * statistics.median(statistics.median(abs(one.error) for one in of[stack]) for stack in stacks), 1
+        )
+        inside = []
+        for fold in range(FOLDS):
+            tested = set(stacks[fold::FOLDS])
+            half = NORMAL_90 * error_components(metric, [one for one in each if one.stack not in tested]).sd(unseen=())
+            inside += [abs(one.error) <= half for one in each if one.stack in tested]
+        held[metric] = round(statistics.fmean(inside), 2)
+    return AfterLevels(components=components, median_percent=medians, held=held)
+
+
+LEVELS = (1, 2, 3, 4)
+FOLDS = 4  # of stacks, for the share that bands hold
+
+
+def covered(points: Iterable[PublicPoint]) -> Covered:
+    """What these points are of."""
+    rows = [point.row for point in points]
+    inputs = [row.workload.input_tokens for row in rows]
+    outputs = [row.workload.output_tokens for row in rows]
+    loads = [row.load.concurrency / row.deployment.gpus for row in rows if isinstance(row.load, Closed)]
+    return Covered(
+        tp=tuple(sorted({pool.tp for row in rows for pool in row.deployment.pools.values()})),
+        input_tokens=(min(inputs), max(inputs)),
+        output_tokens=(min(outputs), max(outputs)),
+        in_flight_per_gpu=(min(loads), max(loads)),
+    )
+
+
+def catalog_of(
+    found: Mapping[Stack, Sequence[Response]], scores: Sequence[StackScore], points: int, of: Covered
+) -> ErrorCatalog:
+    """Of all stacks together, for one that is none of them."""
+    fits = [fit_of(stack, values) for stack, values in found.items()]
+    effects = effects_of(fits)
+    by_stack = {score.left_out.stack: score for score in scores}
+
+    def rounded(values: Iterable[float]) -> tuple[Any, ...]:
+        return tuple(round(float(value), 4) for value in values)
+
+    return ErrorCatalog(
+        points=points,
+        stacks=tuple(
+            KnownStack(
+                **fit.stack._asdict(),
+                correction=rounded(fit.mean),
+                sd=rounded(fit.sd),
+                points=score.points,
+                errors_percent={name: round(each.error, 1) for name, each in score.ours.items()},
+                alone_percent={name: round(each.error, 1) for name, each in score.alone.items()},
+                held={name: round(each, 2) for name, each in score.held.items()},
+                unseen=score.left_out.unseen,
+            )
+            for fit in fits
+            for score in [by_stack[fit.stack]]
+        ),
+        effects=tuple(rounded(each) for each in effects),
+        components=components_of(found, fits, effects),
+        after={count: _after(found, fits, effects, count) for count in LEVELS},
+        covered=of,
+    )
+
+
+@cache
+def public_errors() -> ErrorCatalog:
+    """The catalog that is shipped. Raises UsageError where it is damaged."""
+    return load_yaml(PUBLIC, ErrorCatalog)
+
+
+def model_word(shape: ModelShape) -> str:
+    """What a table calls the model: the last part of its id or of its folder's name."""
+    return (shape.hf_id or shape.name).replace("--", "/").rstrip("/").rsplit("/", 1)[-1]
+
+
+def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | None = None) -> Stack:
+    """The stack that a hardware with tables and a model are. A checkpoint of a known model (other precision, tuned) is
+    that model."""
+    assert hardware.steps is not None
+    word = model_word(shape)
+    names = {each.model.split()[0] for each in public_errors().stacks}
+    known = [name for name in names if word.lower().startswith(name.lower())]
+    version = hardware.steps.engine_version or major_minor(hardware.steps.version) or UNSTATED
+    pd = deployment is not None and deployment.transport is not None
+    return Stack(
+        max(known, key=len, default=word),
+        hardware.gpu_type or hardware.gpu,
+        hardware.steps.engine,
+        version,
+        "pd" if pd else "collocated",
+    )
+
+
+def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
+    """Hardware with tables whose correction no level was measured for, with what the public stacks say about it. The
+    same hardware where its steps are no tables, where levels were measured, or where no public stack has its engine."""
+    if hardware.beside:
+        beside = tuple(with_stack_prior(each, shape) for each in hardware.beside)
+        hardware = hardware.model_copy(update={"beside": beside})
+    steps = hardware.steps
+    if steps is None or steps.correction.fitted_levels:
+        return hardware
+    catalog, stack = public_errors(), stack_of(hardware, shape)
+    if not any(each.engine == stack.engine for each in catalog.stacks):
+        return hardware
+    return with_correction(hardware, catalog.correction(stack))
+
+
+def error_after(levels: int) -> FitError:
+    """Of hardware whose correction has so many measured levels: what public stacks were off by after as many."""
+    catalog = public_errors()
+    count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
+    after = catalog.after[count]
+    parts = {metric: each.parts for metric, each in after.components.items()}
+    return FitError(
+        tpot_percent=after.median_percent[TPOT],
+        ttft_percent=after.median_percent[TTFT],
+        requests_per_s_percent=after.median_percent[TPOT],
+        points=sum(each.points for each in catalog.stacks),
+        how=f"public stacks, each by the others and {count} of its own levels (configs/errors/public.yaml); requests/s "
+        "as TPOT",
+        parts={**parts, "requests/s": parts[TPOT]},
+    )

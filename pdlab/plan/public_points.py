@@ -1,0 +1,160 @@
+"""Levels that others measured and published, as points to score predictions by. Pure.
+
+A table is read by `pdlab.plan.csv_rows`; its further columns ``ttft_ms``, ``tpot_ms`` and ``ttft_stat`` are what was
+measured. What the benchmark did counts as much as the engine: `Conduct`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed, Workload
+from pdlab.plan import csv_rows
+from pdlab.plan.csv_rows import RefusedRow, RequestedRow
+from pdlab.plan.extrapolation import major_minor
+
+UNSTATED = "unstated"
+MEASURED = ("ttft_ms", "tpot_ms")
+
+
+class Conduct(NamedTuple):
+    """How a benchmark ran a level: prompts per request in flight, and how lengths vary below the nominal ones.
+
+    All requests in flight start at once. Its TTFT is the mean over all prompts, that burst included.
+    """
+
+    prompts: int
+    lengths: str
+
+
+# InferenceX's scripts (github.com/SemiAnalysisAI/InferenceX, benchmarks/): --num-prompts 10 x --max-concurrency,
+# --random-range-ratio 0.8, --request-rate inf. Tables call its TTFT a median. It behaves as the mean: docs/model.md.
+INFERENCEX = Conduct(10, "uniform:0.8-1.0")
+
+
+class Stack(NamedTuple):
+    """What one group of points shares: model with its precision, GPU, engine and version, and the kind of serving."""
+
+    model: str
+    gpu: str
+    engine: str
+    version: str
+    mode: str
+
+    @property
+    def label(self) -> str:
+        """In a table: ``gpt-oss-120b fp4, H100, vllm 0.18``."""
+        mode = ", P:D" if self.mode == "pd" else ""
+        return f"{self.model}, {self.gpu}, {self.engine} {self.version}{mode}"
+
+
+class PublicPoint(NamedTuple):
+    """One measured level. ``model_id`` and ``precision`` as the table has them. ``conduct`` None: not known, and then
+    its TTFT cannot be compared. Seconds."""
+
+    stack: Stack
+    model_id: str
+    precision: str
+    row: RequestedRow
+    tpot_s: float
+    ttft_s: float
+    conduct: Conduct | None
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Of the deployment, from TPOT and TTFT: tables have no throughput of their own."""
+        return throughput(self.row, self.tpot_s, self.ttft_s)
+
+
+class PublicTable(NamedTuple):
+    """The points of a file, and the rows of it that no simulation of pdlab describes."""
+
+    points: list[PublicPoint]
+    refused: list[RefusedRow]
+
+
+def throughput(row: RequestedRow, tpot_s: float, ttft_s: float) -> float:
+    """Output tokens/s of a closed loop whose requests take so long (Little's law)."""
+    assert isinstance(row.load, Closed)
+    output = row.workload.mean_tokens.output
+    return row.load.concurrency * output / (ttft_s + (output - 1) * tpot_s)
+
+
+def read_points(text: str, source: str) -> PublicTable:
+    """Raises UsageError where the text is no such table."""
+    table = csv_rows.read(text, source, refuse_rows=True)
+    missing = [name for name in MEASURED if name not in table.header]
+    if missing:
+        raise UsageError(f"{source}: no column {' or '.join(missing)}; a table of measured levels has both")
+    points, refused = [], []
+    for cells, row in zip(table.rows, table.requested, strict=True):
+        if isinstance(row, RefusedRow):
+            refused.append(row)
+        elif not isinstance(row.load, Closed):
+            refused.append(RefusedRow(row.line, "only closed loops are scored"))
+        else:
+            points.append(_point(cells, row, source))
+    return PublicTable(points, refused)
+
+
+def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint:
+    values = {}
+    for name in MEASURED:
+        try:
+            values[name] = float(cells[name])
+        except ValueError as error:
+            raise UsageError(f"{source}, line {row.line}: {name} {cells[name]!r} is not a number") from error
+        if not values[name] > 0:
+            raise UsageError(f"{source}, line {row.line}: {name} {cells[name]!r} must be above 0")
+    conduct = INFERENCEX if "InferenceX" in cells.get("ttft_stat", "") else None
+    model_id, stated = row.deployment.model, row.stated
+    precision = stated.precision.lower()
+    stack = Stack(
+        model=" ".join(filter(None, (model_id.rsplit("/", 1)[-1], precision))),
+        gpu=stated.hardware.split("_")[0].upper(),
+        engine=stated.framework.lower(),
+        version=major_minor(stated.version) or UNSTATED,
+        mode="pd" if row.deployment.transport is not None else "collocated",
+    )
+    return PublicPoint(
+        stack=stack,
+        model_id=model_id,
+        precision=precision,
+        row=_as_conducted(row, conduct),
+        tpot_s=values["tpot_ms"] / 1e3,
+        ttft_s=values["ttft_ms"] / 1e3,
+        conduct=conduct,
+    )
+
+
+def _as_conducted(row: RequestedRow, conduct: Conduct | None) -> RequestedRow:
+    """The row with the prompts and lengths of the benchmark; prompts are never repeated there."""
+    assert isinstance(row.load, Closed)
+    if conduct is None:
+        return row._replace(prompts="fresh")
+    workload = Workload(
+        input_tokens=row.workload.input_tokens,
+        output_tokens=row.workload.output_tokens,
+        lengths=conduct.lengths,
+    )
+    return row._replace(workload=workload, num_requests=conduct.prompts * row.load.concurrency, prompts="fresh")
+
+
+def sample(points: Iterable[PublicPoint], most: int, seed: int = 0) -> dict[Stack, list[PublicPoint]]:
+    """By stack at most so many points, drawn by seed from the rows in order, so that the same ones are taken again."""
+    groups: dict[Stack, list[PublicPoint]] = {}
+    for point in points:
+        groups.setdefault(point.stack, []).append(point)
+    return {
+        stack: _drawn(groups[stack], most, f"{seed} {stack.label}") for stack in sorted(groups, key=lambda s: s.label)
+    }
+
+
+def _drawn(points: Sequence[PublicPoint], most: int, seed: str) -> list[PublicPoint]:
+    if len(points) <= most:
+        return list(points)
+    chosen = random.Random(seed).sample(range(len(points)), most)
+    return [points[number] for number in sorted(chosen)]

@@ -1,0 +1,121 @@
+"""Which band a prediction by tabulated steps has, what of it is extrapolated, and where there is none. Pure.
+
+- **Constants of a fit** have the band of the fit, inside of it (`pdlab.plan.extrapolation`).
+- **Tables with measured levels** have what public stacks were off by after as many levels. TP, lengths and loads that
+  were not measured are in those errors; another GPU, model, version, mode or network is not.
+- **Tables alone** have the errors of public stacks that the others predicted, wider for a model or an engine version
+  that none of them has. There is no band where no stack that was left out was as far from the others, and outside of
+  what the points cover: lengths, loads, TP, closed loops.
+- **Near saturation**, where prompts wait for KV memory, a small error of the steps is a large one of the TTFT.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment
+from pdlab.core.findings import Finding, found
+from pdlab.core.workload import Closed, Load, Workload
+from pdlab.plan.error_catalog import ErrorCatalog, public_errors, stack_of
+from pdlab.plan.extrapolation import SLACK, OutsideFit
+from pdlab.sim.hardware import FitError, Hardware
+from pdlab.sim.level import SimulatedLevel
+
+WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of stacks with measured levels cover
+FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory: beyond, a level is near saturation
+
+
+class StackBand(NamedTuple):
+    """``error`` None: an estimate without a band. ``findings``: why, or what of it is extrapolated."""
+
+    error: FitError | None
+    findings: tuple[Finding, ...] = ()
+
+
+def band_of(
+    hardware: Hardware,
+    shape: ModelShape,
+    deployment: Deployment,
+    workload: Workload,
+    load: Load,
+    in_flight_per_gpu: Sequence[float],
+    outside: Sequence[OutsideFit],
+) -> StackBand:
+    """``outside``: what `pdlab.plan.extrapolation.outside_fit` says."""
+    if hardware.steps is None:
+        return StackBand(None if outside else hardware.error)
+    catalog = public_errors()
+    reason = _not_covered(catalog, deployment, workload, load, in_flight_per_gpu)
+    if hardware.error is not None:
+        others = sorted({each.dimension for each in outside} - WITHIN)
+        reason = f"its levels are of another {' and '.join(others)}" if others else reason
+        return _without(reason) if reason else StackBand(hardware.error)
+    stack = stack_of(hardware, shape, deployment)
+    unseen = catalog.unseen(stack)
+    names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
+    words = ", ".join(names[each] for each in unseen)
+    if hardware.speculation is not None:
+        reason = "none of them guesses tokens"
+    elif not catalog.has_like(stack):
+        reason = f"none of them was as far from the others: {words or deployment.mode}"
+    if reason:
+        return _without(reason)
+    parts = {metric: each.parts_with(unseen) for metric, each in catalog.components.items()}
+    medians = {metric: _median(catalog, metric) for metric in parts}
+    error = FitError(
+        tpot_percent=medians["TPOT"],
+        ttft_percent=medians["mean TTFT"],
+        requests_per_s_percent=medians["TPOT"],
+        points=sum(each.points for each in catalog.stacks),
+        how="public stacks, each predicted by the others; requests/s as TPOT",
+        parts={**parts, "requests/s": parts["TPOT"]},
+    )
+    said = found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing")
+    return StackBand(error, (said,))
+
+
+def _median(catalog: ErrorCatalog, metric: str) -> float:
+    known = [each.errors_percent[metric] for each in catalog.stacks if metric in each.errors_percent]
+    return round(statistics.median(known), 1)
+
+
+def _without(reason: str) -> StackBand:
+    return StackBand(None, (found("no_band", why=reason),))
+
+
+def _not_covered(
+    catalog: ErrorCatalog,
+    deployment: Deployment,
+    workload: Workload,
+    load: Load,
+    in_flight_per_gpu: Sequence[float],
+) -> str:
+    """What the public points are not of; empty: nothing."""
+    covered = catalog.covered
+    pools = list(deployment.pools.values())
+    if not isinstance(load, Closed):
+        return "they are closed loops"
+    if any(pool.tp not in covered.tp for pool in pools):
+        return f"their TP is {', '.join(map(str, covered.tp))}"
+    if any(pool.pp > 1 or pool.dp > 1 for pool in pools):
+        return "none of them has pipeline or data parallel ranks"
+    sides = (
+        (workload.longest[0], covered.input_tokens, "input tokens"),
+        (workload.longest[1], covered.output_tokens, "output tokens"),
+        *((each, covered.in_flight_per_gpu, "requests in flight per GPU") for each in in_flight_per_gpu),
+    )
+    for value, (low, high), what in sides:
+        if not low * (1 - SLACK) <= value <= high * (1 + SLACK):
+            return f"they have {low:g} to {high:g} {what}"
+    return ""
+
+
+def saturation(levels: Sequence[SimulatedLevel]) -> Finding | None:
+    """Whether prompts of these levels, one of each seed, wait for KV memory."""
+    full = statistics.fmean(each.kv_full for each in levels)
+    if full > FULL:
+        return found("near_saturation", share=full)
+    return None

@@ -1,0 +1,233 @@
+"""What other stacks say about one that was never measured: its correction, and how far predictions are off. Pure.
+
+**The correction.** Each of its three parameters is, over stacks, a mean plus effects of the model, of the GPU, of the
+engine's version, and of the stack alone (a random-effects layout; Searle, Casella and McCulloch, Variance Components,
+1992). The best linear prediction of a new stack is its prior: a model that was seen on another GPU counts more than one
+that was not, and a version that was never seen is as wide as versions have differed.
+
+**The errors** of predictions by such priors, every stack by the others, are split the same way (`error_components`): of
+a stack as such, more of it for a model, a GPU or an engine's version that was not among the others, and of parallelism,
+lengths, load and a level within a stack.
+
+Standard deviations are those that make the values most likely, with a weak pull: each is believed to be near
+`Believed` within a factor of two. Few stacks do not tell it better, and none of them is nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from annotated_types import Ge
+
+from pdlab.core.schema import Frozen
+from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Setting
+from pdlab.plan.public_points import UNSTATED, Stack
+from pdlab.sim.hardware import ErrorParts
+
+EFFECTS = ("model", "gpu", "engine", "alone")
+FACTOR = math.log(2.0)
+STEPS = 1.25  # between tried standard deviations
+SWEEPS = 4
+
+
+class StackFit(NamedTuple):
+    """What a stack's own levels say: (host_ms, ln factor, ln prefill_factor) and their standard deviations."""
+
+    stack: Stack
+    mean: Array
+    sd: Array
+
+
+class Effects(NamedTuple):
+    """Standard deviations of one parameter over models, GPUs, engine versions, and of a stack alone."""
+
+    model: float
+    gpu: float
+    engine: float
+    alone: float
+
+
+# Of host_ms, ln factor, ln prefill_factor: engines of 2025 and 2026 differed by some tenths of a millisecond a step.
+Believed = (Effects(0.6, 0.2, 0.3, 0.3), Effects(0.04, 0.04, 0.04, 0.04), Effects(0.2, 0.15, 0.15, 0.15))
+
+
+def _same(stack: Stack, other: Stack) -> tuple[bool, bool, bool, bool]:
+    return (
+        stack.model.split()[0] == other.model.split()[0],
+        stack.gpu == other.gpu,
+        (stack.engine, stack.version) == (other.engine, other.version) and stack.version != UNSTATED,
+        stack == other,
+    )
+
+
+def _covariance(stacks: Sequence[Stack], others: Sequence[Stack], effects: Effects) -> Array:
+    same = np.array([[_same(one, other) for other in others] for one in stacks], dtype=float)
+    variance: Array = same @ np.square(np.array(effects))
+    return variance
+
+
+def most_likely(start: Sequence[float], loss: Callable[[Sequence[float]], float]) -> list[float]:
+    """Standard deviations, each tried around its start one at a time, that make the loss least. The pull is added."""
+
+    def whole(values: Sequence[float]) -> float:
+        return loss(values) + sum((math.log(v / s) / FACTOR) ** 2 for v, s in zip(values, start, strict=True))
+
+    best = list(start)
+    least = whole(best)
+    for _ in range(SWEEPS):
+        before = least
+        for index in range(len(best)):
+            for power in range(-8, 9):
+                trial = best.copy()
+                trial[index] = start[index] * STEPS**power
+                if (now := whole(trial)) < least:
+                    best, least = trial, now
+        if before - least < 1e-3:
+            break
+    return best
+
+
+def _unlikely(residual: Array, covariance: Array) -> float:
+    """-2 times the logarithm of a normal likelihood, but for a constant."""
+    _, logarithm = np.linalg.slogdet(covariance)
+    return float(logarithm + residual @ np.linalg.solve(covariance, residual))
+
+
+def effects_of(fits: Sequence[StackFit]) -> tuple[Effects, ...]:
+    """Of the three parameters."""
+    stacks = [fit.stack for fit in fits]
+    found = []
+    for index, start in enumerate(Believed):
+        values = np.array([fit.mean[index] for fit in fits])
+        noise = np.diag([fit.sd[index] ** 2 for fit in fits])
+
+        def loss(sds: Sequence[float], values: Array = values, noise: Array = noise) -> float:
+            covariance = _covariance(stacks, stacks, Effects(*sds)) + noise
+            return _unlikely(values - _mean(values, covariance), covariance)
+
+        found.append(Effects(*most_likely(start, loss)))
+    return tuple(found)
+
+
+def _mean(values: Array, covariance: Array) -> float:
+    weights = np.linalg.solve(covariance, np.ones(len(values)))
+    return float(weights @ values / weights.sum())
+
+
+def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects]) -> Belief:
+    """Of a stack from the fits of others. The uncertainty of their mean is in it."""
+    others = [fit.stack for fit in fits]
+    means, variances = [], []
+    for index, each in enumerate(effects):
+        values = np.array([fit.mean[index] for fit in fits])
+        covariance = _covariance(others, others, each) + np.diag([fit.sd[index] ** 2 for fit in fits])
+        toward = _covariance([stack], others, each)[0]
+        inverse = np.linalg.inv(covariance)
+        mean = _mean(values, covariance)
+        means.append(mean + float(toward @ inverse @ (values - mean)))
+        missing = 1 - float(toward @ inverse @ np.ones(len(values)))
+        variances.append(
+            sum(sd**2 for sd in each) - float(toward @ inverse @ toward) + missing**2 / float(inverse.sum())
+        )
+    return Belief(np.array(means), np.diag(variances))
+
+
+# --- errors of predictions ------------------------------------------------------------------------
+
+
+class ErrorComponents(Frozen):
+    """How far predictions of one metric are off, as standard deviations of logarithms in percent. ``stack``: what all
+    levels of a stack have in common; ``model``, ``gpu``, ``engine``: further where that was not among the stacks that
+    the prior comes from. The others are within a stack (`pdlab.plan.correction_fit.ErrorSds`)."""
+
+    stack: Annotated[float, Ge(0)]
+    model: Annotated[float, Ge(0)]
+    gpu: Annotated[float, Ge(0)]
+    engine: Annotated[float, Ge(0)]
+    parallelism: Annotated[float, Ge(0)]
+    lengths: Annotated[float, Ge(0)]
+    load: Annotated[float, Ge(0)]
+    level: Annotated[float, Ge(0)]
+
+    @property
+    def within(self) -> ErrorSds:
+        """Those within a stack."""
+        return ErrorSds(level=self.level, parallelism=self.parallelism, lengths=self.lengths, load=self.load)
+
+    @property
+    def parts(self) -> ErrorParts:
+        """As intervals of predictions take them: in common to the levels of a configuration, and of one level."""
+        return self.parts_with(())
+
+    def parts_with(self, unseen: Sequence[str]) -> ErrorParts:
+        """With what of model, GPU and engine no other stack has."""
+        common = math.hypot(self.stack, *(getattr(self, name) for name in unseen))
+        level = math.hypot(self.parallelism, self.lengths, self.load, self.level)
+        return ErrorParts(common_percent=round(common, 2), level_percent=round(level, 2))
+
+    def sd(self, *, unseen: Sequence[str]) -> float:
+        """Of the logarithm of measured over predicted, for a stack without own levels. ``unseen``: of model, gpu,
+        engine."""
+        parts = [self.stack, self.parallelism, self.lengths, self.load, self.level]
+        parts += [getattr(self, name) for name in unseen]
+        return math.hypot(*parts) / 100
+
+
+class StackError(NamedTuple):
+    """Of one level of a stack that was predicted by the others. ``error``: logarithm of measured over predicted."""
+
+    stack: Stack
+    setting: Setting
+    unseen: tuple[str, ...]
+    error: float
+
+
+BELIEVED_ERRORS = {
+    "TPOT": (6.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0),
+    "mean TTFT": (15.0, 12.0, 10.0, 10.0, 6.0, 6.0, 6.0, 8.0),
+    "tokens/s": (6.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0),
+}
+SEEN_BY = ("model", "gpu", "engine")
+SOFT_ERRORS = 3.0
+
+
+def unseen(stack: Stack, others: Sequence[Stack]) -> tuple[str, ...]:
+    """What of model, GPU and engine with its version no other stack has."""
+    same = [_same(stack, other) for other in others]
+    return tuple(name for index, name in enumerate(SEEN_BY) if not any(each[index] for each in same))
+
+
+def error_components(metric: str, errors: Sequence[StackError]) -> ErrorComponents:
+    """The mean error is taken to be 0, since no prediction is corrected by it. Errors beyond `SOFT_ERRORS` times the
+    median one count as that: one broken level of the tables is no reason to widen every band."""
+    start = BELIEVED_ERRORS[metric]
+    limit = SOFT_ERRORS * 1.4826 * float(np.median([abs(each.error) for each in errors]))
+    by_stack: dict[Stack, list[StackError]] = {}
+    for each in errors:
+        by_stack.setdefault(each.stack, []).append(each)
+    blocks = []
+    for members in by_stack.values():
+        values = np.clip([each.error for each in members], -limit, limit) * 100
+        shared = [
+            np.array([[one[index] == other[index] for other in settings] for one in settings], dtype=float)
+            for settings in [[each.setting for each in members]]
+            for index in range(3)
+        ]
+        blocks.append((values, members[0].unseen, shared))
+
+    def loss(sds: Sequence[float]) -> float:
+        total = 0.0
+        for values, without, shared in blocks:
+            size = len(values)
+            common = sds[0] ** 2 + sum(sds[1 + index] ** 2 for index, name in enumerate(SEEN_BY) if name in without)
+            covariance = common * np.ones((size, size)) + sds[7] ** 2 * np.eye(size)
+            for sd, same in zip(sds[4:7], shared, strict=True):
+                covariance += sd**2 * same
+            total += _unlikely(values, covariance)
+        return total
+
+    found = most_likely(start, loss)
+    return ErrorComponents(**dict(zip(ErrorComponents.model_fields, (round(v, 1) for v in found), strict=True)))

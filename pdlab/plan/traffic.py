@@ -1,0 +1,57 @@
+"""What a plan takes of a workload file: its requests as a `Trace`, and the share of prompts that caches answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdlab.core.catalog import ModelShape
+from pdlab.core.errors import UsageError
+from pdlab.core.schema import parse_yaml
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.level import Trace
+from pdlab.traffic.compiled import YAML, compiled
+from pdlab.traffic.file import is_traffic
+from pdlab.traffic.oracle import oracle_of
+from pdlab.traffic.prompts import TrafficPrompts
+
+MOST_REQUESTS = 1_000_000
+ENDLESS = 2**40  # blocks of a cache that forgets nothing
+
+
+def says_requests(path: Path) -> bool:
+    """Whether a file says which requests come and when: a workload file, a trace, compiled requests; not the YAML of a
+    `Workload` alone, nor one that cannot be read."""
+    if path.suffix.lower() not in YAML:
+        return path.is_dir() or path.suffix.lower() in (".csv", ".jsonl", ".json")
+    try:
+        return is_traffic(parse_yaml(path.read_text(encoding="utf-8")))
+    except Exception:  # whoever reads it as a Workload says what is wrong
+        return False
+
+
+def trace_of_file(path: Path) -> Trace:
+    """Its requests, which must not all come at once. Raises UsageError."""
+    requests = []
+    for request in compiled(path)[1]:
+        requests.append(request)
+        if len(requests) > MOST_REQUESTS:
+            raise UsageError(f"{path}: holds more than {MOST_REQUESTS} requests, too many to simulate; give a window")
+    if len(requests) < 2:
+        raise UsageError(f"{path}: holds {len(requests)} requests; from 2 to {MOST_REQUESTS} can be simulated")
+    trace = Trace.of(requests)
+    if trace.last_s <= 0:
+        raise UsageError(
+            f"{path}: all requests arrive at the same time, so the trace has no rate; give arrivals that differ"
+        )
+    return trace
+
+
+def endless_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
+    """Share of the prompt tokens that one engine would answer from a cache that forgets nothing, by vLLM's rules; 0
+    where prompts have nothing in common."""
+    if not trace.requests:
+        return 0.0
+    prompts = TrafficPrompts(hardware.block_tokens, remembered=len(trace.requests))
+    oracle = oracle_of(shape, ENDLESS, hardware.block_tokens, hybrid=hardware.hybrid_kv)
+    hits = sum(oracle.compute(*prompts.of(request)) for request in trace.requests)
+    return hits / sum(trace.input_tokens)

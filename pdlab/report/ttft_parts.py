@@ -1,0 +1,283 @@
+"""Where the TTFT of each load went: a table, a sentence for each curve, stacked parts, and the slowest requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from pdlab.analysis.curves import short_labels
+from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown_parts, ttft_parts
+from pdlab.core.rendering import said
+from pdlab.report import tables
+from pdlab.report.section import Section
+from pdlab.report.style import STYLE_FILE, save
+from pdlab.results.schema import Experiment
+from pdlab.results.store import MANIFEST, Store
+from pdlab.results.timeline import PARTS
+
+MOST_LOADS, MOST_CURVES = 6, 4  # of one picture
+OTHER = "other"
+LEAST_MS = 1e-6  # less is rounding
+# By where a part happens: grey outside and in servers, blue at prefill, green to red from decode's admission on.
+COLORS = {
+    "front": "#4d4d4d",
+    "server": "#8c8c8c",
+    "failed_calls": "#000000",
+    "call": "#bfbfbf",
+    "prefill_server": "#9ecae1",
+    "queue": "#08519c",
+    "prefill": "#4292c6",
+    "submit": "#d9d9d9",
+    "admission": "#a6d96a",
+    "post": "#1a9850",
+    "transfer": "#fee08b",
+    "step_lag": "#f46d43",
+    "guard": "#762a83",
+    "wait": "#c2a5cf",
+    "recompute": "#67001f",
+    "first_step": "#d73027",
+    "out": "#e6ab02",
+    OTHER: "#ffffff",
+}
+
+
+class PartCell(NamedTuple):
+    """A piece of a bar. ``begins`` and ``share`` are percent of the widest bar beside it."""
+
+    name: str
+    ms: float
+    begins: float
+    share: float
+    color: str
+
+
+class PartBar(NamedTuple):
+    """One bar of a page: ``name`` before it, its pieces, and the whole in ms."""
+
+    name: str
+    ms: float
+    cells: tuple[PartCell, ...]
+
+
+class BarGroup(NamedTuple):
+    title: str
+    bars: tuple[PartBar, ...]
+
+
+def told(experiments: Sequence[tuple[Path, Experiment]]) -> list[TtftParts]:
+    """Of every load of these folders' experiments whose timelines were kept. Raises StoreError."""
+    levels = []
+    labels = short_labels([experiment for _, experiment in experiments])
+    for label, (folder, experiment) in zip(labels, experiments, strict=True):
+        if (folder / MANIFEST).is_file():
+            store = Store(folder)
+            levels += ttft_parts(label, [(run, store.read_timelines(run.key)) for run in experiment.runs])
+    return levels
+
+
+class PartsRow(NamedTuple):
+    """A row of the table: ``statistic`` and figures in ms, None where no request had the part. ``other_ms``: parts
+    without a column."""
+
+    label: str
+    where: str
+    statistic: str
+    ttft_ms: float
+    parts_ms: tuple[float | None, ...]
+    other_ms: float | None
+
+
+def section(levels: Sequence[TtftParts]) -> Section:
+    """Parts by curve, load and percentile, in ms, and the largest part of each curve at its highest load."""
+    names = shown_parts(levels)
+    rows = [_row(level, around, names) for level in levels for around in (*level.around, level.mean)]
+    text = said(tables.ASSETS / "sections.txt", "ttft_parts", rows, names, levels, sentences(levels))
+    title, _, body = text.partition("\n")
+    return Section(title, body)
+
+
+def _row(level: TtftParts, around: PartsAround, names: Sequence[str]) -> PartsRow:
+    parts_ms = tuple(1e3 * around.parts_s[name] if name in around.parts_s else None for name in names)
+    other_ms = 1e3 * around.ttft_s - sum(filter(None, parts_ms))
+    first = around is (level.around or (level.mean,))[0]
+    return PartsRow(
+        level.label if first else "",
+        level.where if first else "",
+        around.statistic,
+        1e3 * around.ttft_s,
+        parts_ms,
+        other_ms if other_ms > LEAST_MS else None,
+    )
+
+
+def sentences(levels: Sequence[TtftParts]) -> list[str]:
+    """Of each curve at its highest load: which part is the largest, and what changes it."""
+    return [level.finding.text for level in _highest(levels)]
+
+
+def _highest(levels: Sequence[TtftParts]) -> list[TtftParts]:
+    by_curve: dict[str, TtftParts] = {}
+    for level in levels:
+        known = by_curve.get(level.label)
+        if known is None or (known.kind, known.load) <= (level.kind, level.load):
+            by_curve[level.label] = level
+    return list(by_curve.values())
+
+
+def _loads(levels: Sequence[TtftParts]) -> dict[str, list[TtftParts]]:
+    """The curves by load, at most `MOST_LOADS` loads: those at which most curves were measured, then higher ones."""
+    by_load: dict[tuple[str, float], list[TtftParts]] = {}
+    for level in levels:
+        by_load.setdefault((level.kind, level.load), []).append(level)
+    kept = sorted(by_load, key=lambda key: (len(by_load[key]), key), reverse=True)[:MOST_LOADS]
+    return {by_load[key][0].where: by_load[key] for key in sorted(kept)}
+
+
+def left_out(levels: Sequence[TtftParts]) -> str:
+    """What the pictures do not show; empty if nothing."""
+    loads = len({(level.kind, level.load) for level in levels})
+    curves = len(_highest(levels))
+    lacks = [f"{MOST_LOADS} of {loads} loads"] if loads > MOST_LOADS else []
+    lacks += [f"the slowest of {MOST_CURVES} of {curves} curves"] if curves > MOST_CURVES else []
+    return f" ({', '.join(lacks)})" if lacks else ""
+
+
+def _pieces(parts: Sequence[tuple[str, float]], names: Sequence[str]) -> Iterator[tuple[str, float, float]]:
+    """(name, begin, length) in ms, parts that are not in ``names`` as `OTHER`."""
+    at_ms = 0.0
+    for name, seconds in parts:
+        yield name if name in names else OTHER, at_ms, 1e3 * seconds
+        at_ms += 1e3 * seconds
+
+
+def draw(levels: Sequence[TtftParts], path: Path) -> None:
+    """Above, requests around each percentile of TTFT, a panel for each load; below, the slowest requests of each curve
+    at its highest load, in the order of time (png, svg or pdf). Raises StoreError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    loads, slowest = _loads(levels), _highest(levels)[:MOST_CURVES]
+    names = _drawn(levels)
+    columns = max(len(loads), len(slowest))
+    with plt.style.context(STYLE_FILE):
+        figure = plt.figure(figsize=(max(9.0, 3.4 * columns), 8.6), layout="constrained")
+        try:
+            above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+            for axes, (where, curves) in zip(
+                above.subplots(1, len(loads), squeeze=False)[0], loads.items(), strict=True
+            ):
+                _stacked(axes, where, curves, names)
+            for axes, level in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
+                _waterfall(axes, level, names)
+            handles = [Patch(facecolor=COLORS[name], edgecolor="#444444", linewidth=0.4, label=name) for name in names]
+            figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
+            save(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def _drawn(levels: Sequence[TtftParts]) -> list[str]:
+    """Parts with a colour of their own: of the means, and of the slowest requests."""
+    shown = {*shown_parts(levels)}
+    for level in _highest(levels):
+        shown |= {name for each in level.slowest for name, seconds in each.parts if seconds >= 0.02 * each.ttft_s}
+    return [*(name for name in PARTS if name in shown), OTHER]
+
+
+def _stacked(axes: Any, where: str, curves: Sequence[TtftParts], names: Sequence[str]) -> None:
+    at, ticks, labels = 0.0, [], []
+    for level in curves:
+        begins = at
+        for around in level.around:
+            for name, bottom, ms in _pieces(list(around.parts_s.items()), names):
+                axes.bar(at, ms, 0.8, bottom=bottom, color=COLORS[name], edgecolor="#444444", linewidth=0.3)
+            ticks.append(at)
+            labels.append(around.statistic)
+            at += 1
+        axes.annotate(
+            "\n".join(wrap(level.label, 9 * max(len(level.around), 1) // 2)),
+            ((begins + at - 1) / 2, 0),
+            xytext=(0, -20),
+            textcoords="offset points",
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="top",
+            fontsize=6.5,
+            annotation_clip=False,
+        )
+        at += 0.7
+    axes.set_xticks(ticks, labels, fontsize=7)
+    axes.set_title(where, fontsize=9)
+    axes.set_ylabel("TTFT, ms")
+    axes.set_ylim(bottom=0)
+
+
+def _waterfall(axes: Any, level: TtftParts, names: Sequence[str]) -> None:
+    for row, each in enumerate(level.slowest):
+        for name, left, ms in _pieces(each.parts, names):
+            axes.barh(row, ms, 0.82, left=left, color=COLORS[name], edgecolor="#444444", linewidth=0.2)
+    axes.set_yticks(range(len(level.slowest)), [_when(each) for each in level.slowest], fontsize=6)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms since the request was sent")
+    axes.set_title(f"the slowest {len(level.slowest)} at {level.where}:\n{level.label}", fontsize=8)
+    axes.set_ylabel("when it was sent", fontsize=7)
+    axes.grid(visible=False, axis="y")
+
+
+def _when(each: SlowRequest) -> str:
+    """When it came, and its path where that is not the usual one."""
+    return f"{each.arrival_s:.1f} s" + (f", {each.path}" if each.path not in ("pd", "collocated") else "")
+
+
+def stacked_bars(levels: Sequence[TtftParts]) -> list[BarGroup]:
+    """For a page: the requests around each percentile, by load and curve."""
+    names = _drawn(levels)
+    groups = []
+    for where, curves in _loads(levels).items():
+        widest_ms = max(1e3 * around.ttft_s for level in curves for around in level.around)
+        groups += [
+            BarGroup(
+                f"{level.label}, {where}",
+                tuple(
+                    _bar(f"{around.statistic}", around.ttft_s, list(around.parts_s.items()), names, widest_ms)
+                    for around in level.around
+                ),
+            )
+            for level in curves
+        ]
+    return groups
+
+
+def waterfalls(levels: Sequence[TtftParts]) -> list[BarGroup]:
+    """For a page: the slowest requests of each curve at its highest load."""
+    names = _drawn(levels)
+    return [
+        BarGroup(
+            f"{level.label}, {level.where}: the slowest {len(level.slowest)}",
+            tuple(
+                _bar(_when(each), each.ttft_s, each.parts, names, 1e3 * level.slowest[0].ttft_s)
+                for each in level.slowest
+            ),
+        )
+        for level in _highest(levels)
+    ]
+
+
+def legend(levels: Sequence[TtftParts]) -> list[tuple[str, str, str]]:
+    """(part, colour, what it is) of those in the bars."""
+    return [(name, COLORS[name], PARTS.get(name, "parts below 1 % each")) for name in _drawn(levels)]
+
+
+def _bar(
+    name: str, ttft_s: float, parts: Sequence[tuple[str, float]], names: Sequence[str], widest_ms: float
+) -> PartBar:
+    cells = (
+        PartCell(part, ms, 100 * begins / widest_ms, 100 * ms / widest_ms, COLORS[part])
+        for part, begins, ms in _pieces(parts, names)
+    )
+    return PartBar(name, 1e3 * ttft_s, tuple(cells))

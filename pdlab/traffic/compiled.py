@@ -1,0 +1,26 @@
+"""Any file that says what to send -> its requests: a workload file, a trace by itself, or what was compiled before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pdlab.traffic.file import TrafficFile, load_file, of_trace
+from pdlab.traffic.generate import generated
+from pdlab.traffic.replay import replayed
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, is_compiled, read_head, read_requests
+
+YAML = (".yaml", ".yml")
+
+
+def compiled(path: Path) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
+    """The head and every request, one at a time, what it waits for before it. Raises UsageError."""
+    if is_compiled(path):
+        return read_head(path), read_requests(path)
+    spec = load_file(path) if path.suffix.lower() in YAML else of_trace(path)
+    return of_spec(spec, path.name)
+
+
+def of_spec(spec: TrafficFile, name: str) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
+    """Of a workload file called ``name``. Raises UsageError."""
+    return generated(spec, name) if spec.replay is None else replayed(spec, Path(spec.replay))

@@ -1,0 +1,118 @@
+"""What a workload is, in figures: requests, sessions, lengths, duration, and how much of its prompts could be hit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from pdlab.core.text import aligned
+from pdlab.traffic.requests import TrafficHead, TrafficRequest
+
+PARTS = (50, 90, 99)
+
+
+class Lengths(NamedTuple):
+    """Tokens: mean, percentiles of `PARTS`, longest."""
+
+    mean: float
+    percentiles: tuple[int, ...]
+    most: int
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> Lengths:
+        ordered = sorted(values)
+        return cls(
+            fmean(ordered),
+            tuple(ordered[-(-len(ordered) * part // 100) - 1] for part in PARTS),
+            ordered[-1],
+        )
+
+
+class Described(NamedTuple):
+    """A workload in figures.
+
+    ``hit_share``: of all prompt tokens those that an unbounded cache would hold which keeps every prompt and answer:
+    the most that any engine can hit. ``latest_s``: the last moment that the workload itself says; answers and what
+    waits for them come on top. ``waiting``: requests that wait for others.
+    """
+
+    head: TrafficHead
+    requests: int
+    sessions: int
+    waiting: int
+    inputs: Lengths
+    outputs: Lengths
+    turns: Lengths
+    hit_share: float
+    latest_s: float
+
+    def text(self) -> str:
+        """As a table of two columns."""
+        head = self.head
+        rows = [
+            ("source", f"{head.source} ({head.kind}), seed {head.seed}"),
+            ("requests", f"{self.requests}, of which {self.waiting} wait for others"),
+            ("sessions", f"{self.sessions}"),
+            ("requests of a session", _lengths(self.turns)),
+            ("input tokens", _lengths(self.inputs) + (" (estimated)" if head.tokens == "estimated" else "")),
+            ("output tokens", _lengths(self.outputs)),
+            ("ideal hit share", f"{self.hit_share:.3f} of prompt tokens (unbounded cache)"),
+            ("last moment given", f"{self.latest_s:.1f} s"),
+            ("ticks", "none" if head.ticks_s is None else f"{head.ticks_s:g} s, {_spread(head)}"),
+        ]
+        if head.left_out:
+            rows.append(("left out", f"{head.left_out} requests of the source that were not answered"))
+        if head.inferred:
+            rows.append(("parents", "inferred from shared blocks"))
+        return "\n".join(aligned(rows, left={0, 1}))
+
+
+def _spread(head: TrafficHead) -> str:
+    return "spread" if head.spread else "not spread"
+
+
+def _lengths(values: Lengths) -> str:
+    parts = ", ".join(f"p{part} {value}" for part, value in zip(PARTS, values.percentiles, strict=True))
+    return f"mean {values.mean:.1f}, {parts}, most {values.most}"
+
+
+def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Described:
+    """Reads every request once. Raises UsageError as ``requests`` do; ValueError where there is none."""
+    inputs, outputs, waiting, latest_s = [], [], 0, 0.0
+    sessions: dict[str, int] = {}
+    seen: set[bytes] = set()
+    ends: dict[str, tuple[int, bytes]] = {}  # request -> tokens of its prompt and answer, what they are
+    hits = 0
+    for request in requests:
+        before, chain = ends.get(request.continues or "", (0, b""))
+        hit, missed, tokens = before, False, before
+        for key, count in request.blocks:
+            chain = _next(chain, f"{key}:{count}")
+            tokens += count
+            missed = missed or chain not in seen
+            hit += 0 if missed else count
+            seen.add(chain)
+        ends[request.id] = (tokens + request.out, _next(chain, f"answer of {request.id}"))
+        inputs.append(tokens)
+        outputs.append(request.out)
+        hits += hit
+        sessions[request.session] = sessions.get(request.session, 0) + 1
+        waiting += request.parent is not None
+        latest_s = max(latest_s, request.at_s or 0.0)
+    return Described(
+        head,
+        len(inputs),
+        len(sessions),
+        waiting,
+        Lengths.of(inputs),
+        Lengths.of(outputs),
+        Lengths.of([*sessions.values()]),
+        hits / sum(inputs),
+        latest_s,
+    )
+
+
+def _next(chain: bytes, what: str) -> bytes:
+    return hashlib.blake2b(chain + what.encode(), digest_size=12).digest()

@@ -1,0 +1,85 @@
+"""A workload for another load generator: AIPerf's Mooncake JSON Lines, with texts of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.errors import UsageError
+from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.requests import TrafficHead, TrafficRequest
+
+# Common words, which tokenizers of English have as one token with the space before.
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea body information "
+    "back parent face level office door health person art war history party result change morning reason research girl "
+    "guy moment air teacher force education"
+)
+LEAST_WORDS = 400  # of a vocabulary that prompts are drawn from
+
+
+def vocabulary(folder: str | None) -> Sequence[str]:
+    """Words to draw blocks from, each with the space before it: those of a tokenizer that encode to one token alone;
+    `WORDS` without one. Raises UsageError for a folder without tokenizer.json, or with too few words."""
+    if folder is None:
+        return [f" {word}" for word in WORDS.split()]
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UsageError(f"--tokenizer {folder}: the package tokenizers is not installed; leave it out") from error
+    try:
+        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    except Exception as error:  # it raises Exception itself
+        raise UsageError(f"--tokenizer {folder}: no tokenizer.json that can be read ({error})") from error
+    texts = tokenizer.decode_batch([[number] for number in range(tokenizer.get_vocab_size())])
+    words = [(number, text) for number, text in enumerate(texts) if text[:1] == " " and text[1:].isalpha()]
+    encoded = tokenizer.encode_batch([text for _, text in words], add_special_tokens=False)
+    kept = [text for (number, text), back in zip(words, encoded, strict=True) if back.ids == [number]]
+    if len(kept) < LEAST_WORDS:
+        raise UsageError(f"--tokenizer {folder}: has {len(kept)} whole words, at least {LEAST_WORDS} are needed")
+    return kept
+
+
+def aiperf(head: TrafficHead, requests: Iterable[TrafficRequest], words: Sequence[str]) -> Iterator[str]:
+    """Every request as a line of AIPerf's ``--custom-dataset-type mooncake_trace``.
+
+    ``session_id``, and in ms ``timestamp`` for the first turn of a session or ``delay`` behind the answer before. Drawn
+    text is ``text_input``, what is new in the turn: AIPerf adds earlier turns and their real answers to it. Real text
+    of requests that stand alone is ``messages``, sent verbatim. Raises UsageError for a session that AIPerf cannot
+    send: one whose requests do not each follow the one before, or follow real messages.
+    """
+    last: dict[str, TrafficRequest] = {}
+    for request in requests:
+        before = last.get(request.session)
+        if request.parent != (before.id if before else None) or request.waits or request.fresh:
+            raise UsageError(
+                f"request {request.id}: AIPerf sends the requests of a session one after the other, and this one does "
+                f"not follow {before.id if before else 'nothing'} alone; export requests without branches"
+            )
+        if before is not None and (before.messages or request.messages):
+            raise UsageError(
+                f"request {request.id}: AIPerf sends messages verbatim, without the answers before them; export "
+                "conversations of drawn text, or requests that stand alone"
+            )
+        last[request.session] = request
+        line: dict[str, Any] = {"session_id": request.session, "output_length": request.out}
+        if before is None:
+            line["timestamp"] = round(1000 * (request.at_s or 0.0), 3)
+        else:
+            line["delay"] = round(1000 * request.gap_s, 3)
+        if request.messages is not None:
+            line["messages"] = request.messages
+        else:
+            line["text_input"] = text_of(head.seed, request, words)
+        yield json.dumps(line, separators=(",", ":"))
+
+
+def text_of(seed: int, request: TrafficRequest, words: Sequence[str]) -> str:
+    """The blocks of a request as text."""
+    drawn = (drawn_words(seed, key, tokens, len(words)).tolist() for key, tokens in request.blocks)
+    return "".join(words[number] for block in drawn for number in block)

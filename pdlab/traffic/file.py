@@ -1,0 +1,173 @@
+"""The workload file: what is sent, as YAML. One of ``random``, ``conversations``, ``agents`` and ``replay`` makes the
+requests; the other keys say how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from pdlab.core.errors import UsageError
+from pdlab.core.lengths import beside
+from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.workload import Workload
+from pdlab.traffic.quantity import Varying
+
+SOURCES = ("random", "conversations", "agents", "replay")
+MOST_SESSIONS = 1_000_000
+
+
+class RandomRequests(Frozen):
+    """Requests without a common text beyond the workload's shared prefix, in an open loop: gaps are gamma-distributed
+    around ``rate_rps``, ``burstiness`` is their shape."""
+
+    rate_rps: float = Field(gt=0)
+    requests: int = Field(ge=1, le=MOST_SESSIONS)
+    burstiness: float = Field(default=1.0, gt=0)
+    workload: Workload = Workload()
+
+
+class Conversations(Frozen):
+    """Chats: ``sessions`` of them begin at ``rate_rps`` (Poisson). Every turn sends all that came before, the answer
+    too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before."""
+
+    rate_rps: float = Field(gt=0)
+    sessions: int = Field(ge=1, le=MOST_SESSIONS)
+    turns: Varying
+    user_tokens: Varying
+    answer_tokens: Varying
+    think_s: Varying
+    system_tokens: int = Field(default=0, ge=0)
+    most_tokens: int | None = Field(default=None, ge=2)
+
+
+class Repository(Frozen):
+    """What agents work on: one of ``count`` texts of so many tokens, each as likely, stands behind the tools."""
+
+    count: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+
+
+class Agents(Frozen):
+    """Agents: ``sessions`` of them begin at ``rate_rps`` (Poisson).
+
+    The first prompt is the tools, the repository and ``task_tokens``. Each step sends all that came before and
+    ``growth_tokens`` of tool results, ``tool_gap_s`` after the answer before it. With the chance ``parallel`` a step is
+    followed by ``branches`` requests that all go on from it at once; the next step waits for them. A prompt above
+    ``compact_at_tokens`` is replaced by tools, repository and ``summary_tokens``.
+    """
+
+    rate_rps: float = Field(gt=0)
+    sessions: int = Field(ge=1, le=MOST_SESSIONS)
+    steps: Varying
+    tools_tokens: int = Field(ge=1)
+    repository: Repository | None = None
+    task_tokens: Varying = Field(default="200 lognormal:0.8", validate_default=True)
+    growth_tokens: Varying
+    answer_tokens: Varying
+    tool_gap_s: Varying
+    parallel: float = Field(default=0.0, ge=0, le=1)
+    branches: int = Field(default=2, ge=2, le=64)
+    compact_at_tokens: int | None = Field(default=None, ge=1)
+    summary_tokens: Varying = Field(default="1000 lognormal:0.5", validate_default=True)
+
+
+class Tenant(Frozen):
+    """A share of the sessions, with a system prompt of its own that all of them share."""
+
+    share: float = Field(gt=0)
+    system_tokens: int = Field(default=0, ge=0)
+
+
+def _window(value: Any) -> Any:
+    """``0-1200`` as two numbers."""
+    if isinstance(value, str) and value.count("-") == 1:
+        return tuple(value.split("-"))
+    return value
+
+
+class TrafficFile(Frozen):
+    """A workload file.
+
+    ``replay``: the path of a trace; its first line says in which format. ``scale``: lengths and blocks of prompts, and
+    answers, are divided by it. ``speed``: times are. ``window``: requests (generated: sessions) that begin within these
+    seconds of the source. ``spread_ticks``: arrivals that come in ticks are spread evenly over them where they are
+    found (auto), never, or over so many seconds. ``follow``: a follow-up waits for its parent's answer and contains it
+    (causal), or is sent when and as it was recorded. ``rate_rps``: at which sessions of a source without times begin.
+    ``think_s``: before a follow-up of a source without times. ``block_tokens``: of a trace with block hashes, where it
+    is not that of its format. ``output_tokens``: of requests whose source does not say. ``tokenizer``: a folder that
+    counts the tokens of text.
+    """
+
+    random: RandomRequests | None = None
+    conversations: Conversations | None = None
+    agents: Agents | None = None
+    replay: str | None = None
+    seed: int = Field(default=0, ge=0)
+    scale: float = Field(default=1.0, gt=0)
+    speed: float = Field(default=1.0, gt=0)
+    window: Annotated[tuple[float, float] | None, BeforeValidator(_window)] = None
+    spread_ticks: Literal["auto", "never"] | float = "auto"
+    follow: Literal["causal", "recorded"] = "causal"
+    endpoint: Literal["completions", "chat"] = "completions"
+    tenants: dict[str, Tenant] | None = Field(default=None, min_length=1)
+    rate_rps: float | None = Field(default=None, gt=0)
+    think_s: Varying | None = None
+    block_tokens: int | None = Field(default=None, ge=1)
+    output_tokens: int | None = Field(default=None, ge=1)
+    tokenizer: str | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> TrafficFile:
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "none of them is there" if not given else f"{' and '.join(given)} are there"
+            raise ValueError(f"needs one of {', '.join(SOURCES)}: {found}")
+        if self.window is not None and not 0 <= self.window[0] < self.window[1]:
+            raise ValueError("window: from an earlier second to a later one, such as 0-1200")
+        if isinstance(self.spread_ticks, float) and self.spread_ticks <= 0:
+            raise ValueError("spread_ticks: auto, never, or seconds above 0")
+        of_replay = ("spread_ticks", "rate_rps", "think_s", "block_tokens", "output_tokens", "tokenizer")
+        if self.replay is None:
+            unused = [name for name in of_replay if name in self.model_fields_set]
+            unused += ["follow"] if self.follow == "recorded" else []
+            if unused:
+                raise ValueError(f"{unused[0]} is of a replay, and {given[0]} is none; leave it out")
+        if self.tenants is not None and self.conversations is None and self.agents is None:
+            raise ValueError(f"tenants are of conversations and agents, not of {given[0]}; leave them out")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The key that makes the requests."""
+        return next(name for name in SOURCES if getattr(self, name) is not None)
+
+
+def load_file(path: Path) -> TrafficFile:
+    """A workload file; paths in it are relative to its folder. Raises UsageError with the file, the key, the rule."""
+
+    def prepare(data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if isinstance(data.get("random"), dict):
+            random = data["random"]
+            data = {**data, "random": {**random, "workload": beside(random.get("workload", {}), path.parent)}}
+        for name in ("replay", "tokenizer"):
+            if isinstance(data.get(name), str):
+                data = {**data, name: str(path.parent / data[name])}
+        return data
+
+    return load_yaml(path, TrafficFile, prepare)
+
+
+def is_traffic(data: object) -> bool:
+    """Whether the plain data of a YAML file are a workload file, and not the lengths of one `Workload` alone."""
+    return isinstance(data, dict) and any(name in data for name in SOURCES)
+
+
+def of_trace(path: Path) -> TrafficFile:
+    """The workload file of a trace by itself: replayed as it is. Raises UsageError."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file; give a workload file or a trace")
+    return TrafficFile(replay=str(path))

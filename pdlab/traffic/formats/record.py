@@ -1,0 +1,152 @@
+"""One request of a trace as its file has it, and how a line of JSON is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from pdlab.core.errors import UsageError
+from pdlab.traffic.requests import Block
+
+
+class RecordedPrompt:
+    """The blocks of a prompt, in tokens as recorded."""
+
+    __slots__ = ("blocks", "tokens")
+
+    def __init__(self, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
+        self.tokens = sum(tokens for _, tokens in blocks)
+
+    def scaled(self, scale: float) -> tuple[Block, ...]:
+        """Blocks whose tokens are divided by ``scale``, each at least 1."""
+        return scaled(self.blocks, scale)
+
+
+class HashedPrompt(RecordedPrompt):
+    """A prompt by its block hashes. Its blocks are made when they are asked for: a trace has millions of them."""
+
+    __slots__ = ("block_tokens", "ids", "within")
+
+    def __init__(self, ids: list[int], tokens: int, block_tokens: int, within: str) -> None:
+        self.ids, self.tokens, self.block_tokens, self.within = ids, tokens, block_tokens, within
+
+    def scaled(self, scale: float) -> tuple[Block, ...]:
+        last = self.tokens - self.block_tokens * (len(self.ids) - 1)
+        each, last = scaled_tokens(self.block_tokens, scale), scaled_tokens(last, scale)
+        blocks = [(f"{self.within}h{number}", each) for number in self.ids]
+        blocks[-1] = (blocks[-1][0], last)
+        return tuple(blocks)
+
+
+def scaled(blocks: tuple[Block, ...], scale: float) -> tuple[Block, ...]:
+    """Blocks whose tokens are divided by ``scale``, each at least 1."""
+    return blocks if scale == 1 else tuple((key, scaled_tokens(tokens, scale)) for key, tokens in blocks)
+
+
+def scaled_tokens(tokens: int, scale: float) -> int:
+    """A number of tokens divided by ``scale``, at least 1."""
+    return max(1, round(tokens / scale))
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A request of a trace.
+
+    ``line``: of the file. ``at_s``: in seconds from any moment, of a source whose sessions have no common clock from
+    the begin of the session; None: not recorded. ``blocks``: the whole prompt. ``out`` 0: it was not answered.
+    ``parent``, ``waits``: what it waited for; ``continues``: its prompt begins with the parent's prompt and answer, and
+    ``prompt`` has both unless ``added``: then it has what is new alone. ``gap_s``: from the end of what it waited for;
+    None: ``at_s`` says when it came.
+    """
+
+    line: int
+    id: str
+    session: str
+    prompt: RecordedPrompt
+    out: int
+    at_s: float | None = None
+    parent: str | None = None
+    waits: tuple[str, ...] = ()
+    continues: bool = False
+    added: bool = False
+    gap_s: float | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """A trace to read, with or without a byte order mark. Raises UsageError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            yield stream
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{path}: cannot be read ({reason}); give a trace") from error
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(line, where it is in words, object) of every line that is not empty. Raises UsageError."""
+    with opened(path) as stream:
+        for number, text in enumerate(stream, start=1):
+            if text.strip():
+                yield number, f"{path}, line {number}", json_object(text, f"{path}, line {number}")
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Raises UsageError."""
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: is no JSON; give one object per line") from error
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: is no JSON object; give one per line")
+    return row
+
+
+def whole(row: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
+    """A whole number of a row. Raises UsageError."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        found = f"{value!r} is none" if key in row else "it is missing"
+        raise UsageError(f"{where}: {key} must be a whole number of at least {least}: {found}")
+    return int(value)
+
+
+def number(row: Mapping[str, Any], key: str, where: str) -> float:
+    """A number of a row, at least 0. Raises UsageError."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        found = f"{value!r} is none" if key in row else "it is missing"
+        raise UsageError(f"{where}: {key} must be a number of at least 0: {found}")
+    return float(value)
+
+
+def hash_ids(row: Mapping[str, Any], where: str) -> list[int] | None:
+    """The block hashes of a row; None where it has none. Raises UsageError."""
+    ids = row.get("hash_ids")
+    if ids is None or ids == []:
+        return None
+    if not isinstance(ids, list) or {*map(type, ids)} != {int}:
+        raise UsageError(f"{where}: hash_ids must be a list of whole numbers")
+    return ids
+
+
+def hashed(
+    ids: list[int] | None, tokens: int, block_tokens: int, own: str, where: str, within: str = ""
+) -> RecordedPrompt:
+    """The prompt by its block hashes, the last block in part; one block of key ``own`` without hashes. ``within``: in
+    what the hashes count. Raises UsageError where so many hashes are not so many tokens."""
+    if ids is None:
+        return RecordedPrompt(((own, tokens),))
+    if len(ids) != -(-tokens // block_tokens):
+        raise UsageError(
+            f"{where}: {len(ids)} hash_ids for {tokens} tokens are no blocks of {block_tokens}; "
+            "give block_tokens in the workload file if blocks have another size"
+        )
+    return HashedPrompt(ids, tokens, block_tokens, within)

@@ -1,0 +1,168 @@
+"""Formats with the text of prompts and without times: ShareGPT's, OpenAI's batch, vLLM's custom data set.
+
+Tokens are counted with a tokenizer where the workload file names one, else estimated from characters; what a chat
+template adds is not counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pdlab.core.errors import UsageError
+from pdlab.traffic.file import TrafficFile
+from pdlab.traffic.formats.record import Recorded, RecordedPrompt, json_lines, opened, whole
+from pdlab.traffic.requests import Block
+
+CHARS_PER_TOKEN = 4  # of English text, about; pdlab says that the lengths are estimated
+CHUNK_CHARS = 2**20
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
+Counts = Callable[[str], int]
+
+
+def counter(folder: str | None) -> Counts:
+    """What counts the tokens of a text, at least 1. Raises UsageError for a folder without tokenizer.json."""
+    if folder is None:
+        return lambda text: max(1, -(-len(text) // CHARS_PER_TOKEN))
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UsageError(
+            f"tokenizer {folder}: the package tokenizers is not installed; install it, or leave tokenizer out"
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    except Exception as error:  # it raises Exception itself
+        raise UsageError(f"tokenizer {folder}: no tokenizer.json that can be read ({error})") from error
+    return lambda text: max(1, len(tokenizer.encode(text, add_special_tokens=False).ids))
+
+
+def custom(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+    """vLLM's custom data set: ``{"prompt": "...", "output_tokens": 12}`` per line. Raises UsageError."""
+    counts = counter(spec.tokenizer)
+    for line, where, row in json_lines(path):
+        messages = (_message("user", row.get("prompt"), "prompt", where),)
+        out = _out(row, ("output_tokens",), spec, where)
+        yield Recorded(line, f"r{line}", f"r{line}", _prompt(messages, counts), out, messages=messages)
+
+
+def batch(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+    """OpenAI's batch form, a request per line: its ``messages``, or its ``prompt``. Raises UsageError."""
+    counts, seen = counter(spec.tokenizer), set[str]()
+    for line, where, row in json_lines(path):
+        name, body = row.get("custom_id"), row.get("body")
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"{where}: custom_id must be a text that names the request")
+        if name in seen:
+            raise UsageError(f"{where}: custom_id {name!r} is there twice; give every request its own")
+        seen.add(name)
+        if not isinstance(body, dict):
+            raise UsageError(f"{where}: body must be the JSON object to send")
+        if "messages" in body:
+            messages = _messages(body["messages"], where)
+        else:
+            messages = (_message("user", body.get("prompt"), "body.prompt or body.messages", where),)
+        out = _out(body, ("max_completion_tokens", "max_tokens"), spec, where)
+        yield Recorded(line, name, name, _prompt(messages, counts), out, messages=messages)
+
+
+def sharegpt(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+    """ShareGPT: a JSON list of conversations. Every message of the user that was answered is a turn; the model's own
+    answer takes the place of the recorded one, whose length it has. Raises UsageError."""
+    counts = counter(spec.tokenizer)
+    for number, row in enumerate(_array(path), start=1):
+        where = f"{path}, conversation {number}"
+        said = row.get("conversations") if isinstance(row, dict) else None
+        if not isinstance(said, list):
+            raise UsageError(f"{where}: conversations must be the list of what was said")
+        whose, before, turn = f"s{number}", None, 0
+        asked: list[dict[str, Any]] = []
+        for each in said:
+            speaker = each.get("from") if isinstance(each, dict) else None
+            role = "system" if speaker == "system" else ROLES.get(str(speaker))
+            if role is None:
+                raise UsageError(f"{where}: from {speaker!r} is none of system, {', '.join(ROLES)}")
+            message = _message(role, each.get("value"), "value", where)
+            if role != "assistant":
+                asked.append(message)
+                continue
+            if not asked:
+                continue  # it begins with an answer
+            name = f"{whose}t{turn}"
+            messages = tuple(asked)
+            yield Recorded(
+                number,
+                name,
+                whose,
+                _prompt(messages, counts),
+                counts(message["content"]),
+                parent=before,
+                continues=before is not None,
+                added=True,
+                messages=messages,
+            )
+            before, turn, asked = name, turn + 1, []
+
+
+def _array(path: Path) -> Iterator[Any]:
+    """The values of a JSON list, one at a time: such files are larger than what should be in memory."""
+    decoder = json.JSONDecoder()
+    with opened(path) as stream:
+        rest, more, number = stream.read(CHUNK_CHARS).lstrip(), True, 0
+        if not rest.startswith("["):
+            raise UsageError(f"{path}: is no JSON list; give ShareGPT's list of conversations")
+        rest = rest[1:]
+        while True:
+            rest = rest.lstrip(", \t\r\n")
+            if rest.startswith("]"):
+                return
+            try:
+                value, end = decoder.raw_decode(rest)
+            except ValueError as error:
+                chunk = stream.read(max(CHUNK_CHARS, len(rest))) if more else ""
+                more = bool(chunk)
+                if not more:
+                    raise UsageError(f"{path}, conversation {number + 1}: is no JSON; the list does not end") from error
+                rest += chunk
+                continue
+            number += 1
+            yield value
+            rest = rest[end:]
+
+
+def _message(role: str, text: object, key: str, where: str) -> dict[str, Any]:
+    if not isinstance(text, str) or not text:
+        raise UsageError(f"{where}: {key} must be text that is not empty")
+    return {"role": role, "content": text}
+
+
+def _messages(found: object, where: str) -> tuple[dict[str, Any], ...]:
+    if not isinstance(found, list) or not found:
+        raise UsageError(f"{where}: body.messages must be a list, at least one message")
+    for each in found:
+        if not isinstance(each, dict) or not isinstance(each.get("role"), str):
+            raise UsageError(f"{where}: every message must be a JSON object with a role")
+    return tuple(found)
+
+
+def _out(row: Mapping[str, Any], keys: Sequence[str], spec: TrafficFile, where: str) -> int:
+    key = next((key for key in keys if row.get(key) is not None), None)
+    if key is not None:
+        return whole(row, key, where)
+    if spec.output_tokens is None:
+        raise UsageError(f"{where}: says no {keys[0]}; give output_tokens in the workload file")
+    return spec.output_tokens
+
+
+def _prompt(messages: Sequence[Mapping[str, Any]], counts: Counts) -> RecordedPrompt:
+    """A block per message; equal messages have equal keys."""
+    blocks: list[Block] = []
+    for message in messages:
+        content = message.get("content")
+        text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+        digest = hashlib.blake2b(f"{message['role']}\0{text}".encode("utf-8", "surrogatepass"), digest_size=12)
+        blocks.append((f"text/{digest.hexdigest()}", counts(text)))
+    return RecordedPrompt(tuple(blocks))

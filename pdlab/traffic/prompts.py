@@ -1,0 +1,78 @@
+"""What an engine's cache sees of a prompt: its blocks, each known by all that stands before its end.
+
+A prompt is a row of pieces of text (key, tokens). Two prompts have as many blocks in common as they begin alike,
+whatever pieces they are cut into by an engine's block size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pdlab.traffic.requests import Block, TrafficRequest
+
+_HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    """A prompt of ``tokens``; ``keys`` are of its whole blocks, first to last."""
+
+    tokens: int
+    keys: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Content:
+    """Text so far: whole blocks, and the pieces (key, from, tokens) of the one that is not whole."""
+
+    keys: tuple[int, ...] = ()
+    rest: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def rest_tokens(self) -> int:
+        return sum(tokens for _, _, tokens in self.rest)
+
+    def and_then(self, blocks: Iterable[Block], size: int) -> _Content:
+        """With more text behind it, in blocks of ``size`` tokens."""
+        keys, rest, filled = [*self.keys], [*self.rest], self.rest_tokens
+        for key, tokens in blocks:
+            at = 0
+            while at < tokens:
+                take = min(size - filled, tokens - at)
+                rest.append((key, at, take))
+                at, filled = at + take, filled + take
+                if filled == size:
+                    keys.append(_hash(keys[-1] if keys else 0, rest))
+                    rest, filled = [], 0
+        return _Content(tuple(keys), tuple(rest))
+
+
+def _hash(before: int, pieces: list[tuple[str, int, int]]) -> int:
+    digest = hashlib.blake2b(f"{before}\0{pieces}".encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES)
+    return int.from_bytes(digest.digest(), "big")
+
+
+class TrafficPrompts:
+    """The prompts of a workload in an engine's blocks of ``block_tokens``. A prompt begins with its parent's prompt and
+    answer; the latest ``remembered`` requests can be parents."""
+
+    def __init__(self, block_tokens: int, remembered: int = 100_000) -> None:
+        self.block_tokens, self.remembered = block_tokens, remembered
+        self._ends: OrderedDict[str, tuple[int, _Content]] = OrderedDict()
+
+    def of(self, request: TrafficRequest) -> tuple[PromptBlocks, PromptBlocks]:
+        """The prompt of a request, and prompt and answer, but for the answer's last token: no engine computes its KV.
+        Parents come before those that go on from them. Raises KeyError for a parent that did not."""
+        before = self._ends[request.continues] if request.continues is not None else (0, _Content())
+        prompt = before[1].and_then(request.blocks, self.block_tokens)
+        tokens = before[0] + request.new_tokens
+        answer = f"answer/{request.id}"
+        end = prompt.and_then(((answer, request.out),), self.block_tokens)
+        self._ends[request.id] = (tokens + request.out, end)
+        if len(self._ends) > self.remembered:
+            self._ends.popitem(last=False)
+        computed = (tokens + request.out - 1) // self.block_tokens
+        return PromptBlocks(tokens, prompt.keys), PromptBlocks(tokens + request.out - 1, end.keys[:computed])

@@ -1,0 +1,89 @@
+"""Facts of a replay, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlab.analysis.replays import replay_facts
+from pdlab.core.workload import Slo
+from pdlab.results.schema import ReplayedRequest, RequestRecord
+
+
+def record(
+    name: str,
+    turn: int,
+    arrival_s: float,
+    ttft_s: float,
+    e2el_s: float | None,
+    *,
+    cached: int | None = None,
+    foreseen: int | None = None,
+) -> RequestRecord:
+    session = name[0]
+    own = ReplayedRequest(id=name, session=session, turn=turn, cached_tokens=cached, foreseen_tokens=foreseen)
+    return RequestRecord(
+        arrival_s=arrival_s,
+        first_token_s=arrival_s + ttft_s,
+        finish_s=None if e2el_s is None else arrival_s + e2el_s,
+        input_tokens=100,
+        output_tokens=10,
+        error="x" if e2el_s is None else None,
+        replayed=own,
+    )
+
+
+# Sessions a (two turns), b (two turns, the second fails) and c (one turn).
+RECORDS = (
+    record("a0", 1, 0.0, 1.0, 2.0, cached=0),
+    record("a1", 2, 5.0, 0.2, 1.0, cached=80),
+    record("b0", 1, 1.0, 2.0, 4.0, cached=0),
+    record("b1", 2, 6.0, 0.5, None),
+    record("c0", 1, 2.0, 1.5, 8.0, cached=40),
+)
+
+
+def test_sessions_turns_and_hits() -> None:
+    facts = replay_facts(RECORDS)
+    assert facts is not None
+    assert (facts.requests, facts.answered, facts.sessions, facts.complete) == (5, 4, 3, 2)
+    assert facts.completion is not None
+    # From a0's sending to a1's end, and c0's 8 s: 6 and 8 s; all of it took 10 s.
+    assert facts.completion.mean_s == pytest.approx(7.0) and facts.complete_per_s == pytest.approx(0.2)
+    assert [(each.turn, each.requests, each.ttft.mean_s) for each in facts.by_turn] == [
+        (1, 3, pytest.approx(1.5)),
+        (2, 1, pytest.approx(0.2)),
+    ]
+    assert facts.hit_share == pytest.approx(120 / 400) and facts.hits_from == "server"
+    assert facts.by_hit is not None and facts.by_hit.hit is not None and facts.by_hit.miss is not None
+    assert (facts.by_hit.hits, facts.by_hit.misses) == (2, 2)
+    assert facts.by_hit.hit.mean_s == pytest.approx(0.85) and facts.by_hit.miss.mean_s == pytest.approx(1.5)
+
+
+def test_interactivity_is_of_the_slow_ones() -> None:
+    records = [record(f"a{number}", 1, 0.0, 0.1, 1.0 + number) for number in range(11)]
+    facts = replay_facts(records)
+    assert facts is not None and facts.interactivity_p90 is not None
+    assert facts.interactivity_p90 == pytest.approx(10 / 10.0), "E2EL of 1 to 11 s for 10 tokens: the 90th percentile"
+
+
+def test_goodput_counts_sessions_whose_every_request_is_within_the_bounds() -> None:
+    facts = replay_facts(RECORDS, [Slo(ttft_s=1.2), Slo(ttft_s=0.5), Slo(e2el_s=9.0)])
+    assert facts is not None
+    assert [(each.sessions, each.per_s) for each in facts.within] == [
+        (1, pytest.approx(0.1)),
+        (0, 0.0),
+        (2, pytest.approx(0.2)),
+    ]
+
+
+def test_a_forecast_stands_in_for_the_server_and_some_of_the_hits_are_no_share() -> None:
+    foreseen = tuple(record(f"a{n}", n + 1, 3.0 * n, 0.1, 1.0, foreseen=50 * n) for n in range(2))
+    facts = replay_facts(foreseen)
+    assert facts is not None and facts.hits_from == "rules" and facts.hit_share == pytest.approx(0.25)
+    partly = replay_facts((*foreseen, record("b0", 1, 0.0, 0.1, 1.0)))
+    assert partly is not None and partly.hit_share is None and partly.by_hit is None and partly.hits_from is None
+
+
+def test_what_replays_nothing_has_none() -> None:
+    plain = [each.model_copy(update={"replayed": None}) for each in RECORDS]
+    assert replay_facts(plain) is None and replay_facts([]) is None

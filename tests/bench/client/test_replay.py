@@ -1,0 +1,224 @@
+"""Replays of compiled workloads: what a server that keeps every body says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.completions import Asked, CompletionsServer, completions_server
+
+from pdlab.bench.client.processes import LoadClient
+from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
+from pdlab.bench.client.replay import Groups, own_requests
+from pdlab.core.errors import UsageError
+from pdlab.results.schema import RequestRecord
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_requests, write_requests
+
+SESSIONS, TURNS, GAP_S = 12, 3, 0.2
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionsServer]:
+    with completions_server() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LoadClient]:
+    with LoadClient() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[LoadClient]:
+    with LoadClient(4) as started:
+        yield started
+
+
+def conversations(sessions: int = SESSIONS) -> list[TrafficRequest]:
+    """Sessions that begin every 50 ms with a system prompt that half of them share, and two follow-ups each."""
+    made = []
+    for number in range(sessions):
+        name = f"c{number}"
+        for turn in range(TURNS):
+            blocks: tuple[tuple[str, int], ...] = ((f"{name}/u{turn}", 5 + number % 3),)
+            made.append(
+                TrafficRequest(
+                    id=f"{name}t{turn}",
+                    session=name,
+                    parent=f"{name}t{turn - 1}" if turn else None,
+                    gap_s=GAP_S if turn else 0.0,
+                    at_s=None if turn else 0.05 * number,
+                    blocks=blocks if turn else ((f"sys/{number % 2}", 16), *blocks),
+                    out=4 + turn,
+                )
+            )
+    return made
+
+
+def written(folder: Path, requests: list[TrafficRequest], **head: Any) -> Path:
+    path = folder / "plan.jsonl"
+    with path.open("w") as stream:
+        write_requests(stream, TrafficHead(**head), requests)
+    return path
+
+
+def level(path: Path, server: CompletionsServer, tokenizer: Path, **changes: Any) -> ClientLevel:
+    requests, groups = list(read_requests(path)), Groups()
+    for each in requests:
+        groups.add(each)
+    fields: dict[str, Any] = {"path": str(path), "groups": groups.count}
+    fields |= {name: changes.pop(name) for name in ("endpoint", "stretch") if name in changes}
+    given = {"seed": 5, "num_requests": len(requests), "model": "m", "tokenizer": str(tokenizer), **changes}
+    return ClientLevel(
+        name="replay1", base_url=server.url, input_tokens=20, output_tokens=4, replay=ReplayedPlan(**fields), **given
+    )
+
+
+def by_id(records: tuple[RequestRecord, ...]) -> dict[str, RequestRecord]:
+    return {record.replayed.id: record for record in records if record.replayed}
+
+
+def bodies(asked: list[Asked]) -> dict[str, str]:
+    """Id of the request -> its body as it was sent."""
+    return {each.headers["x-request-id"]: json.dumps(each.body) for each in asked}
+
+
+def test_a_follow_up_is_its_parent_its_answer_and_its_own_tokens(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    answer = client.run(level(written(tmp_path, conversations()), server, tokenizer))
+    records = by_id(answer.records)
+    assert len(records) == SESSIONS * TURNS and all(record.ok for record in records.values())
+    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.asked}
+    for request in conversations():
+        each, record = came[request.id], records[request.id]
+        prompt = each.body["prompt"]
+        assert each.headers["x-session-id"] == request.session
+        assert record.asked == (len(prompt), request.out) == (record.input_tokens, record.output_tokens)
+        assert record.replayed and record.replayed.session == request.session
+        assert record.replayed.turn == int(request.id[-1]) + 1
+        if request.parent is None:
+            assert len(prompt) == request.new_tokens
+            continue
+        parent = came[request.parent]
+        start = len(parent.body["prompt"]) + parent.body["max_tokens"]
+        assert prompt[: len(parent.body["prompt"])] == parent.body["prompt"]
+        assert len(prompt) == start + request.new_tokens and max(prompt[len(parent.body["prompt"]) : start]) < 256
+        assert each.came_s - parent.ended_s >= GAP_S, "sent before the last token and the pause had passed"
+        assert record.lateness_s is not None and 0 <= record.lateness_s < 0.2
+    first, third, second = (came[f"c{number}t0"].body["prompt"] for number in (0, 2, 1))
+    assert first[:16] == third[:16] != second[:16] and first != third, "the shared beginnings, and no more"
+
+
+def test_the_same_seed_is_the_same_bytes_from_one_process_or_four(
+    client: LoadClient, four: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path, conversations())
+    sent: list[dict[str, str]] = []
+    peers: list[int] = []
+    for processes, seed in ((client, 5), (four, 5), (client, 6)):
+        with completions_server() as server:
+            answer = processes.run(level(path, server, tokenizer, seed=seed))
+            assert all(record.ok and record.lateness_s is not None for record in answer.records)
+            sent.append({name.rpartition("-")[2]: body for name, body in bodies(server.asked).items()})
+            peers.append(answer.processes)
+    one, of_four, other = sent
+    assert peers == [1, 4, 1] and one == of_four and set(one) == set(other)
+    assert all(one[name] != other[name] for name in one)
+
+
+def test_sessions_that_wait_for_each_other_are_sent_by_one_process(
+    server: CompletionsServer, four: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    requests = conversations(6)
+    requests.append(
+        TrafficRequest(id="join", session="other", waits=("c0t2", "c1t2"), gap_s=0.05, blocks=(("j", 7),), out=2)
+    )
+    path = written(tmp_path, requests)
+    whole = level(path, server, tokenizer)
+    assert whole.replay and whole.replay.groups == 5
+    shares = [
+        {each.session for each in own_requests(whole.model_copy(update={"part": k, "parts": 3}))} for k in range(3)
+    ]
+    assert sorted(session for share in shares for session in share) == sorted({each.session for each in requests})
+    assert sum({"c0", "c1", "other"} <= share for share in shares) == 1 and all(shares)
+    records = by_id(four.run(whole).records)
+    join, ends = records["join"], [records[name].finish_s or 0.0 for name in ("c0t2", "c1t2")]
+    assert join.ok and join.input_tokens == 7 and join.arrival_s >= max(ends) + 0.05 - 1e-3
+    assert join.replayed and join.replayed.after == ("c0t2", "c1t2") and join.replayed.turn == 1
+
+
+def test_what_follows_a_failed_request_is_not_sent(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    server.fails = lambda prompt: len(prompt) == 5 + 16  # first turns of sessions 0, 3, 6 and 9
+    records = by_id(client.run(level(written(tmp_path, conversations()), server, tokenizer)).records)
+    of_zero = [records[f"c0t{turn}"] for turn in range(TURNS)]
+    assert [bool(record.replayed and record.replayed.sent) for record in of_zero] == [True, False, False]
+    assert [record.error for record in of_zero[1:]] == ["not sent: c0t0 failed", "not sent: c0t1 was not sent"]
+    assert len(records) == SESSIONS * TURNS and len(server.asked) == SESSIONS * TURNS - 4 * 2
+    assert sum(record.ok for record in records.values()) == SESSIONS * TURNS - 4 * 3
+
+
+def test_an_answer_without_token_ids_is_followed_by_nothing(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    server.tells_ids, server.tells_cached = False, True
+    records = by_id(client.run(level(written(tmp_path, conversations(2)), server, tokenizer)).records)
+    assert records["c0t0"].ok and not records["c0t1"].ok
+    assert records["c0t0"].replayed and records["c0t0"].replayed.cached_tokens == 21 // 2
+    why = "the answer to c0t0 came with 0 token ids of 4 (return_token_ids)"
+    assert records["c0t1"].error == f"not sent: {why}"
+
+
+def test_chat_contains_the_answers_text_and_no_role_is_a_token(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path, conversations(2), endpoint="chat")
+    records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
+    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.asked}
+    first, second = (came[name].body["messages"] for name in ("c0t0", "c0t1"))
+    assert [each["role"] for each in second] == ["user", "assistant", "user"] and second[:1] == first
+    assert len(second[1]["content"].split()) == 4
+    assert len(first[0]["content"].split()) == 16 + 5 == records["c0t0"].input_tokens
+    assert min(record.ttft_s or 0.0 for record in records.values()) >= 0.03, "the role's chunk counts as a token"
+    assert all(len(record.itl_s) == record.output_tokens - 1 for record in records.values())
+
+
+def test_real_text_is_sent_as_it_is(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    text = "What holds a block of words?"
+    message = {"role": "user", "content": text}
+    requests = [TrafficRequest(id="a", session="a", at_s=0.0, blocks=(("a", 7),), out=3, messages=(message,))]
+    path = written(tmp_path, requests)
+    (record,) = client.run(level(path, server, tokenizer)).records
+    ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
+    assert server.asked[1].body["messages"] == [message]
+
+
+def test_times_of_a_stretched_replay_are_longer(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path, conversations(3))
+    client.run(level(path, server, tokenizer, stretch=3.0))
+    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.asked}
+    assert came["c2t0"].came_s - came["c0t0"].came_s == pytest.approx(0.3, abs=0.1)
+    assert came["c0t1"].came_s - came["c0t0"].ended_s >= 3 * GAP_S
+
+
+def test_a_replay_of_another_number_of_requests_is_refused(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    wrong = level(written(tmp_path, conversations(2)), server, tokenizer, num_requests=7)
+    with pytest.raises(UsageError, match="6 requests, 7 are to be replayed"):
+        client.run(wrong)
+    assert not server.asked

@@ -1,0 +1,133 @@
+"""What prefix caches have of the prompts of a replay: whose cache, and who is in time for whose blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdlab.bench.forecast import CacheRules, cache_rules, foreseen, placed
+from pdlab.core.catalog import require_shape
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool
+from pdlab.deploy.engine_metrics import KvPool
+from pdlab.results.schema import ReplayedRequest, RequestRecord
+from pdlab.results.timeline import RequestTimeline
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
+
+BLOCK = 4
+# All layers of one kind, so that hits are whole blocks of a common beginning.
+SHAPE = require_shape("gpt-oss-120b").model_copy(update={"sliding_window": None})
+ONE = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
+
+
+def rules(*replicas: str, answers: bool = True) -> CacheRules:
+    return CacheRules(SHAPE, BLOCK, 0, dict.fromkeys(replicas, 100), answers)
+
+
+def record(name: str, arrival_s: float, finish_s: float | None, parent: str | None = None, **own: Any) -> RequestRecord:
+    return RequestRecord(
+        arrival_s=arrival_s,
+        first_token_s=finish_s,
+        finish_s=finish_s,
+        input_tokens=1,
+        output_tokens=1,
+        error=None if finish_s else "x",
+        replayed=ReplayedRequest(id=name, session=name[0], parent=parent, **own),
+    )
+
+
+def plan(folder: Path) -> Path:
+    """Two sessions with a common beginning of two blocks; the first has a follow-up."""
+    path = folder / "plan.jsonl"
+    shared = ("sys", 8)
+    requests = (
+        TrafficRequest(id="a0", session="a", at_s=0.0, blocks=(shared, ("a", 4)), out=5),
+        TrafficRequest(id="b0", session="b", at_s=1.0, blocks=(shared, ("b", 4)), out=5),
+        TrafficRequest(id="a1", session="a", parent="a0", blocks=(("a2", 3),), out=5),
+    )
+    with path.open("w") as stream:
+        write_requests(stream, TrafficHead(), requests)
+    return path
+
+
+def hits(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, int | None]:
+    told = foreseen(records, path, by)
+    return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
+
+
+def test_a_follow_up_hits_prompt_and_answer_and_another_one_what_was_there_when_it_came(tmp_path: Path) -> None:
+    # b0 came first and finds nothing, whatever the file's order; a1 finds 12 tokens and the 4 first of the answer.
+    records = (record("a0", 1.0, 2.0), record("b0", 0.5, 4.0), record("a1", 3.0, 5.0, "a0"))
+    assert hits(records, plan(tmp_path), rules("r0")) == {"a0": 8, "b0": 0, "a1": 16}
+
+
+def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    path = plan(tmp_path)
+
+    def replayed(*replicas: str, where: str = "replica") -> tuple[RequestRecord, ...]:
+        times = (("a0", 0.0, None), ("b0", 1.0, None), ("a1", 3.0, "a0"))
+        return tuple(
+            record(name, moment, moment + 1, parent, **{where: replica})
+            for (name, moment, parent), replica in zip(times, replicas, strict=True)
+        )
+
+    both = rules("r0", "r1")
+    assert hits(replayed("r0", "r0", "r0"), path, both) == {"a0": 0, "b0": 8, "a1": 16}
+    assert hits(replayed("r0", "r1", "r0"), path, both) == {"a0": 0, "b0": 0, "a1": 16}
+    assert hits(replayed("r0", "r1", "r1"), path, both) == {"a0": 0, "b0": 0, "a1": 8}
+    unknown = replayed("r0", "r1", "gone")
+    assert foreseen(unknown, path, both) == unknown, "of an engine that is not known nothing is foreseen"
+    prefill = rules("r0", "r1", answers=False)
+    # Prefill generates no answers, so that the follow-up finds the prompt alone.
+    found = hits(replayed("r0", "r1", "r0", where="prefill_replica"), path, prefill)
+    assert found == {"a0": 0, "b0": 0, "a1": 12}
+
+
+def test_a_failed_request_is_not_counted(tmp_path: Path) -> None:
+    records = (record("a0", 0.0, None), record("b0", 1.0, 2.0))
+    assert hits(records, plan(tmp_path), rules("r0")) == {"a0": None, "b0": 0}
+
+
+def test_replicas_are_told_by_timelines() -> None:
+    told = RequestTimeline(id="replay1-00ff-a0", path="pd", role_p="p1", role_d="d2", t={})
+    first, other = placed((record("a0", 0.0, 1.0), record("b0", 0.0, 1.0)), [told], "replay1-00ff-")
+    assert first.replayed and (first.replayed.replica, first.replayed.prefill_replica) == ("d2", "p1")
+    assert other.replayed and other.replayed.replica is None
+
+
+def pool(role: str, tokens: float = 3200.0) -> KvPool:
+    return KvPool(role=role, tokens=tokens, served=0.0)
+
+
+def test_rules_are_those_of_the_engines_that_compute_prompts() -> None:
+    made = cache_rules(ONE, {"r0": pool("collocated")}, local=True)
+    assert made is not None and made.blocks == {"r0": 100} and made.block_tokens == 32 and made.answers
+    assert made.oracle("r0").needed == 4, "a window of 128 tokens, in blocks of 32"
+    pd = Disaggregated(prefill=Pool(replicas=2), decode=Pool(), placement="pack")
+    pools = {"p0": pool("prefill"), "p1": pool("prefill", 6400.0), "d0": pool("decode")}
+    made = cache_rules(ONE.model_copy(update={"topology": pd}), pools, local=True)
+    assert made is not None and made.blocks == {"p0": 100, "p1": 200} and not made.answers
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topology": Collocated(pool=Pool(dp=2))},
+        {"topology": Fluid(pool=Pool(replicas=2))},
+        {"kv_offload_gb": 1.0},
+        {"engine_kwargs": {"enable_prefix_caching": False}},
+    ],
+    ids=["data parallel", "fluid", "offload", "no cache"],
+)
+def test_other_engines_have_other_rules(change: dict[str, Any]) -> None:
+    assert cache_rules(ONE.model_copy(update=change), {"r0": pool("collocated")}, local=True) is None
+
+
+def test_what_is_not_known_is_not_foreseen() -> None:
+    assert cache_rules(None, {"r0": pool("collocated")}, local=True) is None
+    assert cache_rules(ONE, {}, local=True) is None
+    assert cache_rules(ONE, {"r0": pool("collocated")}, local=False) is None, "nobody says how large a block is on GPUs"
+    named = ONE.model_copy(update={"engine_kwargs": {"block_size": 16, "prefix_cache_retention_interval": 512}})
+    made = cache_rules(named, {"r0": pool("collocated")}, local=False)
+    assert made is not None and made.block_tokens == 16 and made.retention == 512

@@ -1,0 +1,152 @@
+"""The oracle of prefix-cache hits against vLLM's own scheduler and KV cache manager, driven without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from contract.conftest import quietly
+
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Pool
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.vllm_engine import MADE_UP, VllmEngine
+from pdlab.sim.vllm_scheduler import scheduler_parts
+from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.compiled import compiled, of_spec
+from pdlab.traffic.file import TrafficFile
+from pdlab.traffic.oracle import HitOracle
+from pdlab.traffic.prompts import PromptBlocks, TrafficPrompts
+from pdlab.traffic.requests import TrafficRequest
+
+pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
+FULL = load_hardware("h100-vllm-0.11")
+HYBRID = FULL.model_copy(update={"hybrid_kv": True})
+SHAPE = load_model("gpt-oss-120b")
+BLOCK = FULL.block_tokens
+WORDS = 50_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm() -> None:
+    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
+        quietly(module)
+
+
+def conversations(count: int = 120) -> list[TrafficRequest]:
+    spec = TrafficFile.model_validate(
+        {
+            "seed": 7,
+            "conversations": {
+                "rate_rps": 1,
+                "sessions": count,
+                "turns": "3 geometric:max=6",
+                "user_tokens": "150 lognormal:0.9",
+                "answer_tokens": "60 lognormal:0.8",
+                "think_s": 1,
+            },
+            "tenants": {"a": {"share": 0.6, "system_tokens": 700}, "b": {"share": 0.4, "system_tokens": 330}},
+        }
+    )
+    return [*of_spec(spec, "chat")[1]]
+
+
+def interleaved(requests: Sequence[TrafficRequest]) -> list[TrafficRequest]:
+    """Turn by turn over all sessions, so that what a follow-up hits was kept while others came."""
+    turns: dict[str, int] = {}
+    numbered = []
+    for request in requests:
+        turns[request.session] = turns.get(request.session, -1) + 1
+        numbered.append((turns[request.session] + int(request.session[1:]) // 8, request))
+    return [request for _, request in sorted(numbered, key=lambda each: each[0])]
+
+
+def by_vllm(requests: Sequence[TrafficRequest], hybrid: bool, blocks: int, retention: int | None) -> list[int]:
+    """The tokens that vLLM's scheduler finds cached of each prompt, one request after the other."""
+    assert SHAPE is not None
+    hardware = HYBRID if hybrid else FULL
+    parts = scheduler_parts(
+        hardware, SHAPE, Pool(tp=2), role=None, asynchronous=False, pool_blocks=blocks, retention_tokens=retention
+    )
+    engine = VllmEngine(parts, None, 0.0, hardware.step_tokens)
+    found, ends = [], dict[str, list[int]]()
+    for number, request in enumerate(requests):
+        ids = [*ends[request.continues]] if request.continues else []
+        for key, tokens in request.blocks:
+            ids += (2 + drawn_words(1, key, tokens, WORDS)).tolist()
+        engine.add(number, ids, request.out, None)
+        while engine.scheduler.has_requests():
+            step = engine.schedule()
+            found += [new.num_computed_tokens for new in step.output.scheduled_new_reqs]
+            engine.take(step)
+        ends[request.id] = ids + [MADE_UP] * request.out
+    return found
+
+
+def by_oracle(requests: Sequence[TrafficRequest], hybrid: bool, blocks: int, retention: int | None) -> list[int]:
+    oracle = HitOracle(blocks, BLOCK, 128 if hybrid else None, retention, FULL.step_tokens)
+    prompts = TrafficPrompts(BLOCK)
+    return [oracle.compute(*prompts.of(request)) for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "blocks", "retention"),
+    [
+        (True, 40_000, 0),
+        (True, 2_500, 0),
+        (True, 40_000, 512),
+        (True, 2_500, 256),
+        (True, 40_000, None),
+        (False, 40_000, 0),
+        (False, 1_500, 0),
+    ],
+)
+def test_not_one_request_differs(hybrid: bool, blocks: int, retention: int | None) -> None:
+    requests = interleaved(conversations())
+    assert len(requests) > 250
+    theirs, ours = (way(requests, hybrid, blocks, retention) for way in (by_vllm, by_oracle))
+    differing = [(n, a, b) for n, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b]
+    assert differing == [], (len(differing), sum(theirs), sum(ours))
+    assert sum(theirs) > 10_000
+
+
+def test_a_pool_of_few_prompts() -> None:
+    """What a pool holds that has room for some six prompts depends on when each block was taken: one may differ."""
+    requests = interleaved(conversations())
+    theirs, ours = (way(requests, True, 900, 0) for way in (by_vllm, by_oracle))
+    assert sum(a != b for a, b in zip(theirs, ours, strict=True)) <= 1
+    assert sum(ours) == pytest.approx(sum(theirs), rel=0.005)
+
+
+@pytest.mark.parametrize("retention", [0, 256])
+def test_agents_that_fork_and_compact(retention: int) -> None:
+    requests = [*compiled(DATA / "agents.yaml")[1]]
+    theirs, ours = (way(requests, True, 3000, retention) for way in (by_vllm, by_oracle))
+    assert theirs == ours
+    assert sum(theirs) > 10_000
+
+
+def test_the_third_of_a_fork_hits() -> None:
+    """The rule that a plain LRU does not know."""
+    common = tuple(range(100, 140))
+    prompts = [PromptBlocks(BLOCK * 50, (*common, *(1000 * each + n for n in range(10)))) for each in range(3)]
+    oracle = HitOracle(10_000, BLOCK, 128)
+    assert [oracle.compute(each) for each in prompts] == [0, 0, 40 * BLOCK]
+    plain = HitOracle(10_000, BLOCK)
+    assert [plain.compute(each) for each in prompts] == [0, 40 * BLOCK, 40 * BLOCK]
+
+
+def test_engines_tell_how_they_keep_windows() -> None:
+    """What the router of fluid pools credits a prompt with follows from vLLM's own configuration."""
+    from pdlab.deploy.serving.kv_pool import keeps_ends_alone
+    from pdlab.sim.vllm_scheduler import _config
+
+    assert SHAPE is not None
+    config = _config(HYBRID, SHAPE, 100_000, None)
+    assert keeps_ends_alone(config)
+    config.cache_config.prefix_cache_retention_interval = None
+    assert not keeps_ends_alone(config)
+    assert not keeps_ends_alone(_config(FULL, SHAPE, 100_000, None)), "one group for all layers keeps every block"

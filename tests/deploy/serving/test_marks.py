@@ -1,0 +1,310 @@
+"""Marks of a request on a clock that the test moves, and how the timeline reaches whoever asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.asgi import exchange, text_of
+
+from pdlab.deploy.serving import timeline
+from pdlab.deploy.serving.timeline import (
+    FIELD,
+    HEADER,
+    TIMES_KEY,
+    Book,
+    HandsOnTimes,
+    TellsTimes,
+    Timed,
+    Timing,
+    current,
+    listen,
+)
+from pdlab.guard import marks
+from pdlab.results.timeline import RequestTimeline
+
+ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"application/json"))
+QUIET = ASKS[1:]
+
+
+class Clock:
+    """Seconds that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timing(clock: Clock) -> Timing:
+    return Timing(asked=True, request_id="r-1", clock=clock)
+
+
+def test_the_guards_names_are_the_replicas() -> None:
+    assert (timeline.CORE, timeline.WIRE, timeline.READ) == (marks.CORE, marks.WIRE, marks.READ)
+    assert timeline._boot() == marks.boot() != ""
+
+
+def test_a_request_whose_kv_cache_moved(timing: Timing, clock: Clock) -> None:
+    timing.orchestrated = True
+    clock.now += 0.010
+    timing.called()
+    clock.now += 0.020
+    timing.answered({"total": 15.0, "queue": 4.0, "prefill": 9.0, "id": "p-1", "replica": "P", "no": 1})
+    timing.engine_ids.append("d-1")
+    for name, at in (("queued", 100.04), ("scheduled", 100.09), ("first", 100.10)):
+        timing.event(name, at)
+    timing.receive(100.05, 100.07, 100.08, "read")
+    own = marks.boot()
+    timing.reads += [("d-1", 1, 100.055, 100.066, 900.0, 64, 1, own), ("d-1", 0, 100.052, 100.060, 800.0, 64, 1, own)]
+    clock.now = 100.11
+    timing.chunk()
+    clock.now = 100.5
+    timing.chunk()
+    told = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+    assert told.whole and told.path == "pd" and told.disorder_s == 0 and told.attempt == 1
+    assert told.t == {
+        "call": 10, "answer": 30, "queued": 40, "admitted": 50, "posted": 52, "seen": 66, "told": 70, "usable": 80,
+        "scheduled": 90, "first": 100, "first_byte": 110, "second_byte": 500,
+    }  # fmt: skip
+    assert (told.id, told.d_id, told.p_id, told.role_d, told.role_p) == ("r-1", "d-1", "p-1", "D", "P")
+    assert told.p == {"total": 15, "queue": 4, "prefill": 9}
+    assert [tuple(read) for read in told.wire] == [(0, 52, 60, 800, 64, 1), (1, 55, 66, 900, 64, 1)]
+
+
+def test_reads_of_another_machines_clock_do_not_make_marks(timing: Timing) -> None:
+    timing.orchestrated, timing.prefilled = True, True
+    timing.event("first", 100.1)
+    timing.receive(100.05, 100.07, 100.08, "read")
+    timing.reads.append(("d-1", 0, 7.0, 7.5, 1.0, 64, 1, "another"))
+    told = timing.record("D", guarded=True)
+    assert "posted" not in told["t"] and told["err"] == "the reads were on other machines"
+    timing.reads.append(("d-1", 1, 100.055, 100.066, 1.0, 64, 1, marks.boot()))
+    told = timing.record("D", guarded=True)
+    assert told["wire"][0][:3] == [0, 55, 555] and told["t"]["seen"] == 66 and "err" not in told
+
+
+@pytest.mark.parametrize(
+    ("orchestrated", "prefilled", "outcome", "path"),
+    [
+        (False, False, None, "collocated"),
+        (True, False, None, "local"),
+        (True, True, None, "cached"),
+        (True, True, "read", "pd"),
+        (True, True, "anew", "recomputed"),
+        (True, True, "refused", "recomputed"),
+    ],
+)
+def test_paths(timing: Timing, orchestrated: bool, prefilled: bool, outcome: str | None, path: str) -> None:
+    timing.orchestrated, timing.prefilled, timing.outcome = orchestrated, prefilled, outcome
+    assert timing.path == path
+
+
+def test_what_cannot_be_told_is_said(timing: Timing) -> None:
+    assert timing.record("", guarded=True)["err"] == "the engine told no events"
+    timing.orchestrated = timing.prefilled = True
+    assert "KV guard" in timing.record("", guarded=False)["err"]
+    timing.engine_ids += ["a", "b"]
+    assert timing.record("", guarded=True)["err"] == "several sequences"
+
+
+def event(name: str, at: float) -> Any:
+    return SimpleNamespace(type=SimpleNamespace(name=name), timestamp=at)
+
+
+class Engine:
+    """vLLM's client and its engine core: a request is queued, taken up and has a token, 1 ms apart."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.sent = clock, asyncio.Queue[Any]()
+        self.added: list[str] = []
+        self.output_processor = SimpleNamespace(add_request=self.add)
+        self.engine_core = SimpleNamespace(get_output_async=self.sent.get)
+        self.stats: dict[str, Any] | None = None
+
+    def add(self, request: Any, prompt: str | None) -> None:
+        self.added.append(request.request_id)
+        at = self.clock.now
+        events = [event("QUEUED", at + 0.001), event("SCHEDULED", at + 0.002), event("SCHEDULED", at + 0.5)]
+        output = SimpleNamespace(request_id=request.request_id, events=events, new_token_ids=[7])
+        other = SimpleNamespace(request_id="other", events=None, new_token_ids=[8])
+        scheduler_stats = SimpleNamespace(kv_connector_stats=self.stats)
+        self.sent.put_nowait(
+            SimpleNamespace(outputs=[other, output], timestamp=at + 0.003, scheduler_stats=scheduler_stats)
+        )
+
+    async def generate(self, name: str) -> None:
+        self.output_processor.add_request(SimpleNamespace(request_id=name), None)
+        await self.engine_core.get_output_async()
+
+
+def test_marks_are_taken_out_of_the_statistics_before_anybody_keeps_them(clock: Clock) -> None:
+    book, engine = Book(), Engine(clock)
+    listen(engine, book)
+    plain: dict[str, Any] = {
+        "transfer_duration": [1.0],
+        timeline.CORE: [["r", 1, 2, 3, "read"]],
+        timeline.WIRE: [["r"]],
+    }
+    for stats in (plain, {"NixlConnector": {"data": dict(plain)}}):
+        engine.stats = stats
+        asyncio.run(engine.generate("r"))
+        kept = stats.get("NixlConnector", {}).get("data", stats)
+        assert kept == {"transfer_duration": [1.0]}
+
+
+def test_a_request_that_nobody_times_is_only_passed_on(clock: Clock) -> None:
+    book, engine = Book(), Engine(clock)
+    listen(engine, book)
+    asyncio.run(engine.generate("r"))
+    assert engine.added == ["r"] and not book._timings
+
+
+class Plain:
+    """Stands for Ray's engine server."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.vllm = engine
+        self.seen: list[Timing | None] = []
+
+    async def start(self) -> None:
+        self.engine = SimpleNamespace(_engine_client=self.vllm)
+
+    async def completions(self, request: Any, raw: Any = None) -> AsyncIterator[Any]:
+        async def stream() -> AsyncIterator[Any]:
+            await self.vllm.generate(f"cmpl-{request.name}")
+            self.seen.append(current())
+            for item in request.items:
+                yield item
+
+        return stream()
+
+    chat = completions
+
+
+class Server(TellsTimes, Plain): ...
+
+
+async def answer(server: Any, items: list[Any], headers: dict[str, str] | None, **more: Any) -> list[Any]:
+    if server._book is None:
+        await server.start()
+    raw = None if headers is None else SimpleNamespace(headers=headers)
+    stream = await server.completions(SimpleNamespace(name="r", items=items, **more), raw)
+    return [item async for item in stream]
+
+
+STREAM = ["data: {1}\n\n", "data: {2}\n\n", "data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_through_a_handle_a_stream_has_one_comment_before_its_end(clock: Clock, batched: bool) -> None:
+    server = Server(Engine(clock))
+    items = [STREAM[:1], STREAM[1:]] if batched else STREAM
+    sent = asyncio.run(answer(server, items, {HEADER: "1", "x-request-id": "r-9"}))
+    text = "".join("".join(item) for item in sent)
+    first, told, end = text.partition(": pdlab ")[0], text.partition(": pdlab ")[2].split("\n\n")[0], text[-14:]
+    assert first == "".join(STREAM[:2]) and end == STREAM[2]
+    record = RequestTimeline.model_validate_json(told)
+    assert record.whole and (record.id, record.d_id, record.path) == ("r-9", "cmpl-r", "collocated")
+    assert record.t["first"] - record.t["queued"] == pytest.approx(2) and "first_byte" in record.t
+    assert not server._book._timings, "forgotten"
+
+
+@pytest.mark.parametrize("headers", [None, {}, {HEADER: "0"}, {HEADER: "true"}])
+def test_who_does_not_ask_is_not_told(clock: Clock, headers: dict[str, str] | None) -> None:
+    server = Server(Engine(clock))
+    assert asyncio.run(answer(server, list(STREAM), headers)) == STREAM
+    whole = SimpleNamespace(choices=[])
+    asyncio.run(answer(server, [whole], headers))
+    assert not hasattr(whole, FIELD)
+
+
+def test_prefill_tells_decode_durations_and_no_client(clock: Clock) -> None:
+    server = Server(Engine(clock))
+    item = SimpleNamespace(choices=[], kv_transfer_params={"remote_request_id": "cmpl-r"})
+    asyncio.run(answer(server, [item], {HEADER: "1"}, kv_transfer_params={"do_remote_decode": True}))
+    told = item.kv_transfer_params.pop(TIMES_KEY)
+    assert (told["id"], told["queue"], told["prefill"]) == ("cmpl-r", 1.0, 1.0) and told["total"] >= 0
+    assert item.kv_transfer_params == {"remote_request_id": "cmpl-r"} and not hasattr(item, FIELD)
+
+
+def test_requests_beside_one_another_have_their_own_timings(clock: Clock) -> None:
+    server = Server(Engine(clock))
+
+    async def run() -> list[Any]:
+        await server.start()
+        return await asyncio.gather(
+            *(answer(server, list(STREAM), {HEADER: "1", "x-request-id": f"r-{number}"}) for number in range(5))
+        )
+
+    ids = [json.loads(sent[-1].split(": pdlab ")[1].split("\n\n")[0])["id"] for sent in asyncio.run(run())]
+    assert ids == [f"r-{number}" for number in range(5)] and len(set(map(id, server.seen))) == 5
+
+
+def application(server: Any, messages: list[dict[str, Any]]) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        stream = await server.completions(SimpleNamespace(name="r", items=[]), None)
+        assert [item async for item in stream] == []
+        for message in messages:
+            await send(dict(message))
+
+    asyncio.run(server.start())
+    return Timed(app, server)
+
+
+def start(kind: bytes, status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]}
+
+
+def body(text: str) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": True}
+
+
+def test_with_direct_streaming_the_timing_begins_where_http_does(clock: Clock) -> None:
+    server = Server(Engine(clock))
+    app = application(server, [start(b"text/event-stream; charset=utf-8"), *map(body, STREAM)])
+    text = text_of(exchange(app, "/v1/completions", headers=ASKS))
+    told = RequestTimeline.model_validate_json(text.split(": pdlab ")[1].split("\n\n")[0])
+    assert told.id == "r-1" and told.d_id == "cmpl-r" and {"first_byte", "second_byte"} <= told.t.keys()
+    assert text.endswith("\n\ndata: [DONE]\n\n") and text.count(": pdlab") == 1
+    assert text_of(exchange(app, "/v1/completions", headers=QUIET)) == "".join(STREAM)
+    assert not server._book._timings and current() is None
+
+
+def test_an_answer_that_is_not_streamed_has_a_header(clock: Clock) -> None:
+    server = Server(Engine(clock))
+    app = application(server, [start(b"application/json"), body("{}")])
+    headers = dict(exchange(app, "/v1/chat/completions", headers=ASKS)[0]["headers"])
+    assert RequestTimeline.model_validate_json(headers[HEADER.encode()]).d_id == "cmpl-r"
+    assert HEADER.encode() not in dict(exchange(app, "/v1/chat/completions", headers=QUIET)[0]["headers"])
+    failed = application(server, [start(b"application/json", 400), body("{}")])
+    assert HEADER.encode() not in dict(exchange(failed, "/v1/completions", headers=ASKS)[0]["headers"])
+
+
+def test_an_ingress_makes_a_header_of_the_field(clock: Clock) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start(b"application/json"))
+        await send({"type": "http.response.body", "body": json.dumps({"a": "é", FIELD: {"v": 1}}).encode()})
+
+    sent = exchange(HandsOnTimes(app), "/v1/completions", headers=ASKS)
+    headers = dict(sent[0]["headers"])
+    assert json.loads(headers[HEADER.encode()]) == {"v": 1} and json.loads(text_of(sent)) == {"a": "é"}
+    assert int(headers[b"content-length"]) == len(text_of(sent).encode())
+    assert FIELD in text_of(exchange(HandsOnTimes(app), "/v1/completions", headers=QUIET)), "as it came"
+
+
+def test_the_context_travels_as_a_new_one() -> None:
+    made = pickle.loads(pickle.dumps(timeline._context))
+    assert made is not timeline._context and made.get() is None

@@ -1,0 +1,122 @@
+"""The parts of TTFT in Ray's metrics: the same parts as in a timeline, counted exactly, and told once a second."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.timelines import ALONE_MS, PD_MS, alone, drawn, pd
+
+from pdlab.deploy.serving.ttft_metrics import COUNTERS, PART_SECONDS, WATCHED, CountsParts, parts_of
+from pdlab.results.timeline import MARKS, PARTS, RequestTimeline
+
+
+def told(timeline: RequestTimeline) -> dict[str, Any]:
+    """As a server sends it."""
+    whole: dict[str, Any] = timeline.model_dump(mode="json", by_alias=True, exclude={"arrival_s", "ttft_s"})
+    return whole
+
+
+class Metrics:
+    """Stands for `ray.util.metrics`: what was counted and observed, by name and tags."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[tuple[str, frozenset[tuple[str, str]]]] = Counter()
+        self.observed: list[tuple[str, float]] = []
+        self.calls = 0
+
+    def Counter(self, name: str, *, description: str, tag_keys: tuple[str, ...]) -> Any:
+        def inc(value: float, tags: dict[str, str]) -> None:
+            if value <= 0:
+                raise ValueError(f"value must be >0, got {value}")  # as Ray's
+            assert set(tags) == set(tag_keys)
+            self.calls += 1
+            self.counted[name, frozenset(tags.items())] += value
+
+        return SimpleNamespace(inc=inc)
+
+    def Histogram(self, name: str, *, description: str, tag_keys: tuple[str, ...], boundaries: list[float]) -> Any:
+        assert boundaries == sorted(boundaries) and boundaries[0] > 0
+
+        def observe(value: float, tags: dict[str, str]) -> None:
+            assert value > 0 and set(tags) == set(tag_keys)
+            self.observed.append((tags["part"], value))
+
+        return SimpleNamespace(observe=observe)
+
+    def of(self, name: str, **tags: str) -> float:
+        wanted = set(tags.items())
+        return sum(value for (each, those), value in self.counted.items() if each == name and wanted <= those)
+
+
+@pytest.fixture
+def ray_metrics(monkeypatch: pytest.MonkeyPatch) -> Metrics:
+    metrics = Metrics()
+    monkeypatch.setitem(sys.modules, "ray.util.metrics", metrics)
+    return metrics
+
+
+@given(
+    path=st.sampled_from(["pd", "local", "collocated", "cached", "recomputed"]),
+    marks=st.dictionaries(st.sampled_from(sorted(MARKS)), st.floats(0, 500)),
+    first_byte=st.floats(0, 600),
+    p=st.dictionaries(st.sampled_from(["total", "queue", "prefill"]), st.floats(0, 300)),
+    early=st.booleans(),
+)
+def test_the_parts_are_those_of_a_timeline(
+    path: Any, marks: dict[str, float], first_byte: float, p: dict[str, float], early: bool
+) -> None:
+    timeline = RequestTimeline(id="r", path=path, t={**marks, "first_byte": first_byte}, p=p, early=early)
+    mine = parts_of(told(timeline))
+    assert mine == pytest.approx(dict(timeline.parts()))
+    assert set(mine) <= set(PARTS) and set(WATCHED) - {"total"} <= set(PARTS)
+    assert sum(mine.values()) == pytest.approx(first_byte / 1e3) and min(mine.values()) >= 0
+
+
+def test_a_thousand_requests_are_counted_exactly_and_told_once(ray_metrics: Metrics) -> None:
+    waiting: list[Callable[[], None]] = []
+    counts, chance = CountsParts("r1", waiting.append), random.Random(3)
+    sums: Counter[str] = Counter()
+    for number in range(1000):
+        ms = drawn(chance, PD_MS if number % 2 else ALONE_MS)
+        counts.add(told((pd if number % 2 else alone)(number, 0.0, ms)))
+        sums.update({name: each / 1e3 for name, each in ms.items()})
+    assert len(waiting) == 1 and not ray_metrics.counted
+    waiting.pop()()
+    for name, seconds in sums.items():
+        assert ray_metrics.of("pdlab_ttft_seconds", part=name) == pytest.approx(seconds), name
+    assert ray_metrics.of("pdlab_ttft_requests") == 1000
+    assert ray_metrics.of("pdlab_ttft_requests", path="pd", ReplicaId="r1") == 500
+    assert ray_metrics.of("pdlab_kv_read_bytes") == 500 * 1_000_000 and ray_metrics.of("pdlab_kv_reads") == 500
+    total = [value for part, value in ray_metrics.observed if part == "total"]
+    assert len(total) == 1000 and sum(total) == pytest.approx(sum(sums.values()))
+    calls = ray_metrics.calls
+    counts.add(told(alone(0, 0.0, ALONE_MS)))
+    waiting.pop()()
+    assert ray_metrics.calls > calls, "and again a second later"
+
+
+def test_parts_of_no_time_are_not_counted(ray_metrics: Metrics) -> None:
+    waiting: list[Callable[[], None]] = []
+    counts = CountsParts("r1", waiting.append)
+    counts.add(told(pd(0, 0.0, {**PD_MS, "guard": 0.0, "wait": 0.0})))
+    waiting.pop()()
+    assert ray_metrics.of("pdlab_ttft_seconds", part="guard") == 0
+    assert ray_metrics.of("pdlab_ttft_seconds", part="prefill") == pytest.approx(0.05)
+
+
+def test_a_timeline_without_a_first_byte_fails_nothing(ray_metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+    counts = CountsParts("r1", lambda tell: None)
+    counts.add({"t": {"queued": 1.0}, "path": "pd"})
+    assert "not counted" in caplog.text and not ray_metrics.observed
+
+
+def test_every_metric_has_a_description() -> None:
+    assert all(COUNTERS.values()) and PART_SECONDS not in COUNTERS

@@ -1,0 +1,249 @@
+"""The dashboard and the alerts: as they are in the repository, and asked of a Prometheus that scrapes our names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdlab.cli import dashboard as command
+from pdlab.cluster.local_nodes import hold_port
+from pdlab.deploy import dashboard
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "grafana"
+TEXTS = {"pdlab.json": dashboard.dashboard_text, "alerts.yml": dashboard.alerts_text}
+# Of a deployment with two decode and one prefill replica. What is counted grows by so much a second, of every engine.
+REPLICAS = {"p1": "Prefill:m", "d1": "Decode:m", "d2": "Decode:m"}
+PARTS_S = {"server": 0.01, "queue": 0.3, "prefill": 0.5, "transfer": 0.09, "step_lag": 0.1, "first_step": 0.1}
+REQUESTS_PER_S = 10.0
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_files_in_the_repository_are_made_from_the_declaration(name: str) -> None:
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        (CONFIGS / name).write_text(TEXTS[name](), encoding="utf-8")
+    assert (CONFIGS / name).read_text(encoding="utf-8") == TEXTS[name](), "run `make golden`"
+
+
+def test_panels_are_side_by_side_and_of_grafanas_form() -> None:
+    panels = dashboard.dashboard()["panels"]
+    assert [each["id"] for each in panels] == list(range(1, len(panels) + 1))
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"] and panel["targets"]
+            refs = [target["refId"] for target in panel["targets"]]
+            assert len(set(refs)) == len(refs)
+            for target in panel["targets"]:
+                assert target["datasource"]["uid"] == "${source}"
+                # Legends name labels that the expression keeps.
+                for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                    assert label in target["expr"], (panel["title"], label)
+
+
+def test_means_are_never_made_of_sums_of_histograms() -> None:
+    """Ray's exporter makes those up from the middles of buckets."""
+    assert not [name for name in dashboard.metrics() if name.endswith("_sum")]
+
+
+def test_everything_is_provisioned_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert command.main(["--out", str(out), "--target", "10.0.0.4:8080", "--target", "[::1]:9"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert {Path(line) for line in printed[:-1]} == {path for path in out.rglob("*") if path.is_file()}
+    config = yaml.safe_load((out / "prometheus.yml").read_text())
+    assert config["scrape_configs"][0]["static_configs"] == [{"targets": ["10.0.0.4:8080", "[::1]:9"]}]
+    provider = yaml.safe_load((out / "provisioning" / "dashboards" / "pdlab.yaml").read_text())["providers"][0]
+    assert json.loads((Path(provider["options"]["path"]) / "pdlab.json").read_text()) == dashboard.dashboard()
+    source = yaml.safe_load((out / "provisioning" / "datasources" / "pdlab.yaml").read_text())["datasources"][0]
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+
+
+@pytest.mark.parametrize("target", ["10.0.0.4", "10.0.0.4:x", "http://10.0.0.4:80/metrics"])
+def test_a_wrong_target_is_refused(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--out", str(tmp_path / "out"), "--target", target]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --target {target}: must be HOST:PORT")
+    assert not (tmp_path / "out").exists()
+
+
+# --- asked of a Prometheus ---
+
+
+def page(seconds: float) -> str:
+    """Ray's metrics page that many seconds after the engines began."""
+    lines: list[str] = []
+
+    def say(name: str, value: float, **labels: str) -> None:
+        more = {"SessionName": "s", "WorkerId": labels.get("ReplicaId", "w"), **labels}
+        inside = ",".join(f'{key}="{text}"' for key, text in more.items())
+        lines.append(f"{name}{{{inside}}} {value}")
+
+    requests = REQUESTS_PER_S * seconds
+    for replica, deployment in REPLICAS.items():
+        say("ray_pdlab_kv_pool_tokens_total", 7000, ReplicaId=replica, deployment=deployment)
+        for gauge, value in (("kv_cache_usage_perc", 0.4), ("num_requests_running", 3), ("num_requests_waiting", 2)):
+            say(f"ray_vllm_{gauge}", value, ReplicaId=replica, model_name="m", engine="0")
+        counters = (
+            "generation_tokens",
+            "prompt_tokens",
+            "num_preemptions",
+            "prefix_cache_hits",
+            "prefix_cache_queries",
+        )
+        for counter in counters:
+            say(f"ray_vllm_{counter}_total", 5 * seconds, ReplicaId=replica, model_name="m", engine="0")
+        for end in ("0.01", "0.1", "+Inf"):
+            say("ray_vllm_inter_token_latency_seconds_bucket", requests, ReplicaId=replica, le=end)
+    for name in ("failed_transfers", "failed_notifications", "kv_expired_reqs"):
+        say(f"ray_vllm_nixl_num_{name}_total", 1, ReplicaId="d1")
+    for replica in ("d1", "d2"):
+        for part, part_s in PARTS_S.items():
+            say("ray_pdlab_ttft_seconds_total", part_s * requests, ReplicaId=replica, part=part, path="pd")
+            for end in ("0.1", "0.5", "1.0", "+Inf"):
+                say(
+                    "ray_pdlab_ttft_part_seconds_bucket",
+                    requests if end == "+Inf" or part_s <= float(end) else 0,
+                    ReplicaId=replica,
+                    part=part,
+                    le=end,
+                )
+        for end in ("0.5", "1.0", "2.0", "+Inf"):
+            say(
+                "ray_pdlab_ttft_part_seconds_bucket",
+                requests if end != "0.5" else 0,
+                ReplicaId=replica,
+                part="total",
+                le=end,
+            )
+        say("ray_pdlab_ttft_requests_total", requests, ReplicaId=replica, path="pd")
+        say("ray_pdlab_kv_read_bytes_total", 1e6 * requests, ReplicaId=replica)
+        say("ray_pdlab_kv_reads_total", requests, ReplicaId=replica)
+        for action in (*dashboard.GUARD_ACTIONS, "receives", "healed"):
+            say(f"ray_pdlab_guard_{action}_total", seconds, ReplicaId=replica)
+        for call in dashboard.SHOWN_CALLS:
+            say(f"ray_pdlab_prefill_{call}_total", seconds, ReplicaId=replica)
+    for name in ("prefill", "decode", "join", "leave", "changed"):
+        say(f"ray_pdlab_roles_{name}", 1)
+    return "\n".join([*lines, ""])
+
+
+class Asked:
+    """A Prometheus that has scraped the page for a while."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/api/v1"
+
+    def get(self, path: str, **query: str) -> Any:
+        with urllib.request.urlopen(f"{self._url}/{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        result: list[Any] = self.get("query", query=expression.replace("$__rate_interval", "6s"))["result"]
+        return result
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("no prometheus on this machine (apt-get install prometheus)")
+    began = time.monotonic()
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(page(time.monotonic() - began).encode())
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = tmp_path_factory.mktemp("prometheus")
+    dashboard.write(folder, [f"127.0.0.1:{server.server_port}"], "", "http://127.0.0.1:9090")
+    config = yaml.safe_load((folder / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms", "scrape_timeout": "400ms"}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    held, port = hold_port()
+    held.close()
+    words = [
+        binary,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (folder / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        try:
+            one = Asked(port)
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                try:
+                    # The rate must be full before anything is asked.
+                    if len(one.query("count_over_time(ray_pdlab_ttft_requests_total[6s]) > 10")) == 2:
+                        break
+                except OSError:
+                    assert process.poll() is None, (folder / "log").read_text()[-2000:]
+                time.sleep(0.3)
+            yield one
+        finally:
+            process.terminate()
+            server.shutdown()
+            server.server_close()
+
+
+def test_every_expression_finds_something(asked: Asked) -> None:
+    panels = {
+        query.expression: panel.title for row in dashboard.ROWS for panel in row.panels for query in panel.queries
+    }
+    assert [title for expression, title in panels.items() if not asked.query(expression)] == []
+
+
+def test_mean_parts_are_exact_and_add_up(asked: Asked) -> None:
+    (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "Mean TTFT by part")
+    means = {one["metric"]["part"]: float(one["value"][1]) for one in asked.query(panel.queries[0].expression)}
+    assert means == pytest.approx(PARTS_S, rel=0.05)
+
+
+def test_engines_are_shown_by_their_pool(asked: Asked) -> None:
+    (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "KV cache in use")
+    shown = {one["metric"]["ReplicaId"]: one for one in asked.query(panel.queries[0].expression)}
+    assert {name: one["metric"]["deployment"] for name, one in shown.items()} == REPLICAS
+    assert all(float(one["value"][1]) == pytest.approx(0.4) for one in shown.values())
+
+
+def test_alerts_load_and_are_raised_where_they_should_be(asked: Asked) -> None:
+    rules = {rule["name"]: rule for group in asked.get("rules")["groups"] for rule in group["rules"]}
+    assert set(rules) == {alert.name for alert in dashboard.ALERTS}
+    assert all(rule["health"] == "ok" for rule in rules.values()), rules
+    by_name = {alert.name: alert for alert in dashboard.ALERTS}
+    holds = {
+        name: bool(asked.query(alert.expression.replace(f"[{dashboard.MINUTES}m]", "[6s]")))
+        for name, alert in by_name.items()
+    }
+    # A third of the TTFT is queue, KV caches are two fifths full, and what is unhealed is healed.
+    quiet = {"PdlabQueueIsMostOfTtft", "PdlabKvCacheFull", "PdlabPrefillUnhealed"}
+    assert {name for name, raised in holds.items() if not raised} == quiet

@@ -1,0 +1,68 @@
+"""Tables of public points: what is read, how the benchmark ran, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdlab.core.errors import UsageError
+from pdlab.plan.public_points import INFERENCEX, UNSTATED, PublicPoint, read_points, sample
+
+HEADER = (
+    "model,gpu,mode,framework,framework_version,precision,isl,osl,concurrency,tp,attention_dp,moe_ep,ttft_ms,tpot_ms,"
+    "ttft_stat\n"
+)
+ROW = "made/Up-1,h100_sxm,agg,vllm,0.18.0,fp8,1024,512,8,2,1,1,50,5,median (InferenceX)\n"
+
+
+def points(*rows: str) -> list[PublicPoint]:
+    return read_points(HEADER + "".join(rows), "table.csv").points
+
+
+def test_a_row_is_simulated_as_its_benchmark_ran_it() -> None:
+    (point,) = points(ROW)
+    assert point.stack.label == "Up-1 fp8, H100, vllm 0.18"
+    assert point.conduct == INFERENCEX
+    assert (point.row.num_requests, point.row.workload.lengths.flag_value) == (80, "uniform:0.8-1.0")
+    assert (point.ttft_s, point.tpot_s) == (0.05, 0.005)
+    output = 0.9 * 512
+    assert point.output_tokens_per_s == pytest.approx(8 * output / (0.05 + (output - 1) * 0.005), rel=0.01)
+
+
+def test_another_benchmark_keeps_its_lengths_and_says_nothing_about_ttft() -> None:
+    (point,) = points(ROW.replace("median (InferenceX)", "unstated"))
+    assert point.conduct is None
+    assert point.row.workload.lengths.flag_value == "fixed"
+
+
+def test_a_version_that_is_not_given_is_none() -> None:
+    (point,) = points(ROW.replace("0.18.0", ""))
+    assert point.stack.version == UNSTATED
+
+
+def test_rows_that_nothing_simulates_are_refused_one_by_one() -> None:
+    table = read_points(
+        HEADER + ROW + ROW.replace(",8,2,1,1,", ",8,2,4,1,") + ROW.replace(",8,2,", ",,2,"), "table.csv"
+    )
+    assert len(table.points) == 1
+    assert [each.line for each in table.refused] == [3, 4]
+    assert "dp_attention" in table.refused[0].reason
+
+
+@pytest.mark.parametrize("cell", ["x", "0", "-3"])
+def test_a_measured_value_must_be_one(cell: str) -> None:
+    with pytest.raises(UsageError, match=r"^table\.csv, line 2: tpot_ms"):
+        points(ROW.replace(",50,5,", f",50,{cell},"))
+
+
+def test_a_table_without_measured_values_is_no_such_table() -> None:
+    with pytest.raises(UsageError, match=r"no column ttft_ms or tpot_ms"):
+        read_points("tp,concurrency\n1,8\n", "table.csv")
+
+
+def test_a_sample_is_the_same_again_and_keeps_the_order() -> None:
+    rows = [ROW.replace(",8,2,1,", f",{load},2,1,") for load in range(1, 31)]
+    (first,) = sample(points(*rows), 10).values()
+    (again,) = sample(points(*rows), 10).values()
+    assert first == again
+    loads = [each.row.load.value for each in first]
+    assert len(loads) == 10 and loads == sorted(loads)

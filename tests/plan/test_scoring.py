@@ -1,0 +1,203 @@
+"""Stacks that are left out, and their scores: in a made-up world, and in the long tier by public points."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.made_up_tables import TOKEN_S, made_up_tables
+
+from pdlab.core.catalog import require_shape
+from pdlab.core.deployment import Pool
+from pdlab.core.files import CONFIGS
+from pdlab.core.workload import Level
+from pdlab.plan import scoring
+from pdlab.plan.error_catalog import public_errors
+from pdlab.plan.public_points import PublicPoint, Stack, read_points, throughput
+from pdlab.plan.scoring import (
+    METRICS,
+    START,
+    PointFigure,
+    ScoredPoint,
+    left_out,
+    predict_point,
+    regret,
+    response,
+    scored,
+)
+from pdlab.sim import aic
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.simulator import simulate
+from pdlab.sim.step_source import Correction, Tabulated
+
+HEADER = "model,gpu,mode,framework,framework_version,precision,isl,osl,concurrency,tp,ttft_ms,tpot_ms,ttft_stat\n"
+SHAPE = require_shape("gpt-oss-20b")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(model: object, system: str, engine: str, version: str, pool: Pool, *rest: object) -> Tabulated:
+        return made_up_tables(pool.tp)
+
+    monkeypatch.setattr(aic, "tabulate", made_up)
+
+
+def hardware(stack: Stack) -> Hardware:
+    return scoring.bare_hardware(stack)
+
+
+def points_of(
+    model: str, gpu: str, loads: tuple[int, ...] = (4, 16), isl: int = 1024, osl: int = 128
+) -> list[PublicPoint]:
+    """Points that still lack what was measured."""
+    rows = "".join(
+        f"made/{model},{gpu}_sxm,agg,vllm,0.18.0,fp8,{isl},{osl},{load},{tp},1,1,InferenceX\n"
+        for load in loads
+        for tp in (1, 2)
+    )
+    return read_points(HEADER + rows, "made-up.csv").points
+
+
+def measured(model: str, gpu: str, truth: Correction, seed: int = 0) -> list[PublicPoint]:
+    """As a stack with that correction would measure them, with errors of 2 %."""
+    rng = random.Random(f"{model} {gpu} {seed}")
+    found = []
+    for point in points_of(model, gpu):
+        figure = predict_point(point, scoring.with_correction(hardware(point.stack), truth), SHAPE, seed=9)
+        found.append(
+            point._replace(
+                tpot_s=figure.tpot_s * rng.lognormvariate(0, 0.02), ttft_s=figure.ttft_s * rng.lognormvariate(0, 0.02)
+            )
+        )
+    return found
+
+
+def test_a_burst_of_all_requests_is_in_the_mean_ttft_and_not_in_the_median() -> None:
+    """The closed form: a tenth of the prompts waits for half of the others, each of which takes S to prefill."""
+    load, tokens = 16, 8192
+    (point, *_) = points_of("a", "h100", (load,), tokens, 8192)
+    row = point.row
+    level = Level(load=row.load, num_requests=row.num_requests, seed=0)
+    (run,) = simulate(row.deployment, [level], row.workload, hardware(point.stack), SHAPE)
+    ttft = [first - came for first, came in zip(run.first_token_s, run.arrival_s, strict=True)]
+    path_s = 10e-3 + 0.9 * tokens * 5e-6
+    alone_s = 0.9 * tokens * TOKEN_S + 4e-3
+    assert statistics.fmean(ttft) == pytest.approx(path_s + alone_s * (0.95 + 0.05 * load), rel=0.25)
+    assert statistics.median(ttft) < path_s + 1.5 * alone_s
+
+
+def test_a_left_out_stack_is_predicted_by_the_same_model_on_another_gpu() -> None:
+    """Host time by model: 2 ms of "a" and "c", none of "b" and "d". The tables alone are 2 ms short for "a"."""
+    found, points = {}, {}
+    for model, host_ms in (("a", 2.0), ("b", 0.0), ("c", 2.0), ("d", 0.0)):
+        for gpu in ("h100", "h200"):
+            members = measured(model, gpu, Correction(host_ms=host_ms))
+            stack = members[0].stack
+            points[stack] = members
+            found[stack] = [
+                each
+                for number, point in enumerate(members)
+                for each in response(point, number, hardware(stack), SHAPE, START)
+            ]
+    stack = next(each for each in found if each.model == "a fp8" and each.gpu == "H100")
+    out = left_out(stack, found)
+    assert out.unseen == ()
+    corrected = scoring.with_correction(hardware(stack), scoring.correction_by(out))
+    ours, raw = (
+        scored(out, [ScoredPoint(point, predict_point(point, each, SHAPE)) for point in points[stack]])
+        for each in (corrected, hardware(stack))
+    )
+    assert ours.ours["TPOT"].error < 0.7 * raw.ours["TPOT"].error
+    assert set(ours.ours) == set(METRICS)
+    assert ours.held["TPOT"] == 1.0
+    assert ours.rank is not None and ours.rank > 0.9
+
+
+def test_what_is_left_out_changes_nothing_of_its_prior() -> None:
+    found = {}
+    for model, host_ms in (("a", 1.0), ("b", 0.0), ("c", 2.0)):
+        members = measured(model, "h100", Correction(host_ms=host_ms))
+        found[members[0].stack] = [
+            each
+            for number, point in enumerate(members)
+            for each in response(point, number, hardware(point.stack), SHAPE, START)
+        ]
+    stack = next(iter(found))
+    wrong = {**found, stack: [each._replace(residual=5.0) for each in found[stack]]}
+    one, other = left_out(stack, found), left_out(stack, wrong)
+    assert one.components == other.components
+    assert one.prior.mean.tolist() == other.prior.mean.tolist()
+
+
+def chosen(tp: int, load: int, tpot_s: float, predicted_s: float) -> ScoredPoint:
+    point = next(each for each in points_of("a", "h100", (load,)) if f"tp{tp}" in each.row.deployment.label)
+    figure = PointFigure(predicted_s, 0.01, throughput(point.row, predicted_s, 0.01))
+    return ScoredPoint(point._replace(tpot_s=tpot_s, ttft_s=0.01), figure)
+
+
+def test_a_right_choice_loses_nothing_and_a_choice_beyond_the_target_everything() -> None:
+    right = [chosen(1, 4, 5e-3, 5e-3), chosen(1, 16, 9e-3, 9e-3), chosen(2, 16, 6e-3, 6e-3)]
+    assert regret(right) == 0.0
+    wrong = [right[0], chosen(1, 16, 9e-3, 5.5e-3), right[2]]
+    assert regret(wrong) == 1.0
+
+
+def test_lengths_with_one_deployment_leave_nothing_to_choose() -> None:
+    assert regret([chosen(1, 4, 5e-3, 5e-3), chosen(1, 16, 9e-3, 9e-3)]) is None
+
+
+def test_the_shipped_catalog_knows_what_it_has_seen() -> None:
+    catalog = public_errors()
+    known = catalog.stacks[0].stack
+    assert catalog.unseen(known) == ()
+    assert catalog.has_like(known)
+    assert not catalog.has_like(known._replace(gpu="L40S")), "no stack was left out whose GPU no other one has"
+    assert not catalog.has_like(known._replace(mode="pd")), "no P:D stack is among them"
+    assert not catalog.has_like(known._replace(engine="sglang"))
+    seen, strange = catalog.prior(known), catalog.prior(known._replace(model="another", version="0.99"))
+    assert seen.covariance[0, 0] < strange.covariance[0, 0]
+
+
+TABLES = os.environ.get("PDLAB_PUBLIC_TABLES", "")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not TABLES, reason="PDLAB_PUBLIC_TABLES names no folder of public tables")
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_no_stack_is_predicted_worse_than_the_stored_scores(tmp_path: Path) -> None:
+    """Of the same points: a change that makes one stack 2 percentage points worse in TPOT, or 5 in TTFT, is named."""
+    tables = [path for path in sorted(Path(TABLES).glob("inferencex_*.csv"))]
+    assert tables, f"{TABLES} has no inferencex_*.csv"
+    stored = public_errors()
+    out = tmp_path / "scores.csv"
+    subprocess.run(
+        [
+            sys.executable,
+            "benchmarks/score_model.py",
+            *map(str, tables),
+            "--points",
+            str(stored.points),
+            "--csv",
+            str(out),
+        ],
+        cwd=ROOT,
+        check=True,
+    )
+    now = {tuple(row[name] for name in Stack._fields): row for row in csv.DictReader(out.read_text().splitlines())}
+    worse = []
+    for known in stored.stacks:
+        row = now[tuple(known.stack)]
+        for metric, allowed in (("TPOT", 2.0), ("mean TTFT", 5.0)):
+            before = known.errors_percent.get(metric)
+            if before is not None and float(row[metric]) > before + allowed:
+                worse.append(f"{known.stack.label}: {metric} {before} -> {row[metric]} %")
+    assert not worse
+    assert (CONFIGS / "errors" / "public.yaml").exists()

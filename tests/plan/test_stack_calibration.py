@@ -1,0 +1,170 @@
+"""A correction from two to four levels of one's own stack: the constants of a made-up stack are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import folders
+from support.made_up_tables import made_up_tables
+
+from pdlab.cli import calibrate as cli_calibrate
+from pdlab.core.catalog import require_shape
+from pdlab.core.deployment import Deployment, Pool, parse_label
+from pdlab.core.errors import UsageError
+from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.workload import Closed, Level, Workload
+from pdlab.first_hour import steps
+from pdlab.plan.accuracy import MeasuredSweep
+from pdlab.plan.calibration import predict
+from pdlab.plan.error_catalog import error_after, public_errors, with_stack_prior
+from pdlab.plan.scoring import with_correction
+from pdlab.plan.stack_calibration import calibrated, calibration_text
+from pdlab.sim import aic
+from pdlab.sim.computed_hardware import computed
+from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.step_source import Correction, Tabulated
+
+SHAPE = require_shape("gpt-oss-20b")
+TRUTH = Correction(host_ms=1.2, factor=1.05, prefill_factor=1.6)
+
+
+@pytest.fixture(autouse=True)
+def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(model: object, system: str, engine: str, version: str, pool: Pool, *rest: object) -> Tabulated:
+        tables: Tabulated = made_up_tables(pool.tp)
+        return tables
+
+    monkeypatch.setattr(aic, "tabulate", made_up)
+
+
+def start() -> Hardware:
+    return with_stack_prior(computed("H200", "vllm", "0.29"), SHAPE)
+
+
+def sweep(label: str, lengths: tuple[int, int], loads: tuple[int, ...]) -> MeasuredSweep:
+    """As a stack with the true correction would measure it."""
+    levels = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in loads)
+    made = MeasuredSweep(
+        name=f"{label} {lengths[0]}",
+        deployment=Deployment(model=SHAPE.name, topology=parse_label(label)),
+        workload=Workload(input_tokens=lengths[0], output_tokens=lengths[1]),
+        levels=levels,
+        values=(),
+        prompts="fresh",
+    )
+    values = predict(with_correction(start(), TRUTH), SHAPE, made, (0,))
+    return made.model_copy(update={"values": tuple(values)})
+
+
+SPREAD = [
+    ("collocated-1xtp1", (1024, 256), (4,)),
+    ("collocated-1xtp4", (8192, 256), (8,)),
+    ("collocated-1xtp2", (4096, 512), (32,)),
+]
+
+
+def test_three_levels_predict_a_level_that_none_of_them_is_like() -> None:
+    found = calibrated(start(), SHAPE, [sweep(*each) for each in SPREAD])
+    other = sweep("collocated-1xtp8", (2048, 1024), (16,))
+    for hardware, least, most in ((start(), 0.05, 1.0), (with_correction(start(), found.correction), 0.0, 0.03)):
+        (predicted,) = predict(hardware, SHAPE, other, (0,))
+        assert predicted.tpot_s is not None and other.values[0].tpot_s is not None
+        assert least <= abs(predicted.tpot_s / other.values[0].tpot_s - 1) <= most
+    assert found.correction.fitted_levels == 3
+    assert found.correction.prefill_factor == pytest.approx(TRUTH.prefill_factor, rel=0.15)
+
+
+def test_it_says_how_much_each_level_helped_and_what_is_left() -> None:
+    found = calibrated(start(), SHAPE, [sweep(*each) for each in SPREAD])
+    assert [each.sweep for each in found.helped] == [f"{label} {lengths[0]}" for label, lengths, _ in SPREAD]
+    assert all(0 < each.share < 1 for each in found.helped)
+    before, after = found.spread
+    left = 1.0
+    for each in found.helped:
+        left *= 1 - each.share
+    assert after < before
+    assert (after / before) ** 2 == pytest.approx(left, rel=0.2)
+    assert len(calibration_text(found).splitlines()) == 4 + 3 + 1
+
+
+def test_what_to_measure_next_is_none_of_what_was_measured_and_helps_less_the_more_there_is() -> None:
+    one = calibrated(start(), SHAPE, [sweep(*SPREAD[0])]).next_level
+    three = calibrated(start(), SHAPE, [sweep(*each) for each in SPREAD]).next_level
+    assert one is not None and three is not None
+    assert (one.label, one.input_tokens) != ("collocated-1xtp1", 1024) or one.concurrency != 4
+    assert one.share > three.share > 0
+
+
+def test_measured_levels_are_a_prior_of_later_ones() -> None:
+    first = calibrated(start(), SHAPE, [sweep(*SPREAD[0])])
+    later = calibrated(with_correction(start(), first.correction), SHAPE, [sweep(*SPREAD[1])])
+    assert later.correction.fitted_levels == 2
+    assert later.spread[0] == pytest.approx(first.spread[1], rel=0.3)
+
+
+def test_constants_of_a_fit_have_no_correction() -> None:
+    with pytest.raises(UsageError, match="constants of a fit"):
+        calibrated(load_hardware("h100-vllm-0.11"), SHAPE, [])
+
+
+def test_hardware_of_measured_levels_keeps_its_correction() -> None:
+    measured = with_correction(start(), TRUTH.model_copy(update={"fitted_levels": 2}))
+    assert with_stack_prior(measured, SHAPE) == measured
+    home = load_hardware("h100-vllm-0.11")
+    assert with_stack_prior(home, SHAPE) is home
+
+
+def test_more_measured_levels_leave_smaller_errors() -> None:
+    one, four = error_after(1), error_after(4)
+    assert four.tpot_percent <= one.tpot_percent
+    assert error_after(9) == four
+    assert set(four.parts) == {"TPOT", "mean TTFT", "requests/s"}
+    assert public_errors().after[1].components["TPOT"].stack > 0
+
+
+def run(folder: Path, gpu: str = "H200", label: str = "collocated-1xtp4") -> str:
+    nodes = (ClusterNode(id="a", gpu_type=gpu, gpus=8, head=True),)
+    deployment = Deployment(model="gpt-oss-20b", topology=parse_label(label))
+    changes = {"cluster": ClusterView(nodes=nodes), "versions": {"vllm": "0.29.0", "ray": "2.60.0"}}
+    return str(folders.write(folder, deployment, loads=(2, 8), repeats=1, **changes))
+
+
+def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.yaml"
+    assert cli_calibrate.main(["--runs", run(tmp_path / "run"), "--start", "H200", "--out", str(out)]) == 0
+    assert "measure next: " in capsys.readouterr().out
+    made = load_hardware(str(out))
+    assert made.steps is not None and made.steps.correction.fitted_levels == 2
+    assert made.fit is not None and (made.fit.gpu, made.fit.version, made.fit.tp) == ("H200", "0.29", (4,))
+    assert made.error == error_after(2)
+    again = tmp_path / "again.yaml"
+    assert cli_calibrate.main(["--runs", run(tmp_path / "two"), "--start", str(out), "--out", str(again)]) == 0
+    further = load_hardware(str(again))
+    assert further.steps is not None and further.steps.correction.fitted_levels == 4
+    assert further.fitted_on == ("run", "two")
+
+
+def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
+    """As the first hour asks for it, with all levels of its deployments."""
+    out = tmp_path / "hardware.yaml"
+    words = next(step for step in steps.plan(tmp_path, where="cluster", model="m", port=1, lengths=(1, 1))
+                 if step.name == "calibration").command  # fmt: skip
+    runs = tmp_path / "results"
+    for deployed in steps.DEPLOYMENTS["cluster"]:
+        run(runs / deployed.label, label=deployed.label)
+    assert cli_calibrate.main(list(words[1:])) == 0
+    made = load_hardware(str(out))
+    assert (made.gpu_type, made.steps is not None and made.steps.correction.fitted_levels) == ("H200", 6)
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = ["--runs", run(tmp_path / "run")]
+    for words, part in (
+        (["--start", "H100"], "the runs are of H200"),
+        (["--start", "H200", "--rounds", "3"], "--rounds does nothing"),
+        (["--start", "T4"], "T4"),
+    ):
+        assert cli_calibrate.main([*runs, *words]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and part in error, words

@@ -1,0 +1,89 @@
+"""Priors and error components of stacks: against random stacks whose effects are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pdlab.plan.correction_fit import Setting
+from pdlab.plan.prediction_intervals import NORMAL_90
+from pdlab.plan.public_points import UNSTATED, Stack
+from pdlab.plan.stack_prior import Effects, StackError, StackFit, effects_of, error_components, prior_of, unseen
+
+EFFECTS = (Effects(0.6, 0.2, 0.3, 0.2),) * 3
+
+
+def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Stack:
+    return Stack(model, gpu, "vllm", version, "collocated")
+
+
+def fit(of: Stack, host_ms: float) -> StackFit:
+    return StackFit(of, np.array([host_ms, 0.0, 0.0]), np.full(3, 0.05))
+
+
+def test_the_same_model_on_another_gpu_says_more_than_other_models() -> None:
+    fits = [fit(stack("a fp8", "H200"), 2.0), fit(stack("b fp8", "H100"), 0.0), fit(stack("c", "B200"), 0.0)]
+    known = prior_of(stack("a fp4"), fits, EFFECTS)
+    strange = prior_of(stack("d"), fits, EFFECTS)
+    assert known.mean[0] > 1.2 > strange.mean[0]
+    assert known.covariance[0, 0] < strange.covariance[0, 0]
+
+
+def test_a_stack_that_is_there_gets_what_its_levels_say() -> None:
+    fits = [fit(stack(), 1.0), fit(stack("b", "B200", "0.11"), 0.0)]
+    prior = prior_of(stack(), fits, EFFECTS)
+    assert prior.mean[0] == pytest.approx(1.0, abs=0.05)
+    assert prior.covariance[0, 0] < 0.1**2
+
+
+def test_nothing_in_common_is_as_uncertain_as_stacks_differ() -> None:
+    prior = prior_of(stack("d", "B300", "0.30"), [fit(stack(), 1.0), fit(stack("b", "B200", "0.11"), 1.0)], EFFECTS)
+    assert prior.covariance[0, 0] >= sum(each**2 for each in EFFECTS[0])
+
+
+def test_versions_that_nobody_stated_are_not_one_version() -> None:
+    others = [stack("a", "H100", UNSTATED)]
+    assert unseen(stack("a", "H100", UNSTATED), others) == ("engine",)
+    assert unseen(stack("a", "H200", "0.18"), others) == ("gpu", "engine")
+
+
+def test_effects_are_found_where_models_differ_and_nothing_else_does() -> None:
+    fits = [
+        fit(stack(model, gpu, version), host_ms)
+        for host_ms, model in ((0.0, "a"), (2.0, "b"), (4.0, "c"), (1.0, "d"))
+        for gpu, version in (("H100", "0.18"), ("H200", "0.19"), ("B200", "0.17"))
+    ]
+    host = effects_of(fits)[0]
+    assert host.model > 3 * max(host.gpu, host.engine, host.alone)
+
+
+def drawn(rng: np.random.Generator, stacks: int) -> list[StackError]:
+    """Stacks of 5 % with levels of 3 %, 4 % in common where TP is the same."""
+    errors = []
+    for number in range(stacks):
+        common = rng.normal(0, 0.05)
+        of_tp = rng.normal(0, 0.04, 3)
+        for tp in range(3):
+            for load in range(4):
+                setting = Setting(str(tp), "1:1", str(load))
+                errors.append(StackError(stack(str(number)), setting, (), common + of_tp[tp] + rng.normal(0, 0.03)))
+    return errors
+
+
+def test_bands_from_some_stacks_hold_nine_in_ten_of_the_levels_of_others() -> None:
+    rng = np.random.default_rng(3)
+    components = error_components("TPOT", drawn(rng, 30))
+    half = NORMAL_90 * components.sd(unseen=())
+    held = np.mean([abs(each.error) <= half for each in drawn(rng, 300)])
+    assert 0.86 <= held <= 0.94, components
+
+
+def test_a_band_is_wider_for_a_gpu_that_no_stack_had() -> None:
+    components = error_components("TPOT", drawn(np.random.default_rng(4), 8))
+    assert components.sd(unseen=("gpu",)) > components.sd(unseen=())
+
+
+def test_one_broken_level_does_not_widen_every_band() -> None:
+    errors = drawn(np.random.default_rng(5), 10)
+    broken = [*errors[1:], errors[0]._replace(error=20.0)]
+    assert error_components("TPOT", broken).sd(unseen=()) < 1.3 * error_components("TPOT", errors).sd(unseen=())

@@ -1,0 +1,109 @@
+"""A replay in a report: its section, its picture over time, and levels of other replays beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pdlab
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.replayed import Replayed
+from pdlab.core.workload import Replay, RunKey, Workload
+from pdlab.report import timelines
+from pdlab.report.pictures import draw
+from pdlab.report.text import render_text
+from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import Manifest, ReplayedRequest, RequestRecord, Run
+from pdlab.results.store import Store
+
+
+def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = True) -> Path:
+    """Twenty sessions of two requests; the second finds 80 of its 100 tokens cached and has its first token sooner."""
+    records = []
+    for number in range(20):
+        for turn in (1, 2):
+            arrival_s = 0.5 * number + 3.0 * (turn - 1)
+            own = ReplayedRequest(
+                id=f"c{number}t{turn}",
+                session=f"c{number}",
+                turn=turn,
+                parent=f"c{number}t1" if turn == 2 else None,
+                cached_tokens=80 * (turn - 1) if cached else None,
+            )
+            ttft_s = 0.8 if turn == 1 else 0.2
+            records.append(
+                RequestRecord(
+                    arrival_s=arrival_s,
+                    first_token_s=arrival_s + ttft_s,
+                    finish_s=arrival_s + ttft_s + 1.0,
+                    input_tokens=100,
+                    output_tokens=11,
+                    itl_s=(0.1,) * 10,
+                    asked=(100, 11),
+                    replayed=own,
+                )
+            )
+    requests = LevelData.of(records)
+    lengths = Replayed(
+        name="chat.yaml", sha256=sha256, requests=40, sessions=20, groups=20, last_s=9.5, mean_tokens=(100, 11),
+        longest_request=(100, 11), input_range=(100, 100),
+    )  # fmt: skip
+    workload, deployment = Workload(lengths=lengths), Deployment(topology=parse_label(label))
+    run = Run(
+        origin="measured", label=label, key=RunKey(kind="replay", value=1.0), workload=workload, load=Replay(),
+        num_requests=40, completed=40, failed=0, whole=metrics.whole(requests), asked_tokens=(100.0, 11.0),
+    )  # fmt: skip
+    store = Store(folder)
+    store.write_manifest(
+        Manifest(origin="measured", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload)
+    )
+    store.write(run, records)
+    return folder
+
+
+def test_the_section_says_turns_hits_and_sessions(tmp_path: Path) -> None:
+    folder = replay(tmp_path / "a", "collocated-2xtp1")
+    text = render_text(pdlab.build_report(pdlab.load(folder), slos=["ttft_ms=500", "ttft_ms=900"]))
+    assert "Replay of sessions: " in text and "replay chat.yaml 55555555" in text
+    assert "40 of 40 requests were answered, in 20 of 20 sessions all of them." in text
+    # From the first request's sending to the second's end: 3 s and 1.2 s.
+    assert "Session completion time, pauses included: p50 4.20 s" in text
+    assert (
+        "(TTFT <= 500 ms in every request): 0 of 20" in text and "(TTFT <= 900 ms in every request): 20 of 20" in text
+    )
+    assert "40 % of the prompt tokens (as the server counts them)" in text
+    # 11 tokens in 1.8 s, which half of the requests take.
+    assert "Normalised interactivity at P90 (output tokens over E2EL): 6.11 tokens/s." in text
+    rows = {line.split("  ")[0]: line.split() for line in text.splitlines()}
+    assert rows["turn 1"][2:4] == ["20", "800.0"] and rows["turn 2"][2:4] == ["20", "200.0"]
+    assert rows["some of the prompt cached"][5:7] == ["20", "200.0"] and rows["nothing cached"][2:4] == ["20", "800.0"]
+    assert "none changed" not in text, "of roles there is nothing to say"
+
+
+def test_hits_that_nobody_counts_are_unknown(tmp_path: Path) -> None:
+    text = render_text(pdlab.build_report(pdlab.load(replay(tmp_path / "a", "collocated-2xtp1", cached=False))))
+    assert "prompt tokens came from prefix caches of each request is not known." in text
+    assert "nothing cached" not in text
+
+
+def test_a_replay_has_a_picture_over_time(tmp_path: Path) -> None:
+    folder = replay(tmp_path / "a", "collocated-2xtp1")
+    report = pdlab.build_report(pdlab.load(folder))
+    made = draw(report, tmp_path / "plot.png")
+    assert [each.path.name for each in made] == ["plot.png", "plot-roles.png"]
+    assert all(each.path.stat().st_size > 10_000 for each in made)
+    (level,) = report.timelines
+    series = timelines.bins(level.records)
+    # In the sixth second: first requests of sessions 10 and 11, second ones of sessions 4 and 5.
+    assert series[5].hit_share == pytest.approx(0.4) and series[0].hit_share == 0.0
+    assert sum(one.in_flight for one in series) * 12.5 / len(series) == pytest.approx(20 * (1.8 + 1.2), rel=0.05)
+
+
+def test_two_compiled_workloads_are_not_compared(tmp_path: Path) -> None:
+    same = [replay(tmp_path / name, label) for name, label in (("a", "collocated-2xtp1"), ("b", "collocated-2xtp2"))]
+    other = replay(tmp_path / "c", "collocated-3xtp1", sha256="6" * 64)
+    assert "different workloads" not in render_text(pdlab.build_report(pdlab.load(*same)))
+    text = render_text(pdlab.build_report(pdlab.load(same[0], other)))
+    assert "different workloads" in text and "chat.yaml 55555555" in text and "chat.yaml 66666666" in text

@@ -1,0 +1,91 @@
+"""Where TTFT went, in the report: the table, the sentences, the pictures and the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support import folders, timelines
+
+from pdlab.core.deployment import Deployment, parse_label
+from pdlab.report import ttft_parts
+from pdlab.report.build import Report, build_report
+from pdlab.report.html import render
+from pdlab.report.load import load
+from pdlab.report.pictures import draw
+from pdlab.report.text import further_sections
+from pdlab.results.timeline import PARTS
+
+LABELS = {"pack": "pd-pack-p1xtp1-d1xtp1", "spread": "pd-spread-p1xtp1-d1xtp1", "alone": "collocated-2xtp1"}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    where = tmp_path_factory.mktemp("told")
+    made = [
+        timelines.write(where / name, Deployment(model="tiny-gptoss", topology=parse_label(label)))
+        for name, label in LABELS.items()
+    ]
+    return build_report(load(*made))
+
+
+def test_every_load_of_every_curve_is_told(report: Report) -> None:
+    assert {(each.label, each.load) for each in report.parts} == {
+        (curve.label, load) for curve in report.curves for load in (4, 16)
+    }
+
+
+def test_the_table_and_a_sentence_for_each_curve(report: Report) -> None:
+    (section,) = (each for each in further_sections(report) if each.title.startswith("Where TTFT went"))
+    lines = section.body.splitlines()
+    assert sum(line.split()[-1] != "" and " p50 " in line for line in lines) == 6
+    sentences = [line for line in lines if "the largest part of TTFT is" in line]
+    assert len(sentences) == 3 and sum("the queue in front of prefill" in line for line in sentences) == 3
+    assert all("concurrency 16" in line for line in sentences)
+    assert not any("Breakdown" in each.title for each in further_sections(report))
+
+
+def test_without_timelines_there_is_no_section(tmp_path: Path) -> None:
+    folder = folders.write(tmp_path / "old", Deployment(model="tiny-gptoss", topology=parse_label(LABELS["pack"])))
+    report = build_report(load(folder))
+    assert report.parts == () and not any("Where TTFT" in each.title for each in further_sections(report))
+    assert "Where TTFT went" not in render(report, "viz")
+    assert [picture.what for picture in draw(report, tmp_path / "x.svg")] == ["Plot"]
+
+
+def test_the_picture_has_a_bar_for_each_percentile_and_the_slowest(report: Report, tmp_path: Path) -> None:
+    pictures = {picture.what: picture for picture in draw(report, tmp_path / "x.svg")}
+    drawn = pictures["Plot of where TTFT went"]
+    assert drawn.path.name == "x-ttft.svg" and drawn.left_out == ""
+    text = drawn.path.read_text(encoding="utf-8")
+    for word in ("concurrency 4", "concurrency 16", "p10", "p90", "the slowest 20 at", "prefill"):
+        assert word in text, word
+
+
+def test_the_page_has_bars_whose_pieces_fill_them(report: Report) -> None:
+    page = render(report, "viz")
+    assert page.count("the slowest 20") == 3
+    groups = [*ttft_parts.stacked_bars(report.parts), *ttft_parts.waterfalls(report.parts)]
+    for group in groups:
+        widest = max(bar.ms for bar in group.bars)
+        for bar in group.bars:
+            assert sum(cell.ms for cell in bar.cells) == pytest.approx(bar.ms)
+            begins = [cell.begins for cell in bar.cells]
+            assert begins == sorted(begins) and bar.cells[-1].begins + bar.cells[-1].share <= 100 + 1e-6
+        if "slowest" in group.title:
+            assert group.bars[0].ms == widest and group.bars[0].cells[-1].share > 0
+    assert len(re.findall(r'<div class="bar">', page)) == sum(len(group.bars) for group in groups)
+
+
+def test_every_part_has_a_color_of_its_own() -> None:
+    assert set(ttft_parts.COLORS) == {*PARTS, ttft_parts.OTHER}
+    assert len(set(ttft_parts.COLORS.values())) == len(ttft_parts.COLORS)
+
+
+def test_what_is_not_drawn_is_said(report: Report) -> None:
+    many = [
+        each._replace(label=f"curve {number}", load=float(number)) for number in range(8) for each in report.parts[:1]
+    ]
+    assert ttft_parts.left_out(many) == " (6 of 8 loads, the slowest of 4 of 8 curves)"
+    assert ttft_parts.left_out(report.parts) == ""

@@ -1,0 +1,124 @@
+"""A workload file in the simulator: sessions wait, caches follow vLLM's rules, and what is hit is not computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdlab.core.catalog import load_model
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool, Routing, Topology, parse_label
+from pdlab.core.workload import Level, Open, Workload
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.level import SimulatedLevel, Trace, waited_for
+from pdlab.sim.simulator import simulate
+from pdlab.traffic.compiled import compiled
+from pdlab.traffic.requests import TrafficRequest
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
+HARDWARE = load_hardware("h100-vllm-0.11").model_copy(update={"hybrid_kv": True})
+SHAPE = load_model("gpt-oss-120b")
+
+
+def trace(name: str) -> Trace:
+    return Trace.of([*compiled(DATA / name)[1]])
+
+
+def simulated(given: Trace, of: str | Topology = "collocated-1xtp2", hybrid: bool = True) -> SimulatedLevel:
+    assert SHAPE is not None
+    deployment = Deployment(topology=parse_label(of) if isinstance(of, str) else of)
+    hardware = HARDWARE.model_copy(update={"hybrid_kv": hybrid})
+    level = Level(load=Open(rate_rps=1.0), num_requests=len(given.arrival_s), seed=0)
+    return simulate(deployment, [level], Workload(), hardware, SHAPE, trace=given)[0]
+
+
+@pytest.mark.parametrize("label", ["collocated-2xtp2", "pd-pack-p1xtp2-d1xtp2", "pd-fluid-4xtp2"])
+def test_a_follow_up_comes_after_its_parents_end_and_gap(label: str) -> None:
+    for name in ("chat.yaml", "agents.yaml", "mooncake.jsonl"):
+        given = trace(name)
+        level = simulated(given, label)
+        numbers = {request.id: number for number, request in enumerate(given.requests)}
+        assert all(level.finish_s)
+        for number, request in enumerate(given.requests):
+            ends = [level.finish_s[numbers[each]] + request.gap_s for each in waited_for(request)]
+            assert level.arrival_s[number] == pytest.approx(max([request.at_s or 0.0, *ends])), (name, request.id)
+
+
+def test_lengths_are_whole_prompts() -> None:
+    given = trace("mooncake.jsonl")
+    assert sorted(given.input_tokens) == [512, 600, 1100, 1100, 1700, 1700, 2300, 3000]
+
+
+def fork(count: int) -> Trace:
+    """So many prompts with the same 2,000 tokens before 100 of their own, long after each other."""
+    requests = [
+        TrafficRequest(f"r{n}", f"r{n}", (("system", 2000), (f"own{n}", 100)), 20, at_s=100.0 * n) for n in range(count)
+    ]
+    return Trace.of(requests)
+
+
+def test_a_fork_hits_from_the_third_time_on() -> None:
+    """Of gpt-oss with the window's cache by itself; a cache of all tokens hits the second time."""
+    assert simulated(fork(4)).computed_tokens == [2100, 2100, 100, 100]
+    assert simulated(fork(4), hybrid=False).computed_tokens == [2100, 100, 100, 100]
+
+
+def test_a_follow_up_computes_the_answer_before_it_again() -> None:
+    """A window is kept before the end of the prompt, not of the answer; a cache of all tokens has both."""
+    requests = [
+        TrafficRequest("a", "s", (("u", 1600),), 161, at_s=0.0),
+        TrafficRequest("b", "s", (("v", 100),), 5, parent="a", gap_s=1.0),
+    ]
+    given = Trace.of(requests)
+    assert given.input_tokens == (1600, 1861)
+    assert simulated(given).computed_tokens == [1600, 1861 - 1584]
+    assert simulated(given, hybrid=False).computed_tokens == [1600, 1861 - 1760]
+
+
+def test_decode_fetches_what_it_lacks() -> None:
+    requests = [
+        TrafficRequest("a", "s", (("u", 1600),), 161, at_s=0.0),
+        TrafficRequest("b", "s", (("v", 100),), 5, parent="a", gap_s=1.0),
+    ]
+    level = simulated(Trace.of(requests), "pd-pack-p1xtp2-d1xtp2")
+    assert level.computed_tokens == [1600, 1861 - 1584]
+    assert level.transferred_bytes < simulated(Trace.of(requests[:1]), "pd-pack-p1xtp2-d1xtp2").transferred_bytes * 1.3
+    assert level.hit_share == pytest.approx(1584 / (1600 + 1861))
+
+
+def test_a_part_has_whole_sessions() -> None:
+    given = trace("chat.yaml")
+    parts = [given.part(2)]
+    sessions = {request.session for request in parts[0].requests}
+    assert len(sessions) == 20
+    assert all({*waited_for(request)} <= {each.id for each in parts[0].requests} for request in parts[0].requests)
+    assert given.part(1) == given
+
+
+def test_the_same_again() -> None:
+    assert simulated(trace("agents.yaml")) == simulated(trace("agents.yaml"))
+
+
+@pytest.mark.parametrize("kind", ["collocated", "pd", "fluid"])
+def test_sessions_that_stick_hit_more(kind: str) -> None:
+    """Of four engines a follow-up finds its parent's prompt on one alone."""
+    given = trace("agents.yaml")
+
+    def under(routing: Routing) -> SimulatedLevel:
+        pool = Pool(replicas=4, tp=1, routing=routing)
+        topology: Topology = Collocated(pool=pool)
+        if kind == "pd":
+            topology = Disaggregated(placement="pack", prefill=pool, decode=pool)
+        elif kind == "fluid":
+            topology = Fluid(pool=pool, roles="2:2")
+        return simulated(given, topology)
+
+    apart, together = under("power-of-two"), under("session")
+    if kind == "fluid":  # sessions of decode alone stick: what they have need not be moved
+        assert together.transferred_bytes < 0.8 * apart.transferred_bytes
+        return
+    assert together.hit_share > apart.hit_share + 0.1
+    if kind == "pd":
+        assert together.transferred_bytes < 0.8 * apart.transferred_bytes
+    else:
+        assert abs(under("round-robin").hit_share - apart.hit_share) < 0.15

@@ -1,0 +1,290 @@
+"""Workload files: what is refused, what is generated, and that nothing but the seed changes it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdlab.core.errors import UsageError
+from pdlab.core.workload import Level, Open, Workload
+from pdlab.traffic.compiled import compiled, of_spec
+from pdlab.traffic.describe import described
+from pdlab.traffic.export import WORDS, aiperf, vocabulary
+from pdlab.traffic.file import TrafficFile, is_traffic, load_file
+from pdlab.traffic.requests import TrafficRequest, line_of, read_requests, write_requests
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
+CHAT = {
+    "rate_rps": 2,
+    "sessions": 200,
+    "turns": "4 geometric:max=8",
+    "user_tokens": "60 lognormal:0.8",
+    "answer_tokens": 40,
+    "think_s": "5 lognormal:0.7",
+}
+
+
+def written(tmp_path: Path, **keys: Any) -> Path:
+    path = tmp_path / "workload.yaml"
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    return path
+
+
+def requests(path: Path) -> list[TrafficRequest]:
+    return [*compiled(path)[1]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({}, "needs one of random, conversations, agents, replay: none of them is there"),
+        ({"conversations": CHAT, "replay": "x"}, "conversations and replay are there"),
+        ({"conversations": CHAT, "sped": 2}, "sped: is not a known key; did you mean speed"),
+        ({"conversations": {**CHAT, "turn": 2}}, "conversations.turn: is not a known key"),
+        ({"conversations": {**CHAT, "turns": "many"}}, "'many' is no quantity; give 60"),
+        ({"conversations": {**CHAT, "turns": "4 normal:2"}}, "'normal:2' is no distribution of lengths"),
+        ({"conversations": {**CHAT, "turns": "4 mixes:1:1,2:2"}}, "lengths of a file or of mixes are no quantity"),
+        ({"conversations": {**CHAT, "rate_rps": True}}, "conversations.rate_rps: must be a number"),
+        ({"conversations": CHAT, "window": "20-10"}, "window: from an earlier second to a later one"),
+        ({"conversations": CHAT, "follow": "recorded"}, "follow is of a replay, and conversations is none"),
+        ({"conversations": CHAT, "spread_ticks": "never"}, "spread_ticks is of a replay"),
+        ({"replay": "x.jsonl", "tenants": {"a": {"share": 1}}}, "tenants are of conversations and agents"),
+        ({"conversations": CHAT, "tenants": {}}, "tenants"),
+        ({"replay": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read (No such file or directory)"),
+        ({"replay": "x.jsonl", "spread_ticks": -1}, "spread_ticks: auto, never, or seconds above 0"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(tmp_path: Path, keys: dict[str, Any], complaint: str) -> None:
+    path = written(tmp_path, **keys)
+    with pytest.raises(UsageError) as refused:
+        requests(path)
+    assert complaint in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_lengths_alone_is_no_workload_file() -> None:
+    assert is_traffic({"replay": "x"})
+    assert not is_traffic({"input_tokens": 5000})
+    assert not is_traffic([1])
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,1\n1,6,2\n", encoding="utf-8")
+    path = written(tmp_path, replay="trace.csv")
+    assert load_file(path).replay == str(tmp_path / "trace.csv")
+    assert [each.blocks for each in requests(path)] == [(("r2", 5),), (("r3", 6),)]
+
+
+class TestConversations:
+    def test_turns_add_to_what_came_before(self, tmp_path: Path) -> None:
+        got = requests(written(tmp_path, seed=7, conversations={**CHAT, "system_tokens": 100}))
+        for before, after in itertools.pairwise(got):
+            if after.session == before.session:
+                assert (after.parent, after.at_s, len(after.blocks)) == (before.id, None, 1)
+                assert after.gap_s > 0
+            else:
+                assert (after.parent, after.blocks[0]) == (None, ("system/all", 100))
+        assert len({each.session for each in got}) == 200
+
+    def test_quantities_are_as_asked(self, tmp_path: Path) -> None:
+        got = requests(written(tmp_path, seed=7, conversations={**CHAT, "sessions": 1500}))
+        turns = [sum(1 for _ in group) for group in _sessions(got)]
+        user = [each.blocks[-1][1] for each in got]
+        assert max(turns) == 8
+        assert statistics.fmean(turns) == pytest.approx(4 * (1 - 0.75**8), rel=0.05)  # the mean of a cut geometric
+        assert statistics.fmean(user) == pytest.approx(60, rel=0.05)
+        assert {each.out for each in got} == {40}
+        starts = [each.at_s for each in got if each.at_s is not None]
+        assert starts[-1] == pytest.approx(1500 / 2, rel=0.08)
+
+    def test_tenants_by_their_shares(self, tmp_path: Path) -> None:
+        tenants = {"a": {"share": 3, "system_tokens": 64}, "b": {"share": 1}}
+        got = requests(written(tmp_path, conversations={**CHAT, "sessions": 1000}, tenants=tenants))
+        roots = [each for each in got if each.parent is None]
+        assert sum(each.tenant == "a" for each in roots) / len(roots) == pytest.approx(0.75, abs=0.04)
+        assert all((each.blocks[0] == ("system/a", 64)) == (each.tenant == "a") for each in roots)
+
+    def test_a_context_is_bounded(self, tmp_path: Path) -> None:
+        path = written(tmp_path, conversations={**CHAT, "turns": 50, "most_tokens": 1000})
+        ends: dict[str, int] = {}
+        for each in requests(path):
+            ends[each.session] = ends.get(each.session, 0) + each.new_tokens + each.out
+        assert 900 < max(ends.values()) <= 1000
+
+    def test_more_sessions_are_the_same_ones_and_more(self, tmp_path: Path) -> None:
+        few = requests(written(tmp_path, seed=3, conversations={**CHAT, "sessions": 20}))
+        many = requests(written(tmp_path, seed=3, conversations={**CHAT, "sessions": 50}))
+        assert many[: len(few)] == few
+        assert requests(written(tmp_path, seed=4, conversations={**CHAT, "sessions": 20})) != few
+
+    def test_a_window_keeps_whole_sessions(self, tmp_path: Path) -> None:
+        whole = {each.id: each for each in requests(written(tmp_path, conversations=CHAT))}
+        part = requests(written(tmp_path, conversations=CHAT, window="10-30"))
+        assert 20 < len({each.session for each in part}) < 60
+        for each in part:
+            same = whole[each.id]
+            assert (each.blocks, each.parent, each.gap_s) == (same.blocks, same.parent, same.gap_s)
+            if each.at_s is not None and same.at_s is not None:
+                assert each.at_s == pytest.approx(same.at_s - 10)
+
+    def test_scale_and_speed(self, tmp_path: Path) -> None:
+        whole = requests(written(tmp_path, conversations=CHAT))
+        small = requests(written(tmp_path, conversations=CHAT, scale=4, speed=2))
+        for a, b in zip(whole, small, strict=True):
+            assert b.blocks == tuple((key, max(1, round(tokens / 4))) for key, tokens in a.blocks)
+            assert (b.out, b.gap_s) == (10, a.gap_s / 2)
+            assert b.at_s == (None if a.at_s is None else a.at_s / 2)
+
+
+def _sessions(got: list[TrafficRequest]) -> list[list[TrafficRequest]]:
+    groups: dict[str, list[TrafficRequest]] = {}
+    for each in got:
+        groups.setdefault(each.session, []).append(each)
+    return [*groups.values()]
+
+
+class TestAgents:
+    def test_branches_go_on_from_one_step_and_the_next_waits_for_them(self) -> None:
+        got = {each.id: each for each in requests(DATA / "agents.yaml")}
+        waiting = [each for each in got.values() if each.waits]
+        assert len(waiting) > 5
+        for each in waiting:
+            assert len(each.waits) == 2
+            assert {got[branch].parent for branch in each.waits} == {each.parent}
+
+    def test_contexts_are_compacted(self) -> None:
+        got = requests(DATA / "agents.yaml")
+        fresh = [each for each in got if each.fresh]
+        assert fresh
+        assert all(each.blocks[0][0] == "tools/all" for each in fresh)
+        ends: dict[str, int] = {}
+        for each in got:
+            prompt = ends.get(each.continues or "", 0) + each.new_tokens
+            ends[each.id] = prompt + each.out
+            if each.parent and "b" not in each.id.partition("s")[2] and not each.fresh:
+                assert prompt <= 1500
+
+    def test_repositories_are_shared(self) -> None:
+        got = requests(DATA / "agents.yaml")
+        keys = {key for each in got for key, _ in each.blocks if key.startswith("repository/")}
+        assert keys == {"repository/0", "repository/1", "repository/2"}
+
+
+class TestRandom:
+    def test_lengths_are_those_of_the_workload(self) -> None:
+        got = requests(DATA / "random.yaml")
+        workload = Workload(input_tokens=500, output_tokens=20, lengths="uniform:0.5-1.0", shared_prefix_tokens=100)
+        drawn = workload.draw(Level(load=Open(rate_rps=4), num_requests=50, seed=5))
+        assert [(each.new_tokens, each.out) for each in got] == [*drawn]
+        assert all(each.blocks[0] == ("prefix", 100) for each in got)
+
+    def test_mixes_come_when_they_are_due(self, tmp_path: Path) -> None:
+        workload = {"lengths": "mixes:100:10,300:30,every=5"}
+        path = written(tmp_path, random={"rate_rps": 4, "requests": 60, "workload": workload})
+        got = requests(path)
+        assert len(got) == 60
+        assert all(each.new_tokens == (100 if (each.at_s or 0.0) % 10 < 5 else 300) for each in got)
+
+
+class TestWritten:
+    @pytest.mark.parametrize("name", ["chat.yaml", "agents.yaml", "random.yaml", "mooncake.jsonl", "bailian.jsonl"])
+    def test_same_file_same_bytes_and_they_read_back(self, tmp_path: Path, name: str) -> None:
+        digests = []
+        for count in range(2):
+            head, made = compiled(DATA / name)
+            with (tmp_path / f"{count}.jsonl").open("w", encoding="utf-8") as stream:
+                digests.append(write_requests(stream, head, made))
+        assert digests[0] == digests[1]
+        assert [*read_requests(tmp_path / "0.jsonl")] == requests(DATA / name)
+        assert compiled(tmp_path / "0.jsonl")[0] == compiled(DATA / name)[0]
+
+    def test_what_is_waited_for_stands_before(self) -> None:
+        for name in ("chat.yaml", "agents.yaml", "mooncake.jsonl", "bailian.jsonl"):
+            seen: set[str] = set()
+            for each in requests(DATA / name):
+                assert {*each.waits, *([each.parent] if each.parent else [])} <= seen, name
+                seen.add(each.id)
+
+
+def big_trace(path: Path, count: int) -> Path:
+    with path.open("w", encoding="utf-8") as stream:
+        for number in range(count):
+            ids = [0, *range(20 * number + 1, 20 * number + 20)]
+            row = {"timestamp": 300 * number, "input_length": 512 * 20, "output_length": 50, "hash_ids": ids}
+            stream.write(json.dumps(row) + "\n")
+    return path
+
+
+def test_59_000_requests_stream_within_10_s(tmp_path: Path) -> None:
+    """Follow-ups are looked for among the last requests alone, so memory ends to grow."""
+    path = big_trace(tmp_path / "big.jsonl", 59_000)
+    began = time.process_time()
+    assert sum(1 for _ in compiled(path)[1]) == 59_000
+    assert time.process_time() - began < 10
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    spec = TrafficFile(replay=str(big_trace(tmp_path / "trace.jsonl", 6000)), follow="recorded")
+    tracemalloc.start()
+    try:
+        at, marks = of_spec(spec, "trace")[1], []
+        for count, each in enumerate(at):
+            assert each.out == 50
+            if count in (3000, 5500):
+                marks.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert marks[1] - marks[0] < 100_000
+
+
+class TestDescribed:
+    def test_figures(self) -> None:
+        found = described(*compiled(DATA / "mooncake.jsonl"))
+        assert (found.requests, found.sessions, found.waiting, found.head.ticks_s) == (8, 6, 2, 3.0)
+        # Hits: the block 0 of six later roots but r5 and r8, of which r6 shares 0, 1 and 3; r7 is block 0 alone.
+        assert found.hit_share == pytest.approx(
+            (512 * 3 + 1712 + 512 * 3 + 512 + 2344) / (1700 + 1100 + 1100 + 600 + 2300 + 1700 + 512 + 3000)
+        )
+        assert "3 s, spread" in found.text()
+
+    def test_a_follow_up_hits_its_parent_and_the_answer(self, tmp_path: Path) -> None:
+        path = written(
+            tmp_path,
+            conversations={**CHAT, "sessions": 1, "turns": 2, "user_tokens": 10, "answer_tokens": 5, "think_s": 0},
+        )
+        assert described(*compiled(path)).hit_share == pytest.approx(15 / (10 + 25))
+
+
+class TestAiperf:
+    def test_turns_are_what_is_new_and_how_long_to_wait(self, tmp_path: Path) -> None:
+        path = written(tmp_path, seed=1, conversations={**CHAT, "sessions": 3})
+        head, made = compiled(path)
+        lines = [json.loads(line) for line in aiperf(head, made, vocabulary(None))]
+        for line, each in zip(lines, requests(path), strict=True):
+            assert (line["session_id"], line["output_length"]) == (each.session, each.out)
+            assert len(line["text_input"].split()) == each.new_tokens
+            assert set(line["text_input"].split()) <= set(WORDS.split())
+            assert line.get("delay", 0) == round(1000 * each.gap_s, 3)
+            assert ("timestamp" in line) == (each.parent is None)
+
+    def test_real_messages_are_sent_as_they_are(self) -> None:
+        head, made = of_spec(TrafficFile(replay=str(DATA / "batch.jsonl"), rate_rps=1), "x")
+        lines = [json.loads(line) for line in aiperf(head, made, vocabulary(None))]
+        assert lines[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+
+    def test_branches_are_refused(self) -> None:
+        with pytest.raises(UsageError, match="AIPerf sends the requests of a session one after the other"):
+            list(aiperf(*compiled(DATA / "agents.yaml"), vocabulary(None)))
+
+
+def test_lines_have_no_key_that_is_not_needed() -> None:
+    first = next(compiled(DATA / "random.yaml")[1])
+    assert {*json.loads(line_of(first))} == {"id", "session", "at_s", "blocks", "out"}
