@@ -410,8 +410,7 @@ CODES: dict[str, FindingCode] = {
         "timelines tell which replica served each request", "no timeline tells which replica served a request"
     ),
     "replay_recorded": _unchecked(
-        "follow-ups wait for the answers before them",
-        "the replay sends requests when they were recorded, whatever is answered",
+        "requests of a replay wait for others", "no request of the replay waits for another one's answer"
     ),
     "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
     "too_few_for_trend": _unchecked(

@@ -21,7 +21,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
-from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
+from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow, is_precision
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
 from pdlab.plan.stack_bands import band_of, saturation
@@ -54,19 +54,6 @@ OF_A_QUEUE = [name for name in COLUMNS if name.endswith(("_low", "_high")) and "
 NOTE = "prediction_note"  # why a row has no figures, or what they leave out
 
 
-# Precisions that people write for weights of these dtypes; a dtype says its own name too.
-PRECISIONS = {
-    "mxfp4": {"fp4", "w4a16", "w4a8"},
-    "nvfp4": {"fp4"},
-    "fp4": {"nvfp4", "mxfp4"},
-    "int4": {"w4a16", "awq", "gptq"},
-    "awq": {"int4", "w4a16"},
-    "gptq": {"int4", "w4a16"},
-    "fp8": {"fp8_e4m3", "e4m3", "w8a8"},
-    "bfloat16": {"bf16"},
-    "float16": {"fp16"},
-    "float32": {"fp32"},
-}
 # Words beside a GPU's type that do not name another GPU: H100 SXM5 80GB HBM3; PCIe and NVL do.
 SAME_GPU = re.compile(r"nvidia|sxm\d*|hbm\d*e?|\d+ ?(gb|gib)?|gb")
 
@@ -159,7 +146,7 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shape: ModelShape) -> st
         ("precision", stated.precision, shape.weight_dtype),
         ("KV precision", stated.kv_precision, shape.kv_dtype),
     ):
-        if value and value.lower() not in {dtype, "auto", *PRECISIONS.get(dtype, ())}:
+        if value and value.lower() != "auto" and not is_precision(value, dtype):
             return f"{what} {value!r}: {shape.name} is simulated with {dtype}"
     return ""
 

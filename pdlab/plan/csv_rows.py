@@ -168,6 +168,26 @@ LINKS: dict[str, LinkKind | None] = {
 }
 
 
+# Precisions that people write for weights of these dtypes; a dtype says its own name too.
+PRECISIONS = {
+    "mxfp4": {"fp4", "w4a16", "w4a8"},
+    "nvfp4": {"fp4"},
+    "fp4": {"nvfp4", "mxfp4"},
+    "int4": {"w4a16", "awq", "gptq"},
+    "awq": {"int4", "w4a16"},
+    "gptq": {"int4", "w4a16"},
+    "fp8": {"fp8_e4m3", "e4m3", "w8a8"},
+    "bfloat16": {"bf16"},
+    "float16": {"fp16"},
+    "float32": {"fp32"},
+}
+
+
+def is_precision(word: str, dtype: str) -> bool:
+    """Whether people write that word for weights of the dtype."""
+    return word.lower() in {dtype, *PRECISIONS.get(dtype, ())}
+
+
 class StatedStack(NamedTuple):
     """What a row says of the hardware and the engine that it is of, as it is written; empty: nothing."""
 

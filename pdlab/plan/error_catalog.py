@@ -20,6 +20,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.workload import Closed
 from pdlab.plan.correction_fit import Belief, Response, correction_of
+from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
@@ -93,7 +94,7 @@ class Covered(Frozen):
 def home_fit() -> StackFit:
     """The stack that was measured here, by its host time over the tables; its factors were not looked at."""
     host = host_of("vllm").versions["0.11"]
-    stack = Stack("gpt-oss-120b", "H100", "vllm", "0.11", "collocated")
+    stack = Stack("gpt-oss-120b fp4", "H100", "vllm", "0.11", "collocated")
     return StackFit(stack, np.array([host.step_ms, *WIDE.mean[1:]]), np.array([host.sd_ms, *UNKNOWN]))
 
 
@@ -219,15 +220,19 @@ def model_word(shape: ModelShape) -> str:
 
 def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | None = None) -> Stack:
     """The stack that a hardware with tables and a model are. A checkpoint of a known model (other precision, tuned) is
-    that model."""
+    that model; with the precision of one of its stacks it may be that stack."""
     assert hardware.steps is not None
     word = model_word(shape)
-    names = {each.model.split()[0] for each in public_errors().stacks}
-    known = [name for name in names if word.lower().startswith(name.lower())]
+    models = sorted({each.model for each in public_errors().stacks})
+    known = [name.split()[0] for name in models if word.lower().startswith(name.split()[0].lower())]
+    base = max(known, key=len, default=word)
+    precise = [
+        name for name in models if name.split()[0] == base and is_precision(name.split()[-1], shape.weight_dtype)
+    ]
     version = hardware.steps.engine_version or major_minor(hardware.steps.version) or UNSTATED
     pd = deployment is not None and deployment.transport is not None
     return Stack(
-        max(known, key=len, default=word),
+        next(iter(precise), base),
         hardware.gpu_type or hardware.gpu,
         hardware.steps.engine,
         version,

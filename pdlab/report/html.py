@@ -28,12 +28,13 @@ from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
-from pdlab.report import soaks, tables, ttft_parts, verdicts
+from pdlab.report import soaks, tables, timelines, ttft_parts, verdicts
 from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.highlight import highlighted
 from pdlab.report.html_data import RATES, figures
 from pdlab.report.scales import latency_is_logarithmic
+from pdlab.report.time_figure import drawings
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
@@ -99,13 +100,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],
         groups=_groups(columns),
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
-        soaks=[
-            {
-                "sentence": each.sentence,
-                "drawings": [d for metric in soaks.METRICS if (d := soaks.drawing(each, metric))],
-            }
-            for each in report.soaks
-        ],
+        soaks=[{"sentence": each.sentence, "drawings": drawings(soaks.figure([each]))} for each in report.soaks],
+        moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
         ttft=TtftBars.of(report) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
@@ -151,7 +147,7 @@ def _faults(each: Chaos) -> dict[str, Any]:
         "table": chaos_report.table(each),
         "lines": chaos_report.lines(each),
         "list": chaos_report.fault_list(each),
-        "drawing": chaos_report.drawing(each),
+        "drawings": drawings(chaos_report.figure(each)),
         "command": each.run.command,
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.report import chaos as chaos_report
-from pdlab.report import plots, soaks, timelines, ttft_parts
+from pdlab.report import plots, soaks, time_figure, timelines, ttft_parts
 from pdlab.report.build import Report
 
 
@@ -37,12 +37,12 @@ def draw(
     made = [Picture("Plot", path)]
     if report.soaks:
         made.append(Picture("Plot over time", path.with_stem(f"{path.stem}-over-time")))
-        soaks.draw(report.soaks, made[-1].path)
+        time_figure.draw(soaks.figure(report.soaks), made[-1].path)
     if moving := report.timelines:
         most = timelines.MOST
         left_out = f" (the first {most} of {len(moving)})" if len(moving) > most else ""
         made.append(Picture("Plot of load and roles over time", path.with_stem(f"{path.stem}-roles"), left_out))
-        timelines.draw(moving, made[-1].path)
+        time_figure.draw(timelines.figure(moving), made[-1].path)
     if report.parts:
         path_of_parts = path.with_stem(f"{path.stem}-ttft")
         ttft_parts.draw(report.parts, path_of_parts)
@@ -54,6 +54,6 @@ def _draw_faults(report: Report, path: Path, stem: str) -> list[Picture]:
     made = []
     for number, each in enumerate(report.results.chaos, start=1):
         picture = Picture("Plot of faults", path.with_stem(stem if number == 1 else f"{stem}-{number}"))
-        chaos_report.draw(each, picture.path)
+        time_figure.draw(chaos_report.figure(each), picture.path)
         made.append(picture)
     return made

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open, Replay
 from pdlab.report.section import Section
-from pdlab.report.style import HUES, STYLE_FILE, save
+from pdlab.report.style import HUES
+from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel, steps
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import Experiment, RequestRecord, Run
@@ -20,7 +21,7 @@ from pdlab.results.store import Store
 
 MOST = 6  # of one picture
 BINS, LEAST_BIN_S = 120, 1.0
-PANEL = (9.0, 1.9)
+PANEL_IN = 1.9
 
 
 class Timeline(NamedTuple):
@@ -132,56 +133,46 @@ def section(each: Timeline) -> Section:
     return Section(f"Roles over time (prefill:decode): {each.label}", "\n".join(lines))
 
 
-def draw(timelines: Sequence[Timeline], path: Path) -> None:
-    """At most `MOST` of them on one axis of time (png, svg or pdf): medians, and the 95th percentiles dashed. Raises
-    StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def figure(timelines: Sequence[Timeline]) -> TimeFigure:
+    """At most `MOST` of them on one axis of time: medians, and the 95th percentiles dashed."""
     shown = timelines[:MOST]
-    panels = ["requests/s", "thousand\nprompt tokens/s", "TTFT, s", "TPOT, ms"]
-    replays = any(each.replays for each in shown)
-    roles_at = len(panels) + (2 if replays else 0)
-    panels += ["in flight", "hit share of\nprompt tokens"] if replays else []
-    panels += ["engines that prefill"] if any(each.changes for each in shown) else []
-    with plt.style.context(STYLE_FILE):
-        figure, axes = plt.subplots(
-            len(panels), 1, figsize=(PANEL[0], len(panels) * PANEL[1]), sharex=True, layout="constrained"
-        )
-        try:
-            for number, each in enumerate(shown):
-                color = HUES[number % len(HUES)]
-                series = bins(each.records)
-                middles = [one.middle_s for one in series]
-                axes[0].plot(middles, [one.requests_per_s for one in series], color=color, label=each.label)
-                axes[1].plot(middles, [one.prompt_tokens_per_s / 1000 for one in series], color=color)
-                for panel, latencies, unit in (
-                    (axes[2], [one.ttft_s for one in series], 1.0),
-                    (axes[3], [one.tpot_s for one in series], 1000.0),
-                ):
-                    for statistic, look in ((0, "-"), (1, "--")):
-                        values = [math.nan if pair is None else unit * pair[statistic] for pair in latencies]
-                        panel.plot(middles, values, look, color=color, linewidth=1.3 if statistic == 0 else 0.9)
-                if replays:
-                    axes[4].plot(middles, [one.in_flight for one in series], color=color)
-                    shares = [math.nan if one.hit_share is None else one.hit_share for one in series]
-                    axes[5].plot(middles, shares, color=color)
-                if each.changes:
-                    ends_s = max([record.finish_s or record.arrival_s for record in each.records], default=0.0)
-                    moments = [change.at_s for change in each.changes] + [ends_s]
-                    prefill = [change.prefill for change in each.changes]
-                    axes[roles_at].step(moments, [*prefill, prefill[-1]], where="post", color=color)
-                    total = each.changes[0].prefill + each.changes[0].decode
-                    axes[roles_at].set_ylim(0, total)
-                    axes[roles_at].set_ylabel(f"prefill, of {total}")
-            for panel, name in zip(axes, panels, strict=True):
-                panel.set_ylim(bottom=0)
-                if not panel.get_ylabel():
-                    panel.set_ylabel(name)
-            axes[-1].set_xlabel("seconds since the load began; latencies by when a request came (dashed: p95)")
-            axes[0].legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
-            save(figure, path)
-        finally:
-            plt.close(figure)
+    colors = [HUES[number % len(HUES)] for number in range(len(shown))]
+    series = [bins(each.records) for each in shown]
+
+    def panel(name: str, value: Callable[[Bin], float | None], legend: Literal["", "above"] = "") -> TimePanel:
+        labels = [each.label if legend else "" for each in shown]
+        lines = [
+            TimeLine([(one.middle_s, value(one)) for one in its], color, label)
+            for its, color, label in zip(series, colors, labels, strict=True)
+        ]
+        return TimePanel(name, lines, height_in=PANEL_IN, legend=legend)
+
+    def latency_panel(name: str, pair_of: Callable[[Bin], tuple[float, float] | None], factor: float) -> TimePanel:
+        def line(its: Sequence[Bin], color: str, statistic: int) -> TimeLine:
+            pairs = [(one.middle_s, pair_of(one)) for one in its]
+            points = [(x, None if pair is None else factor * pair[statistic]) for x, pair in pairs]
+            return TimeLine(points, color, dash="dashed" if statistic else "solid", width=0.9 if statistic else 1.3)
+
+        lines = [line(its, color, statistic) for its, color in zip(series, colors, strict=True) for statistic in (0, 1)]
+        return TimePanel(name, lines, height_in=PANEL_IN)
+
+    panels = [
+        panel("requests/s", lambda one: one.requests_per_s, "above"),
+        panel("thousand\nprompt tokens/s", lambda one: one.prompt_tokens_per_s / 1000),
+        latency_panel("TTFT, s", lambda one: one.ttft_s, 1.0),
+        latency_panel("TPOT, ms", lambda one: one.tpot_s, 1000.0),
+    ]
+    if any(each.replays for each in shown):
+        panels.append(panel("in flight", lambda one: one.in_flight))
+        panels.append(panel("hit share of\nprompt tokens", lambda one: one.hit_share))
+    if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
+        total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
+        lines = [TimeLine(_split_steps(each), color) for each, color in changing]
+        panels.append(TimePanel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
+    name = "seconds since the load began; latencies by when a request came (dashed: p95)"
+    return TimeFigure(panels, name, "s")
+
+
+def _split_steps(each: Timeline) -> list[tuple[float, float | None]]:
+    ends_s = max([record.finish_s or record.arrival_s for record in each.records], default=0.0)
+    return steps([*(change.at_s for change in each.changes), ends_s], [change.prefill for change in each.changes])

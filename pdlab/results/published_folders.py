@@ -20,7 +20,7 @@ from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
-from pdlab.results.readers import SUFFIXES
+from pdlab.results.readers import SUFFIXES, RequestTimes
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
 
@@ -29,13 +29,14 @@ BELOW = "below a folder that has levels itself; give its own folder to read it"
 
 class SourcedRun(NamedTuple):
     """A run, the file of others that it came from, the part of that file, what it says in the keys of ``vllm bench
-    serve``, and the SHA-256 of the file."""
+    serve``, the SHA-256 of the file, and the requests that it kept."""
 
     run: Run
     file: Path
     part: str
     data: dict[str, Any]
     sha256: str
+    requests: RequestTimes | None = None
 
 
 class SourcedExperiment(NamedTuple):
@@ -248,7 +249,7 @@ def _experiment(
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file, level.part, level.data, level.sha256))
+        runs.append(SourcedRun(run, level.file, level.part, level.data, level.sha256, level.requests))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None

@@ -15,7 +15,7 @@ from pdlab.cli.bench import options
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Closed, Replay, Workload
+from pdlab.core.workload import Closed, Open, Replay, Workload
 from pdlab.deploy.endpoint import Running, save_running
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
@@ -53,6 +53,13 @@ def test_a_file_is_known_before_it_is_sent(tmp_path: Path) -> None:
     assert (level.key.stem, level.num_requests) == ("replay2", 8)
     again = Workload(lengths=lengths.model_copy(update={"path": None, "name": "elsewhere"}))
     assert again == sweep.workload and again.lengths.identity == lengths.identity
+
+
+def test_its_requests_are_drawn_at_no_other_load(tmp_path: Path) -> None:
+    sweep = options(["--workload", str(a_file(tmp_path))])
+    level = build(sweep, attempt=0)[0].model_copy(update={"load": Open(rate_rps=1.0)})
+    with pytest.raises(UsageError, match="replayed as they stand in the file"):
+        sweep.workload.draw(level)
 
 
 def test_other_pauses_are_another_workload(tmp_path: Path) -> None:

@@ -112,10 +112,19 @@ def test_a_fit_has_its_own_band_inside_and_none_outside() -> None:
     assert beyond == StackBand(None)
 
 
+def test_a_stack_that_is_among_the_public_ones_gets_its_own_correction() -> None:
+    hardware = computed("H200", "vllm", "0.18")
+    known = next(each for each in public_errors().stacks if each.stack == stack_of(hardware, GPT_OSS))
+    steps = with_stack_prior(hardware, GPT_OSS).steps
+    assert steps is not None
+    assert math.log(steps.correction.prefill_factor) == pytest.approx(known.correction[2], abs=0.1)
+
+
 def test_another_checkpoint_of_a_known_model_is_that_model() -> None:
     hardware = computed("H100", "vllm", "0.18")
-    tuned = OTHER.model_copy(update={"name": "Llama-3.1-70B-Instruct-FP8", "hf_id": None})
-    assert stack_of(hardware, tuned).model == "Llama-3.1-70B"
+    tuned = OTHER.model_copy(update={"name": "Llama-3.1-70B-Instruct-FP8", "hf_id": None, "weight_dtype": "fp8"})
+    assert stack_of(hardware, tuned).model == "Llama-3.1-70B fp8"
+    assert stack_of(hardware, tuned.model_copy(update={"weight_dtype": "bfloat16"})).model == "Llama-3.1-70B"
     assert public_errors().unseen(stack_of(hardware, tuned)) == ()
 
 

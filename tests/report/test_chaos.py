@@ -13,6 +13,7 @@ from support.chaos import example, fault, request, run, write
 from pdlab.cli import viz
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.report import chaos as report
+from pdlab.report import time_figure
 from pdlab.results.chaos import Chaos, Leftovers
 
 GOLDEN = Path(__file__).parent / "golden" / "chaos.txt"
@@ -77,20 +78,19 @@ def nothing() -> Chaos:
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_picture(made: Chaos, kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"p.{kind}"
-    report.draw(made, path)
+    time_figure.draw(report.figure(made), path)
     assert path.stat().st_size > 1000
 
 
-def test_the_drawing_lies_within_its_frame() -> None:
-    root = ET.fromstring(report.drawing(example()))
-    lines = [each.attrib["points"] for each in root.iter() if each.tag == "polyline"]
-    assert len(lines) == len(report.DRAWN)
-    for points in lines:
-        for place in points.split():
-            x, y = map(float, place.split(","))
-            assert report.LEFT <= x <= report.WIDTH and -0.1 <= y <= report.HEIGHT - report.BELOW + 0.1
-    assert sum(each.tag == "rect" for each in root.iter()) == 2, "two faults"
-    assert report.drawing(nothing()) == ""
+def test_the_page_has_the_panels_of_the_picture() -> None:
+    drawn = time_figure.drawings(report.figure(example()))
+    names = [panel.name for panel in report.figure(example()).panels]
+    assert [ET.fromstring(each).attrib["aria-label"] for each in drawn] == [f"{name} over time" for name in names]
+    for each in drawn:
+        assert each.count("<rect") == 2, "two faults"
+    lines = [each.count("<polyline") for each in drawn[:2]]
+    assert lines == [1, len(report.DRAWN) - 1]
+    assert time_figure.drawings(report.figure(nothing())) == []
 
 
 def test_viz_shows_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

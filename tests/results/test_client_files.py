@@ -6,13 +6,18 @@ tests/live/test_clients.py made them, and makes them again with PDLAB_UPDATE_GOL
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.client_files import EQUAL, KEPT, compared
 
+import pdlab
 from pdlab.cli import viz
+from pdlab.core.errors import PdlabError, StoreError
 from pdlab.results.readers import SUFFIXES, read_file
 
 NAMES = sorted(path.stem for path in KEPT.glob("*.json"))
@@ -67,3 +72,51 @@ def test_the_table_of_the_docs_is_what_these_files_give(capsys: pytest.CaptureFi
     assert len(shown) == 2 * len(TOOLS)
     for row in shown:
         assert any(all(cell in rest for cell in row) for line in printed if (rest := iter(line))), row
+
+
+SPOILT = (None, "x", [], {}, -1, 0, True, [None], {"a": None}, float("nan"), 10**400)
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to the values of a file; of a list those of its first three."""
+    items = (
+        content.items() if isinstance(content, dict) else enumerate(content[:3]) if isinstance(content, list) else ()
+    )
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_file_of_another_form_is_one_line(name: str, tmp_path: Path) -> None:
+    """Values of a wrong kind anywhere: the file is read, or refused in one line that names it."""
+    chance = random.Random(name)
+    files = [file for file in (KEPT / name).rglob("*.json") if read_file(file).levels]
+    for number in range(12 if files else 0):
+        file = chance.choice(files)
+        content = json.loads(file.read_text())
+        every = list(places(content))
+        *path, last = chance.choice([each for each in every if len(each) <= chance.choice((1, 2, 3, 6))])
+        inner = content
+        for key in path:
+            inner = inner[key]
+        inner[last] = chance.choice(SPOILT)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for beside in file.parent.iterdir():
+            if beside.is_file():
+                shutil.copy(beside, folder)
+        (folder / file.name).write_text(json.dumps(content))
+        try:
+            pdlab.load(folder, gpus={folder.name: 2}).levels()
+        except PdlabError as error:
+            assert "\n" not in str(error) and str(folder) in str(error)
+
+
+def test_a_part_of_another_form_is_named(tmp_path: Path) -> None:
+    level = json.loads(next((KEPT / "genai-bench").glob("D64*.json")).read_text())
+    (tmp_path / "a.json").write_text(json.dumps(level | {"aggregated_metrics": 3}))
+    with pytest.raises(
+        StoreError, match=r"a\.json: it begins as a file of genai-bench, but a part of it has another form"
+    ):
+        read_file(tmp_path / "a.json")

@@ -21,6 +21,14 @@ STEP_LIMIT_S = 10.0
 UNHEALED, HEALED = "pdlab_guard_unhealed", "pdlab_guard_healed"
 
 
+def connector_stats(outputs: Any) -> list[dict[str, Any]]:
+    """What the KV connector said in a message of the engine core; of several connectors each, by vLLM's own nesting."""
+    stats = getattr(getattr(outputs, "scheduler_stats", None), "kv_connector_stats", None)
+    if not stats:
+        return []
+    return [stats, *(part["data"] for part in stats.values() if isinstance(part, dict) and "data" in part)]
+
+
 class StepWatch:
     """When the engine core last sent something, and since which check it has had work."""
 
@@ -34,8 +42,7 @@ class StepWatch:
     def step(self, outputs: Any = None) -> None:
         """The engine core has sent something: vLLM's ``EngineCoreOutputs``."""
         self._last = self._clock()
-        counted = getattr(getattr(outputs, "scheduler_stats", None), "kv_connector_stats", None)
-        if counted:
+        for counted in connector_stats(outputs):
             self._unhealed += sum(counted.get(UNHEALED) or ()) - sum(counted.get(HEALED) or ())
 
     def check(self) -> None:

@@ -4,21 +4,22 @@ A request that asks for it by the header `HEADER` is told: a streamed answer has
 ``[DONE]``, another answer the same JSON in a response header of that name. Its form is
 `pdlab.results.timeline.RequestTimeline`. Times are of ``time.monotonic``, which every process of a machine shares and
 of which vLLM stamps its engine's events; prefill's server sends durations, in its answer's KV-transfer parameters under
-`TIMES_KEY`. Runs in Ray Serve's replicas, sent there by value: imports the standard library and one module beside it.
+`TIMES_KEY`. Runs in Ray Serve's replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib
 import json
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from pdlab.deploy.serving.step_watch import connector_stats
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
 HEADER = "x-pdlab-timeline"
@@ -208,8 +209,7 @@ class Book:
 
     def hear(self, outputs: Any) -> None:
         """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it."""
-        stats = getattr(getattr(outputs, "scheduler_stats", None), "kv_connector_stats", None)
-        if stats:
+        for stats in connector_stats(outputs):
             self._hear_marks(stats)
         if not self._timings:
             return
@@ -222,13 +222,12 @@ class Book:
                     timing.event("first", outputs.timestamp)
 
     def _hear_marks(self, stats: dict[str, Any]) -> None:
-        for each in (stats, *(part["data"] for part in stats.values() if isinstance(part, dict) and "data" in part)):
-            for request_id, *marks in each.pop(CORE, ()):
-                if (timing := self._timings.get(request_id)) is not None:
-                    timing.receive(*marks)
-            for read in each.pop(WIRE, ()):
-                if (timing := self._timings.get(read[0])) is not None:
-                    timing.reads.append(read)
+        for request_id, *marks in stats.pop(CORE, ()):
+            if (timing := self._timings.get(request_id)) is not None:
+                timing.receive(*marks)
+        for read in stats.pop(WIRE, ()):
+            if (timing := self._timings.get(read[0])) is not None:
+                timing.reads.append(read)
 
 
 def listen(client: Any, book: Book) -> None:
@@ -436,7 +435,7 @@ def replica_id() -> str:
     if "replica" not in _machine:
         _machine["replica"] = ""
         with contextlib.suppress(Exception):
-            serve: Any = importlib.import_module("ray.serve")
+            serve: Any = sys.modules["ray.serve"]  # a replica has imported it
             _machine["replica"] = serve.get_replica_context().replica_id.unique_id
     return _machine["replica"]
 

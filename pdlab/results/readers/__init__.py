@@ -14,12 +14,18 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import parse_yaml, yaml_fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.float64]
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
 # In the order in which a file is offered to them: the first that recognises its content reads it.
@@ -38,11 +44,23 @@ READERS = (
 )
 
 
+class RequestTimes(NamedTuple):
+    """The answered requests of a level in the order in which they were sent, in seconds, one element of each column per
+    request. ``tpot_s`` is NaN for an answer of one token. ``start_s``: when each was sent; None if that is not kept."""
+
+    ttft_s: Column
+    tpot_s: Column
+    e2el_s: Column
+    start_s: Column | None = None
+
+
 class RawLevel(NamedTuple):
-    """One level as a client wrote it. ``part``: where in its file it is, empty if the file holds one level."""
+    """One level as a client wrote it. ``part``: where in its file it is, empty if the file holds one level.
+    ``requests``: each of them, if they were kept."""
 
     part: str
     data: dict[str, Any]
+    requests: RequestTimes | None = None
 
 
 class FileReading(NamedTuple):
@@ -62,7 +80,14 @@ def read_file(file: Path) -> FileReading:
     """Read one file. Raises StoreError if it cannot be parsed, or is of no client that is known."""
     content, sha256 = _content(file)
     for name in READERS:
-        reading: FileReading | None = import_module(f"{__name__}.{name}").read(file, content)
+        reader = import_module(f"{__name__}.{name}")
+        try:
+            reading: FileReading | None = reader.read(file, content)
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise StoreError(
+                f"{file}: it begins as a file of {reader.TOOL}, but a part of it has another form ({error}); "
+                "write it again with that client, or move it elsewhere"
+            ) from error
         if reading is not None:
             return reading._replace(sha256=sha256)
     keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
@@ -92,7 +117,7 @@ def _of_bytes(file: Path, content: bytes) -> Any:
     if file.suffix in (".yaml", ".yml"):
         return parse_yaml(content.decode())
     if file.suffix == ".jsonl":
-        return _lines(content)
+        return parsed_lines(content)
     return _parsed(content)
 
 
@@ -107,7 +132,8 @@ def _parsed(content: bytes) -> Any:
         return json.loads(content)  # NaN and Infinity, which Python's json writes
 
 
-def _lines(content: bytes) -> list[Any]:
+def parsed_lines(content: bytes) -> list[Any]:
+    """JSON lines. Raises ValueError, which names the line."""
     parsed = []
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import REGULAR, keyed, of_export
+from pdlab.results.readers import FileReading, RawLevel, RequestTimes, parsed_lines
+from pdlab.results.readers.statistics import REGULAR, keyed, of_export, times_of
 
 TOOL = "AIPerf"
 _METRICS = {
@@ -18,6 +18,12 @@ _METRICS = {
     "inter_token_latency": "tpot",  # of a request: (latency - TTFT) / (tokens - 1)
     "inter_chunk_latency": "itl",
     "request_latency": "e2el",
+}
+_TIMES = {
+    "ttft_s": ("time_to_first_token", 1e-3),
+    "tpot_s": ("inter_token_latency", 1e-3),
+    "e2el_s": ("request_latency", 1e-3),
+    "start_s": ("start", 1e-9),
 }
 _TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
 _FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)(?![\d.,])")  # not of several values, which are a sweep
@@ -44,12 +50,32 @@ def read(file: Path, content: Any) -> FileReading | None:
         return FileReading(TOOL, skipped="the prompts that were sent")
     throughput = content.get("request_throughput")
     if isinstance(throughput, dict) and "unit" in throughput:
-        return FileReading(TOOL, (RawLevel("", _level(content)),))
+        return FileReading(TOOL, (RawLevel("", _level(content), _requests(file)),))
     if "aiperf_version" in content or file.name.startswith("profile_export_aiperf_"):
         return FileReading(TOOL, skipped="what the levels in the folders beside it have in common")
     if file.name == "run_config.json" and {"benchmark_id", "cfg"} <= content.keys():
         return FileReading(TOOL, skipped="the settings of the level beside it")
     return None
+
+
+def _requests(file: Path) -> RequestTimes | None:
+    """Those of the profiling phase in the file beside a summary; None without one."""
+    names = ("request_latency", "time_to_first_token", "inter_token_latency")
+    rows: list[dict[str, Any]] = []
+    try:
+        lines = parsed_lines((file.parent / "profile_export.jsonl").read_bytes())
+    except (OSError, ValueError):
+        return None
+    for line in lines:
+        told, metrics = line["metadata"], line["metrics"]
+        if line.get("error") or told.get("benchmark_phase", "profiling") != "profiling":
+            continue
+        values = {name: metrics.get(name) for name in names}
+        row: dict[str, Any] = {
+            name: value["value"] * _TO_MS[value["unit"]] for name, value in values.items() if value is not None
+        }
+        rows.append({**row, "start": told.get("request_start_ns")})
+    return times_of(rows, _TIMES)
 
 
 def _level(content: dict[str, Any]) -> dict[str, Any]:

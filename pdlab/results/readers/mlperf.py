@@ -8,6 +8,7 @@ from typing import Any
 
 from pdlab.results.readers import FileReading
 
+TOOL = "MLPerf"
 _TABLE = {"scenario", "division", "units", "result"}
 
 
@@ -19,4 +20,4 @@ def read(file: Path, content: Any) -> FileReading | None:
     names = {str(name).lower() for name in rows[0]}
     if not names >= _TABLE:
         return None
-    return FileReading("MLPerf", skipped="a table of throughput without latencies: nothing to plot against")
+    return FileReading(TOOL, skipped="a table of throughput without latencies: nothing to plot against")

@@ -8,6 +8,8 @@ from typing import Any
 from pdlab.core.errors import StoreError
 from pdlab.results.readers import FileReading
 
+TOOL = "pdlab"
+
 
 def read(file: Path, content: Any) -> FileReading | None:
     """Raises StoreError for a level of ours: it cannot be read without its manifest."""

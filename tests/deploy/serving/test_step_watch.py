@@ -83,6 +83,10 @@ def test_connections_that_new_handshakes_do_not_heal_are_unhealthy_until_they_ar
         steps.check()
     steps.step(sent(pdlab_guard_healed=[1]))
     steps.check()
+    several = {"NixlConnector": {"data": {"pdlab_guard_unhealed": [1]}}, "OffloadingConnector": {"data": {}}}
+    steps.step(SimpleNamespace(scheduler_stats=SimpleNamespace(kv_connector_stats=several)))
+    with pytest.raises(RuntimeError, match="1 connections"):
+        steps.check()
 
 
 def client(*, log_stats: bool = True) -> Any:

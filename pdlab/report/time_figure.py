@@ -1,0 +1,195 @@
+"""A picture over time as a value: panels of lines, one above the other, on one axis of time.
+
+The picture files and the page draw the same value (`draw`, `drawings`), so that a new picture is made in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pdlab.core import text as core_text
+from pdlab.report.style import STYLE_FILE, save, text_color
+
+Dash = Literal["solid", "dashed", "dashdot", "dotted"]
+SVG_DASHES: dict[Dash, str] = {"solid": "", "dashed": "5 3", "dashdot": "7 2 2 2", "dotted": "2 2"}
+WIDTH_IN = 9.0
+GREY = "#bbb"
+# A drawing in a page, in pixels.
+WIDTH, HEIGHT, LEFT, BELOW, LEGEND_ROW, CHAR = 640, 170, 58, 26, 15, 6.4
+
+
+class TimeLine(NamedTuple):
+    """``points``: (time, value); a value of None is a gap. ``label``: its name in the legend; empty: it has none.
+    ``marks``: circles or crosses in place of a line."""
+
+    points: Sequence[tuple[float, float | None]]
+    color: str
+    label: str = ""
+    dash: Dash = "solid"
+    width: float = 1.3
+    marks: Literal["", "o", "x"] = ""
+
+
+class TimePanel(NamedTuple):
+    """``name``: what its axis shows, with the unit. ``top``: the end of that axis (None: from the values).
+    ``height_in``: in a picture file, inches. ``legend``: where it is there, for the lines that have a label."""
+
+    name: str
+    lines: Sequence[TimeLine]
+    top: float | None = None
+    height_in: float = 2.0
+    legend: Literal["", "above", "best", "upper left", "upper right"] = ""
+
+
+class Span(NamedTuple):
+    """A grey time in every panel, with a short name above the first."""
+
+    begins: float
+    ends: float
+    name: str = ""
+
+
+class TimeFigure(NamedTuple):
+    """``time_name``: below the axis of time; ``unit``: of the time. ``headroom``: how far the axes go beyond the
+    highest value, as a factor."""
+
+    panels: Sequence[TimePanel]
+    time_name: str
+    unit: str
+    title: str = ""
+    spans: Sequence[Span] = ()
+    headroom: float = 1.0
+
+
+def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
+    """The points of values that each stand from one edge to the next; there is one edge more than values."""
+    return [(edge, value) for i, value in enumerate(values) for edge in (edges[i], edges[i + 1])]
+
+
+def draw(spec: TimeFigure, path: Path) -> None:
+    """Write the picture (png, svg or pdf by the suffix of ``path``). Raises StoreError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    heights = [panel.height_in for panel in spec.panels]
+    with plt.style.context(STYLE_FILE):
+        figure, grid = plt.subplots(
+            len(heights), 1, figsize=(WIDTH_IN, sum(heights)), sharex=True, layout="constrained", squeeze=False,
+            height_ratios=heights,
+        )  # fmt: skip
+        try:
+            every = [row[0] for row in grid]
+            for axes, panel in zip(every, spec.panels, strict=True):
+                _panel(axes, panel, spec)
+            for span in spec.spans:
+                place = {"xycoords": ("data", "axes fraction"), "fontsize": 7, "ha": "left", "va": "bottom"}
+                every[0].annotate(span.name, (span.begins, 1.0), **place)
+            every[-1].set_xlabel(spec.time_name)
+            if spec.title:
+                every[0].set_title(spec.title, fontsize=9, pad=14)
+            save(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
+    for line in panel.lines:
+        ys = [math.nan if y is None else y for _, y in line.points]
+        look = {"marker": line.marks, "linestyle": "none"} if line.marks else {"linestyle": line.dash}
+        label = line.label or None
+        axes.plot([x for x, _ in line.points], ys, color=line.color, linewidth=line.width, label=label, **look)
+    for span in spec.spans:
+        axes.axvspan(span.begins, span.ends, color=GREY, alpha=0.5, lw=0)
+    axes.set_ylim(0, panel.top or spec.headroom * axes.get_ylim()[1])
+    axes.set_ylabel(panel.name)
+    labels = [line.label for line in panel.lines if line.label]
+    if panel.legend and labels:
+        above = panel.legend == "above"
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1)} if above else {"loc": panel.legend}
+        columns = {"ncols": 3, "fontsize": 7} if panel.legend == "upper left" else {"fontsize": 8}
+        axes.legend(frameon=False, **place, **columns)
+
+
+def drawings(spec: TimeFigure) -> list[str]:
+    """Each panel as SVG for a page; those without a value above 0 are left out."""
+    times = [x for panel in spec.panels for line in panel.lines for x, _ in line.points]
+    ends = max([*times, *(span.ends for span in spec.spans)], default=0.0)
+    return [drawing for panel in spec.panels if ends > 0 and (drawing := _drawing(panel, spec, ends))]
+
+
+def _drawing(panel: TimePanel, spec: TimeFigure, ends: float) -> str:
+    values = [y for line in panel.lines for _, y in line.points if y is not None]
+    most = panel.top or 1.08 * max(values, default=0.0)
+    if not values or most <= 0:
+        return ""
+    floor = HEIGHT - BELOW
+
+    def at(x: float, y: float = 0.0) -> tuple[float, float]:
+        return LEFT + min(1.0, x / ends) * (WIDTH - LEFT - 8), (1 - y / most) * floor
+
+    spans = []
+    for span in spec.spans:
+        begins, wide = at(span.begins)[0], max(1.0, at(span.ends)[0] - at(span.begins)[0])
+        look = f'height="{floor}" fill="{GREY}" opacity="0.5"'
+        spans.append(f'<rect x="{begins:.1f}" y="0" width="{wide:.1f}" {look}/>')
+    marks = [
+        f'<path d="M{LEFT},0V{floor}H{WIDTH - 8}" fill="none" stroke="#999"/>',
+        f'<text x="{LEFT - 6}" y="11" text-anchor="end">{core_text.plain(most)}</text>',
+        f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">0</text>',
+        f'<text x="{LEFT}" y="{HEIGHT - 8}">0</text>',
+        f'<text x="{WIDTH - 8}" y="{HEIGHT - 8}" text-anchor="end">{core_text.plain(ends)} {spec.unit}</text>',
+        f'<text x="{LEFT + 8}" y="11">{escape(" ".join(panel.name.split()))}</text>',
+    ]
+    lines = [part for line in panel.lines for part in _svg_line(line, at)]
+    names, rows = _svg_legend([line for line in panel.lines if line.label] if panel.legend else [])
+    height = HEIGHT + rows * LEGEND_ROW
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" font-size="11" '
+        f'fill="currentColor" aria-label="{escape(" ".join(panel.name.split()))} over time">'
+        f"{''.join([*spans, *marks, *lines, *names])}</svg>"
+    )
+
+
+def _svg_line(line: TimeLine, at: Any) -> Iterator[str]:
+    if line.marks:
+        for x, y in ((x, y) for x, y in line.points if y is not None):
+            across, down = at(x, y)
+            shape = "m-3,-3l6,6m0,-6l-6,6" if line.marks == "x" else "m-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0"
+            yield f'<path d="M{across:.1f},{down:.1f}{shape}" fill="none" stroke="{line.color}"/>'
+        return
+    dash = f' stroke-dasharray="{SVG_DASHES[line.dash]}"' if SVG_DASHES[line.dash] else ""
+    look = f'fill="none" stroke="{line.color}" stroke-width="{1.2 * line.width:.1f}"{dash}'
+    for run in _without_gaps(line.points):
+        places = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in run)
+        yield f'<polyline {look} points="{places}"/>'
+
+
+def _without_gaps(points: Sequence[tuple[float, float | None]]) -> Iterator[list[tuple[float, float]]]:
+    run: list[tuple[float, float]] = []
+    for x, y in points:
+        if y is not None:
+            run.append((x, y))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _svg_legend(lines: Sequence[TimeLine]) -> tuple[list[str], int]:
+    """The labels below a drawing, and how many rows they take."""
+    texts, across, row = [], float(LEFT), 0
+    for line in lines:
+        wide = CHAR * (len(line.label) + 2)
+        if across > LEFT and across + wide > WIDTH:
+            across, row = float(LEFT), row + 1
+        y = HEIGHT - 8 + (row + 1) * LEGEND_ROW
+        texts.append(f'<text x="{across:.0f}" y="{y}" fill="{text_color(line.color)}">{escape(line.label)}</text>')
+        across += wide
+    return texts, row + 1 if texts else 0
