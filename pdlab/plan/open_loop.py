@@ -48,7 +48,8 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
         else:
             # Latencies grow slowly at first: by the square where there is room.
             far = max(outcome.stress, 1e-9) ** -2 if outcome.meets else outcome.stress
-            step = min(max(far, LEAST_STEP), MOST_STEP)
+            # A tail that is always there falls slowly with the rate: the longer the search, the wider its steps.
+            step = min(max(far, LEAST_STEP ** len(tried)), MOST_STEP)
             rate_rps *= step if outcome.meets else 1 / step
     levels = tuple(tried[rate] for rate in sorted(tried))
     quantile = scene.slo.quantile
