@@ -214,6 +214,10 @@ FOREIGN: dict[str, str] = {
             "Pre-warm handshake done",
             "returned empty kv_params",
         ),
+        "the summary of MLPerf's LoadGen": (
+            "(Mean|(\\d\\d\\.\\d\\d) percentile) (.*?latency|Time (?:per|to) Output Token) \\(ns\\)",
+            "MLPerf Results Summary",
+        ),
         "UCX's log": (
             "env variables",
             "\\b(self|intra-node|inter-node) cfg#\\d+$",
