@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.analysis.audit.content_rules import impossible_latencies, is_figure
-from pdlab.analysis.requests import Requests, load_requests
+from pdlab.analysis.requests import Requests, load_requests, of_times
 from pdlab.core.findings import found
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
@@ -57,6 +57,9 @@ def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request:
         for (i, _, run), columns in zip(runs_with_requests, request_tables, strict=True):
             if columns is not None:
                 requests[i][run.key] = columns
+        for i, (_, of_file) in enumerate(every):
+            kept = {each.run.key: of_times(each.requests, each.run) for each in of_file.runs if each.requests}
+            requests[i].update(kept)
     return [
         Loaded(*item, columns, sourced if sourced.runs else None)
         for item, columns, (_, sourced) in zip(experiments, requests, every, strict=True)

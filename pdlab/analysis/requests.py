@@ -24,6 +24,7 @@ from pdlab.core.errors import StoreError
 from pdlab.core.workload import Load
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import LoadWindow, steady_window
+from pdlab.results.readers import RequestTimes
 from pdlab.results.schema import PERCENTILES, Run
 from pdlab.results.store import Store
 
@@ -128,6 +129,22 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
         return None
     requests = window(data, run.load, steady=run.steady is not None)
     return replace(requests, sha256=hashlib.sha256(text).hexdigest())
+
+
+def of_times(times: RequestTimes, run: Run) -> Requests:
+    """The requests of a whole run that another client kept. Without the times at which they were sent the rate has no
+    scatter."""
+    finish_s = np.zeros(0)
+    if times.start_s is not None and len(times.start_s):
+        finish_s = np.sort(times.start_s + times.e2el_s) - times.start_s.min()
+    return Requests(
+        ttft_s=times.ttft_s,
+        tpot_s=times.tpot_s,
+        e2el_s=times.e2el_s,
+        finish_s=finish_s,
+        window_s=run.whole.duration_s,
+        failed=run.failed,
+    )
 
 
 def unpack(packed: bytes) -> bytes:

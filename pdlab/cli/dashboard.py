@@ -18,6 +18,8 @@ examples:
       files for what is served at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
   python -m pdlab dashboard --out out/grafana --target 10.0.0.4:8080 --target 10.0.0.5:8080
       the metrics pages of these Ray nodes
+  python -m pdlab dashboard --out out/grafana --prometheus-url http://prometheus.monitoring:9090
+      the Prometheus that Grafana asks
   prometheus --config.file out/grafana/prometheus.yml &
   GF_PATHS_PROVISIONING=$PWD/out/grafana/provisioning grafana server --homepath /usr/share/grafana
       then open http://127.0.0.1:3000/d/pdlab

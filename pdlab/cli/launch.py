@@ -107,9 +107,9 @@ def _start(request: LaunchRequest) -> None:
     if request.rehearsal is None:
         launch.launch(request)
         return
-    from pdlab.rehearsal.fake_cluster import RehearsalStage
+    from pdlab.rehearsal.fake_cluster import RehearsalSubstitutes
 
-    launch.launch(request, RehearsalStage(request))
+    launch.launch(request, RehearsalSubstitutes(request))
 
 
 def _shutdown(settings: LaunchSettings) -> int:
@@ -157,9 +157,9 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
     for caution in prepared.cautions:
         _warn(caution)
     if request.rehearsal is not None:
-        from pdlab.rehearsal.fake_cluster import RehearsalStage
+        from pdlab.rehearsal.fake_cluster import RehearsalSubstitutes
 
-        print(RehearsalStage(request).describe(), file=sys.stderr)
+        print(RehearsalSubstitutes(request).describe(), file=sys.stderr)
     if settings.dry_run:
         base_url = f"http://{request.host}:{request.port}"
         text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))

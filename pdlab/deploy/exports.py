@@ -260,7 +260,7 @@ def without_bringing(app: ServeApp) -> ServeApp:
     """The application on nodes that import pdlab's code: the KV guard need not be brought to them."""
     args = copy.deepcopy(app.args)
     if "kv_guard" in args:
-        args["kv_guard"]["bring"] = False
+        args["kv_guard"]["send_sources"] = False
     return app.model_copy(update={"args": args})
 
 

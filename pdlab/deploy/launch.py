@@ -34,7 +34,7 @@ from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
-from pdlab.deploy.orphan_cleanup import Keeper, kept
+from pdlab.deploy.orphan_cleanup import CleanupProcess, cleanup_process
 from pdlab.deploy.prepared import Prepared, prepare_deployment
 from pdlab.deploy.serve_config import ServeApp, transport_env, with_secrets
 from pdlab.deploy.verify import LaunchProgress, check
@@ -50,7 +50,7 @@ LEAST_START_TIMEOUT_S = 1800.0
 START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
-class Stage(Protocol):
+class Substitutes(Protocol):
     """What a rehearsal has in place of nodes and engines (`pdlab.rehearsal.fake_cluster`)."""
 
     def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
@@ -69,40 +69,40 @@ class Stage(Protocol):
         """That says what it is of."""
 
 
-def launch(request: LaunchRequest, stage: Stage | None = None) -> None:
-    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it. ``stage``: where it is
-    a rehearsal.
+def launch(request: LaunchRequest, substitutes: Substitutes | None = None) -> None:
+    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it. ``substitutes``:
+    those of a rehearsal.
 
     Other launches are refused until this one has published what it serves, or given up (on two hosts: until this
     process ends). Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
     """
     with contextlib.ExitStack() as turn:
         turn.enter_context(launching(_base_url(request), local=request.node_count is not None))
-        # On one of two hosts another process is the launcher, and has the keeper.
+        # On one of two hosts another process is the launcher, and has the cleanup process.
         local = request.node_count is not None and INSIDE not in os.environ
-        with kept(_base_url(request)) if local else contextlib.nullcontext() as keeper:
+        with cleanup_process(_base_url(request)) if local else contextlib.nullcontext() as cleanup:
             if request.two_hosts and INSIDE not in os.environ:
-                _launch_on_first_host(request, keeper)
+                _launch_on_first_host(request, cleanup)
             else:
-                _launch(request, turn.close, keeper, stage)
+                _launch(request, turn.close, cleanup, substitutes)
 
 
 def _launch(
     request: LaunchRequest,
     published: Callable[[], None] = lambda: None,
-    keeper: Keeper | None = None,
-    stage: Stage | None = None,
+    cleanup: CleanupProcess | None = None,
+    substitutes: Substitutes | None = None,
 ) -> None:
     """`launch` in the network where it belongs, once it may; calls ``published`` when others may again."""
     progress = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, progress, keeper, stage)
+        local = _local(request, undo, progress, cleanup, substitutes)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = served_model(request.deployment)
-        if stage is not None:
-            source = stage.tokenizer()
-            env |= stage.environment()
+        if substitutes is not None:
+            source = substitutes.tokenizer()
+            env |= substitutes.environment()
         if source is None:
             assert shape is not None
             # Before anything else is imported in the background: `from transformers import ...` in two threads
@@ -123,7 +123,7 @@ def _launch(
                 app.delete()
                 patience_s = RELEASE_TIMEOUT_S
             try:
-                running = _serve(app, request, shape, source, loading, progress, patience_s, stage)
+                running = _serve(app, request, shape, source, loading, progress, patience_s, substitutes)
             except BaseException as error:
                 if local:
                     local_nodes.note_shared_memory(local)
@@ -145,7 +145,7 @@ def _launch(
                 signal.pause()
 
 
-def _launch_on_first_host(request: LaunchRequest, keeper: Keeper | None) -> None:
+def _launch_on_first_host(request: LaunchRequest, cleanup: CleanupProcess | None) -> None:
     """Bring two hosts up, or find them, and launch from the first: a driver belongs on its node's host."""
     progress = LaunchProgress()
     # No other machine reaches these hosts, and what routes requests must reach the replicas on the second.
@@ -153,7 +153,7 @@ def _launch_on_first_host(request: LaunchRequest, keeper: Keeper | None) -> None
         update={"host": "0.0.0.0" if request.host in ("127.0.0.1", "localhost") else request.host}
     )
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, progress, keeper)
+        local = _local(request, undo, progress, cleanup)
         assert local is not None
         host = local.host(1)
         text = request_to_json(everywhere)
@@ -194,8 +194,8 @@ def _local(
     request: LaunchRequest,
     undo: contextlib.ExitStack,
     progress: LaunchProgress,
-    keeper: Keeper | None = None,
-    stage: Stage | None = None,
+    cleanup: CleanupProcess | None = None,
+    substitutes: Substitutes | None = None,
 ) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
     if request.node_count is None:
@@ -219,17 +219,17 @@ def _local(
     if up:
         progress(f"{up.count} local Ray nodes are up")
         # What serves on the first of two hosts ends with this process by itself (`pdlab.cluster.run_on_host`).
-        if keeper and not up.two_hosts:
-            keeper.application(up.id)
-    elif stage is not None:
+        if cleanup and not up.two_hosts:
+            cleanup.application(up.id)
+    elif substitutes is not None:
         progress(f"starting {request.node_count} local Ray nodes with made-up GPUs")
-        up = stage.start_nodes(*([keeper.nodes] if keeper else []))
+        up = substitutes.start_nodes(*([cleanup.nodes] if cleanup else []))
         undo.callback(local_nodes.stop, up)
     else:
         assert request.local_nodes is not None
         progress(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
         link = (request.link or LinkShape()) if request.two_hosts else None
-        up = local_nodes.start(request.local_nodes, link, *([keeper.nodes] if keeper else []))
+        up = local_nodes.start(request.local_nodes, link, *([cleanup.nodes] if cleanup else []))
         undo.callback(local_nodes.stop, up)
     if INSIDE not in os.environ and up.two_hosts:
         link = request.link or up.two_hosts.shape
@@ -254,7 +254,7 @@ def _serve(
     loading: Future[Any],
     progress: LaunchProgress,
     patience_s: float,
-    stage: Stage | None = None,
+    substitutes: Substitutes | None = None,
 ) -> Running:
     deployment = request.deployment
     app.start_serve(request.host, request.port)
@@ -268,23 +268,23 @@ def _serve(
     progress(f"serving path: {request.serving_path}")
     for caution in prepared.cautions:
         progress(f"warning: {caution}")
-    if stage is None:
+    if substitutes is None:
         deployment = preflight.examine(
             app.cluster, deployment, view, placement, progress,
             model=None if in_bucket(source) else source, choose=request.choose_backend, accept=request.accept_wire,
         )  # fmt: skip
     prepared = prepared.with_transport_of(deployment)
     served = prepared.app
-    if stage is not None:
+    if substitutes is not None:
         assert app.cluster.local is not None
-        served = stage.simulated(prepared, app.cluster.local, progress)
+        served = substitutes.simulated(prepared, app.cluster.local, progress)
     request = request.model_copy(update={"deployment": deployment})
     started = now()
     loading.result()
-    app.submit(with_secrets(served, deployment, os.environ) if stage is None else served)
+    app.submit(with_secrets(served, deployment, os.environ) if substitutes is None else served)
     name = prepared.model_id
     manifest = _manifest(request, view, placement, started)
-    manifest = manifest if stage is None else stage.manifest(manifest)
+    manifest = manifest if substitutes is None else substitutes.manifest(manifest)
     running = Running(
         base_url=_base_url(request),
         model_id=name,
@@ -308,7 +308,7 @@ def _serve(
     came_out = observe(placement, view, app.bundles(deployment, view, name), started_of)
     checked = check(app, deployment, running, progress)
     proof = None  # in a rehearsal no KV cache moves
-    if stage is None:
+    if substitutes is None:
         proof = wire_proof.prove(app, deployment, running, view, came_out, shape, progress, request.accept_wire)
     checks = {"canary": checked.result, "wire": proof}
     manifest = manifest.model_copy(update={"placement": came_out, **checks, "finished_at": None})

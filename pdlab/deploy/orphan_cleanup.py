@@ -1,8 +1,8 @@
 """What outlives a local launcher that is killed, and then takes down what that launch made.
 
-SIGKILL gives a launcher no moment of its own, and Ray's nodes and engines live on without it. The keeper is a process
-of a few megabytes (only the standard library) that reads the launcher's lines from a pipe, which the kernel closes
-when the launcher is gone, however it went. ``end`` is the last line of every launch that ended by itself.
+SIGKILL gives a launcher no moment of its own, and Ray's nodes and engines live on without it. The cleanup process takes
+a few megabytes (only the standard library). It reads the launcher's lines from a pipe, which the kernel closes when the
+launcher is gone, however it went. ``end`` is the last line of every launch that ended by itself.
 
     nodes ID FOLDER     Ray nodes are about to be made, under that id, in that folder
     application ID      an application is about to be served on the nodes with that id, which another launch has made
@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Nodes are told by it, and the keeper is none of them (`pdlab.cluster.local_nodes.MARKER`).
+# Nodes are told by it, and the cleanup process is none of them (`pdlab.cluster.local_nodes.MARKER`).
 MARKER = "PDLAB_LOCAL"
 END_TIMEOUT_S = 10.0
 
 
-class Keeper:
-    """The launcher's side: tells the keeper what is about to be made, before it is."""
+class CleanupProcess:
+    """The launcher's side: tells the cleanup process what is about to be made, before it is."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -56,8 +56,8 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def kept(base_url: str) -> Iterator[Keeper]:
-    """A keeper for the block. When this process is gone without having left it, what was told to the keeper is taken
+def cleanup_process(base_url: str) -> Iterator[CleanupProcess]:
+    """A cleanup process for the block. When this process is gone without having left it, what was told to it is taken
     down, and what is published at ``base_url`` forgotten."""
     env = {name: value for name, value in os.environ.items() if name != MARKER}
     process = subprocess.Popen(
@@ -65,11 +65,11 @@ def kept(base_url: str) -> Iterator[Keeper]:
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=env, cwd="/",
         start_new_session=True,
     )  # fmt: skip
-    keeper = Keeper(process)
+    cleanup = CleanupProcess(process)
     try:
-        yield keeper
+        yield cleanup
     finally:
-        keeper.end()
+        cleanup.end()
 
 
 def main() -> None:

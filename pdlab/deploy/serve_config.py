@@ -99,7 +99,7 @@ def render(
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:
             # The engines of local nodes find pdlab itself.
-            ingress["kv_guard"] = {"bring": placement.device == "gpu"}
+            ingress["kv_guard"] = {"send_sources": placement.device == "gpu"}
     if isinstance(deployment.topology, Fluid):
         fluid = {"llm_config": configs["fluid"], "roles": FluidSpec.of(deployment.topology).changed, **ingress}
         if deployment.topology.pool.routing == "session":

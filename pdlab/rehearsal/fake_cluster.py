@@ -41,9 +41,9 @@ EXPORT_S = 10.0  # of many nodes: Ray's own
 PER_GPU = 8  # requests in flight, for the rate that the engines reach
 
 
-class RehearsalStage:
-    """`pdlab.deploy.launch.Stage` of a request that asks for a rehearsal. Raises UsageError for hardware or a model
-    that cannot be simulated."""
+class RehearsalSubstitutes:
+    """`pdlab.deploy.launch.Substitutes` of a request that asks for a rehearsal. Raises UsageError for hardware or a
+    model that cannot be simulated."""
 
     def __init__(self, request: LaunchRequest) -> None:
         assert request.rehearsal is not None and request.cluster is not None

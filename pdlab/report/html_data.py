@@ -9,6 +9,7 @@ from pdlab.analysis.comparable import groups, workloads_text
 from pdlab.analysis.curves import METRICS, Curve, Point, Rate
 from pdlab.analysis.view import View
 from pdlab.report import tables
+from pdlab.report.load_axes import LOAD_AXES
 from pdlab.report.scales import LOGARITHMIC, SPAN
 from pdlab.report.style import styles, text_color
 
@@ -36,6 +37,7 @@ def figures(
         },
         "unit": tables.unit(curves) if view.role == "all" else f"{view.role} {tables.unit(curves)}",
         "node": tables.node_name(curves, view.model_copy(update={"normalized": True})),
+        "loads": {kind: axis._asdict() for kind, axis in LOAD_AXES.items()},
         "stats": [stat for stat in STATISTICS if stat in known_statistics],
         "curves": [
             {

@@ -22,6 +22,7 @@ from pdlab.core.workload import LoadKind
 from pdlab.report import tables
 from pdlab.report.highlight import MOST_COLOURED, highlighted, panels
 from pdlab.report.label_layout import Box, along, around, fit
+from pdlab.report.load_axes import LOAD_AXES
 from pdlab.report.scales import (
     LOGARITHMIC,
     latency_is_logarithmic,
@@ -45,12 +46,6 @@ MAX_FOOTNOTES = 12
 TITLE_SIZE, LEAST_TITLE_SIZE = 14.0, 9.0  # points
 TAIL: Statistic = "p99"
 
-LOAD_NAMES: dict[LoadKind, str] = {
-    "concurrency": "concurrency (in flight, whole deployment)",
-    "rate": "request rate (requests/s, whole deployment)",
-    "ramp": "rate at the end of a ramp (requests/s, whole deployment)",
-    "replay": "speed of a replay (times that of its source)",
-}
 INK, SOFT, FRONTIER = "#222222", "#666666", "#fbeeb0"
 
 
@@ -111,7 +106,7 @@ def draw(
     if len(facets) > 1:
         _draw_facets(drawn, facets, best, path, footnotes, len(above))
         return
-    kinds = [kind for kind in LOAD_NAMES if any(kind in curve.lines() for curve in own(curves))]
+    kinds = [kind for kind in LOAD_AXES if any(kind in curve.lines() for curve in own(curves))]
     legend = _legend_columns(drawn)
     legend_in = LEGEND_ROW * (max(len(column) for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(footnotes) + 1)
@@ -226,15 +221,14 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
         loads |= {load for load, _, _ in positions}
     name = metric.upper()
     statistic = {"p50": "", "mean": "mean "}.get(view.statistic, f"{view.statistic} ")
-    against = {"concurrency": "concurrency", "replay": "speed of the replay"}.get(kind, "request rate")
-    axes.set_title(f"{name} {statistic}against {against}")
+    axes.set_title(f"{name} {statistic}against {LOAD_AXES[kind].title}")
     positive = [value for value in values if value > 0]  # a logarithmic axis has no place for 0
     log = bool(positive) and (logarithmic(drawn_values) if drawn.log_latency is None else drawn.log_latency)
     for positions, style in every:
         _plot(axes, [each for each in positions if each[1] > 0 or not log], style, size=4.5)
     axes.set_ylabel(f"{name} {view.statistic}, ms" + (f" ({LOGARITHMIC})" if log else ""))
     axes.yaxis.set_label_coords(-0.16, 0.5)
-    axes.set_xlabel(LOAD_NAMES[kind])
+    axes.set_xlabel(LOAD_AXES[kind].name)
     if not values:
         axes.text(0.5, 0.5, f"no {name} in these runs", transform=axes.transAxes, ha="center", color=SOFT)
         axes.set(xticks=[], yticks=[])
@@ -247,7 +241,7 @@ def _load_panel(axes: Any, drawn: _Drawn, kind: LoadKind, metric: Metric) -> Non
     log_load = loads_are_logarithmic(sorted(loads), drawn.log_load)
     if log_load:
         axes.set_xscale("log", base=2)
-        axes.set_xlabel(f"{LOAD_NAMES[kind].removesuffix(')')}; {LOGARITHMIC})")
+        axes.set_xlabel(f"{LOAD_AXES[kind].name.removesuffix(')')}; {LOGARITHMIC})")
         axes.xaxis.set_major_formatter(_plain())
     else:
         axes.set_xlim(0, max(loads) * 1.05)

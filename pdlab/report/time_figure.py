@@ -18,7 +18,6 @@ Dash = Literal["solid", "dashed", "dashdot", "dotted"]
 SVG_DASHES: dict[Dash, str] = {"solid": "", "dashed": "5 3", "dashdot": "7 2 2 2", "dotted": "2 2"}
 WIDTH_IN = 9.0
 GREY = "#bbb"
-MANY_LABELS = 4  # of a legend: more stand in columns
 # A drawing in a page, in pixels.
 WIDTH, HEIGHT, LEFT, BELOW, LEGEND_ROW, CHAR = 640, 170, 58, 26, 15, 6.4
 
@@ -113,7 +112,7 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
     if panel.legend and labels:
         above = panel.legend == "above"
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1)} if above else {"loc": panel.legend}
-        columns = {"ncols": 3, "fontsize": 7} if len(labels) > MANY_LABELS and not above else {"fontsize": 8}
+        columns = {"ncols": 3, "fontsize": 7} if panel.legend == "upper left" else {"fontsize": 8}
         axes.legend(frameon=False, **place, **columns)
 
 

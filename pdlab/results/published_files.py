@@ -17,7 +17,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.description import SaidOf, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
-from pdlab.results.readers import FileReading, RawLevel, read_file
+from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
 # Above this, a request rate is how a client writes "all at once", not a load.
@@ -38,7 +38,7 @@ _METRIC = {"e2e_latency": "e2el"}
 class PublishedLevel(NamedTuple):
     """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
     name says, what people say of it, and the run. ``tool`` wrote the file, which has the hash ``sha256``. ``shown``:
-    its path in the folder, and its part."""
+    its path in the folder, and its part. ``requests``: all that were answered, if they were kept."""
 
     tool: str
     sha256: str
@@ -49,6 +49,7 @@ class PublishedLevel(NamedTuple):
     name: FileName
     said: SaidOf
     run: Run
+    requests: RequestTimes | None = None
 
     @property
     def topology(self) -> Collocated | Disaggregated | None:
@@ -140,7 +141,8 @@ def _level(
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
-    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, said, run)
+    times = raw.requests if raw.requests is not None and len(raw.requests.ttft_s) == completed else None
+    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, said, run, times)
 
 
 def number(value: Any) -> float | None:

@@ -20,7 +20,7 @@ from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
-from pdlab.results.readers import SUFFIXES
+from pdlab.results.readers import RequestTimes, may_be_read
 from pdlab.results.schema import Experiment, Manifest, Run
 from pdlab.results.store import MANIFEST, Store, searched
 
@@ -29,13 +29,14 @@ BELOW = "below a folder that has levels itself; give its own folder to read it"
 
 class SourcedRun(NamedTuple):
     """A run, the file of others that it came from, the part of that file, what it says in the keys of ``vllm bench
-    serve``, and the SHA-256 of the file."""
+    serve``, the SHA-256 of the file, and the requests that it kept."""
 
     run: Run
     file: Path
     part: str
     data: dict[str, Any]
     sha256: str
+    requests: RequestTimes | None = None
 
 
 class SourcedExperiment(NamedTuple):
@@ -88,7 +89,7 @@ class FolderContents(NamedTuple):
 def contents(folder: Path) -> FolderContents:
     """The files and folders in a folder, by name. Hidden ones and descriptions are left out."""
     seen = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
-    files = [each for each in seen if each.suffix in SUFFIXES and each.is_file() and each.name != DESCRIPTION]
+    files = [each for each in seen if may_be_read(each) and each.is_file() and each.name != DESCRIPTION]
     return FolderContents(files, [each for each in seen if each.is_dir() and not (each / MANIFEST).is_file()])
 
 
@@ -163,7 +164,8 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
     """Add what is in ``folder``, which is ``path`` or below it, to ``found``."""
     name = _folder_name(path)
     named, before = parse_name(name), len(found.levels)
-    files, folders = contents(folder)
+    with searched(folder):
+        files, folders = contents(folder)
     for file in files:
         said = said_of(path, file.relative_to(path), entries)
         reading = (
@@ -173,7 +175,8 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
         if not reading.levels:
             found.skipped[file] = reading.skipped
     if len(found.levels) > before:
-        found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
+        with searched(folder):
+            found.skipped.update({file: BELOW for each in folders for file in result_files(each)})
         return
     for each in folders:
         _read_within(path, each, entries, found)
@@ -248,7 +251,7 @@ def _experiment(
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file, level.part, level.data, level.sha256))
+        runs.append(SourcedRun(run, level.file, level.part, level.data, level.sha256, level.requests))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None

@@ -162,6 +162,8 @@ def test_wrong_answers_end_it(world: World) -> None:
 class Driver:
     """Measures as it is told: an outcome per measurement."""
 
+    timelines = ()
+
     def __init__(self, *outcomes: Any) -> None:
         self.outcomes, self.seeds, self.recovered = list(outcomes), [], []  # type: ignore[var-annotated]
         self.alive: str | None = None

@@ -25,7 +25,7 @@ def of_vllm() -> dict[str, str]:
 
 
 def of_pdlab() -> dict[str, str]:
-    split = re.findall(r"values(?: \|)?= \{([^}]*)\}", inspect.getsource(role_board))
+    split = re.findall(r"values \|?= \{([^}]*)\}", inspect.getsource(role_board))
     roles = {name for each in split for name in re.findall(r'"(\w+)":', each)}
     return {
         **dict.fromkeys(ttft_metrics.COUNTERS, "counter"),

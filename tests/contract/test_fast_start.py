@@ -32,7 +32,7 @@ def test_controller_proxy_and_router_import_none_of_it() -> None:
 # Two engines of one node, and one with other buckets, which Ray leaves out.
 RECORD = """
 import sys
-if "lean" in sys.argv:
+if "short" in sys.argv:
     from pdlab.cluster import fast_start
     fast_start.install()
 import opentelemetry.sdk.metrics
@@ -58,12 +58,12 @@ print(*(line for line in generate_latest(REGISTRY).decode().splitlines() if "itl
 
 def test_an_agent_records_a_bucket_at_once_and_shows_the_same() -> None:
     pages = []
-    for argument, calls in (("stock", 2012), ("lean", 8)):
+    for argument, calls in (("stock", 2012), ("short", 8)):
         first, *page = _run(RECORD, arguments=[argument])
         assert first == f"CALLS {calls}", "the way to the histogram is another one than Ray's was"
         pages.append(page)
-    stock, lean = pages
-    assert len(stock) > 10 and [_rounded(line) for line in lean] == [_rounded(line) for line in stock]
+    stock, short = pages
+    assert len(stock) > 10 and [_rounded(line) for line in short] == [_rounded(line) for line in stock]
 
 
 ROUTERS = """

@@ -9,9 +9,12 @@ import pytest
 from contract.conftest import quietly
 
 from pdlab.core.catalog import load_model
-from pdlab.core.deployment import Pool
+from pdlab.core.deployment import Deployment, Pool, parse_label
+from pdlab.core.workload import Level, Open, Workload
 from pdlab.sim.hardware import load_hardware
-from pdlab.sim.vllm_engine import MADE_UP, VllmEngine
+from pdlab.sim.level import Trace, figures
+from pdlab.sim.simulator import simulate
+from pdlab.sim.vllm_engine import MADE_UP, VllmEngine, simulate_with_vllm
 from pdlab.sim.vllm_scheduler import scheduler_parts
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.compiled import compiled, of_spec
@@ -150,3 +153,17 @@ def test_engines_tell_how_they_keep_windows() -> None:
     config.cache_config.prefix_cache_retention_interval = None
     assert not keeps_ends_alone(config)
     assert not keeps_ends_alone(_config(FULL, SHAPE, 100_000, None)), "one group for all layers keeps every block"
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp2", "pd-pack-p1xtp2-d1xtp2"])
+def test_sessions_under_load_hit_as_much_as_in_vllms_scheduler(label: str) -> None:
+    """In virtual time, many requests at once: the simulator's caches and vLLM's own, on the same sessions."""
+    assert SHAPE is not None
+    trace = Trace.of(conversations(60))
+    deployment = Deployment(topology=parse_label(label))
+    level = Level(load=Open(rate_rps=1.0), num_requests=len(trace.arrival_s), seed=0)
+    one = simulate(deployment, [level], Workload(), HYBRID, SHAPE, trace=trace)[0]
+    other = simulate_with_vllm(deployment, [level], Workload(), HYBRID, SHAPE, trace=trace, asynchronous=False)[0]
+    assert one.hit_share > 0.4
+    assert one.hit_share == pytest.approx(other.hit_share, abs=0.01)
+    assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.05)

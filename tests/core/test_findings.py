@@ -33,6 +33,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str,
         lambda row: (row.severity, row.rule),
     ),
     "docs/planning.md": ("plan", ("finding", "what should hold"), lambda row: (row.rule,)),
+    "docs/timeline.md": ("timeline", ("finding", "what changes it"), lambda row: (row.fix,)),
     "docs/debugging.md": (
         "doctor",
         ("finding", "in the output", "at worst", "what should hold"),

@@ -75,9 +75,9 @@ def test_it_names_what_the_cluster_must_have(export: Callable[..., Exported]) ->
 def test_it_can_carry_pdlab_itself(export: Callable[..., Exported]) -> None:
     made = export(*SPREAD, "--code-url", URL)
     assert made.application["runtime_env"] == {"py_modules": [URL]}
-    assert made.application["args"]["kv_guard"] == {"bring": False}
+    assert made.application["args"]["kv_guard"] == {"send_sources": False}
     assert URL in made.comments and "imports pdlab" not in made.comments
-    assert export(*SPREAD).application["args"]["kv_guard"] == {"bring": True}
+    assert export(*SPREAD).application["args"]["kv_guard"] == {"send_sources": True}
     unguarded = export(*SPREAD, "--no-kv-guard", "--code-url", URL)
     assert "kv_guard" not in unguarded.application["args"]
 

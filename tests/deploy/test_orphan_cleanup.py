@@ -32,16 +32,16 @@ LAUNCHER = textwrap.dedent(
     sys.path.insert(0, {str(ROOT)!r})
     from pdlab.cluster import local_nodes
     from pdlab.core.files import launch_lock, locked
-    from pdlab.deploy.orphan_cleanup import kept
+    from pdlab.deploy.orphan_cleanup import cleanup_process
 
     def step(name):
         print(name, flush=True)
         time.sleep(float(sys.argv[2]))
 
-    with locked(launch_lock(local=True), "the right to launch"), kept({URL!r}) as keeper:
+    with locked(launch_lock(local=True), "the right to launch"), cleanup_process({URL!r}) as cleanup:
         step("kept")
         folder = Path(sys.argv[1])
-        keeper.nodes("0123456789ab", str(folder))
+        cleanup.nodes("0123456789ab", str(folder))
         step("announced")
         folder.mkdir()
         step("folder")
@@ -91,11 +91,16 @@ def made(folder: Path) -> list[object]:
     """What there is of the nodes and their launch."""
     nodes = LocalNodes(id="0123456789ab", count=1, gcs_port=0, temp_dir=str(folder), pids=())
     files = [path for path in (folder, local_nodes._state_file()) if path.exists()]
-    return [*local_nodes.processes(nodes), *files, *keepers(), *filter(None, [holder(launch_lock(local=True))])]
+    return [
+        *local_nodes.processes(nodes),
+        *files,
+        *cleanup_processes(),
+        *filter(None, [holder(launch_lock(local=True))]),
+    ]
 
 
-def keepers() -> list[int]:
-    """Keepers and what they become, of this test's cache folder."""
+def cleanup_processes() -> list[int]:
+    """Cleanup processes and what they become, of this test's cache folder."""
     mine = f"PDLAB_CACHE_DIR={os.environ['PDLAB_CACHE_DIR']}".encode()
     found = []
     for proc in Path("/proc").iterdir():
@@ -151,25 +156,25 @@ def test_killed_at_seeded_moments(launcher: Callable[..., subprocess.Popen[str]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_terminal_does_not_end_the_keeper(
+def test_a_terminal_does_not_end_the_cleanup_process(
     launcher: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int
 ) -> None:
     process = launcher("serves")
     await_step(process, "up")
-    (pid,) = keepers()
+    (pid,) = cleanup_processes()
     deadline = time.monotonic() + 60
     while not ignores(pid, number):  # before, only a session of its own keeps a terminal's signals from it
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(pid, number)
     time.sleep(0.2)
-    assert keepers() == [pid]
+    assert cleanup_processes() == [pid]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     await_nothing(tmp_path / "pdlab-nodes")
 
 
-def test_a_launch_that_ends_by_itself_ends_its_keeper(
+def test_a_launch_that_ends_by_itself_ends_its_cleanup_process(
     launcher: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     process = launcher("stops")
@@ -181,7 +186,7 @@ def test_a_launch_that_ends_by_itself_ends_its_keeper(
 def test_what_is_meant_to_stay_stays(launcher: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = launcher("detaches")
     await_step(process, "ended")
-    assert process.wait() == 0 and keepers() == []
+    assert process.wait() == 0 and cleanup_processes() == []
     nodes = local_nodes.recorded()
     assert nodes is not None and len(local_nodes.processes(nodes)) == 2
     assert local_nodes.running() == nodes
@@ -235,7 +240,7 @@ def test_nodes_that_another_launch_has_found_are_its_own(
     assert made(Path(nodes.temp_dir)) == []
 
 
-def test_the_keeper_is_small() -> None:
+def test_the_cleanup_process_is_small() -> None:
     """It lives as long as the launcher, beside engines that want the memory."""
     source = Path(orphan_cleanup.__file__).read_text(encoding="utf-8")
     modules = {line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import ", "from "))}

@@ -179,8 +179,8 @@ def test_without_the_kv_guard_the_engines_are_vllms_own(role: str) -> None:
 
 def test_the_kv_guard_is_brought_to_nodes_without_pdlab() -> None:
     pd = labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss")
-    assert app_of(pd).args["kv_guard"] == {"bring": True}
-    assert app_of(pd, local_cluster(2)).args["kv_guard"] == {"bring": False}
+    assert app_of(pd).args["kv_guard"] == {"send_sources": True}
+    assert app_of(pd, local_cluster(2)).args["kv_guard"] == {"send_sources": False}
     off = pd.topology.model_copy(update={"transport": Transport(kv_guard=False)})
     assert "kv_guard" not in app_of(pd.model_copy(update={"topology": off})).args
     assert "kv_guard" not in app_of(labelled("collocated-1xtp1")).args
@@ -349,7 +349,7 @@ def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> No
     assert app.import_path == FLUID_BUILDER
     engine = app.args["llm_config"]["engine_kwargs"]
     assert engine["kv_transfer_config"]["kv_role"] == "kv_consumer", "a producer has no fence that holds blocks back"
-    assert engine["scheduler_cls"] == KV_GUARD_SCHEDULER and app.args["kv_guard"] == {"bring": True}
+    assert engine["scheduler_cls"] == KV_GUARD_SCHEDULER and app.args["kv_guard"] == {"send_sources": True}
     assert app.args["llm_config"]["deployment_config"]["num_replicas"] == 4
     assert "request_router_config" not in app.args["llm_config"]["deployment_config"], "it has the board's name"
     assert FluidSpec(**app.args["roles"]) == FluidSpec(

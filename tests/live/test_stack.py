@@ -157,6 +157,7 @@ def test_collocated_stores_the_reference(stack: Stack) -> None:
     done = stack.launch("--collocated", "--num", "2", "--routing", "session")
     assert done.code == 0
     assert "answers kept as the collocated reference" in done.text
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 10], "collocated")
 
 
 def test_a_replay_keeps_its_sessions_where_their_cache_is(stack: Stack) -> None:
@@ -190,7 +191,6 @@ def check_replay(stack: Stack, where: str) -> None:
     pool = "prefill" if where == "prefill_replica" else "collocated"
     hits = run["engines_after"][pool]["prefix_cache_hits"] - run["engines_before"][pool]["prefix_cache_hits"]
     assert abs(hits - sum(own.foreseen_tokens or 0 for _, own in records.values())) <= 0.01 * prompts
-    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 10], "collocated")
 
 
 def test_the_model_listens_to_every_part_of_its_prompt(stack: Stack) -> None:

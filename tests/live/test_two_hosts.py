@@ -359,7 +359,7 @@ class TestRay:
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
     def test_a_launcher_that_is_stopped(self, number: int, code: int, stack: Stack) -> None:
-        """By Ctrl-C: the hosts go. Killed: its child notices, and its keeper takes down what is left."""
+        """By Ctrl-C: the hosts go. Killed: its child notices, and its cleanup process takes down what is left."""
         words = ("launch_gptoss.py", "--pd-spread", "--local", "--two-hosts", "--port", str(stack.port))
         launcher = stack.start(*words, until="2 local Ray nodes are up")
         os.kill(launcher.pid, number)

@@ -14,7 +14,7 @@ from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.options import LaunchRequest, LaunchSettings, request_from, request_from_json, request_to_json
 from pdlab.deploy.prepared import prepare_deployment
-from pdlab.rehearsal.fake_cluster import RehearsalStage, best_rate_rps, choose_slow_down, with_simulated_engines
+from pdlab.rehearsal.fake_cluster import RehearsalSubstitutes, best_rate_rps, choose_slow_down, with_simulated_engines
 from pdlab.rehearsal.spec import ENGINE_CLASS, EngineSpec, read_spec, write_spec
 from pdlab.results.schema import Manifest
 from pdlab.sim.hardware import load_hardware
@@ -69,7 +69,7 @@ def test_flags_that_contradict_it(line: str, reason: str) -> None:
 )
 def test_what_cannot_be_simulated(line: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        RehearsalStage(asked(*line.split()))
+        RehearsalSubstitutes(asked(*line.split()))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_time_is_slowed_down_by_requests_and_cores() -> None:
 
 
 def test_the_manifest_says_what_it_is_of() -> None:
-    stage = RehearsalStage(asked("--pd-spread", "--rehearse", "--slow-down", "7"))
+    substitutes = RehearsalSubstitutes(asked("--pd-spread", "--rehearse", "--slow-down", "7"))
     manifest = Manifest(origin="measured", label="x", versions={"vllm": "0.29.0", "torch": "2", "ray": "2.60.0"})
-    changed = stage.manifest(manifest)
+    changed = substitutes.manifest(manifest)
     assert changed.origin == "simulated"
     assert changed.rehearsal == Rehearsal(slow_down=7)
     assert changed.versions["vllm"] == "simulated (vLLM 0.11, Ray 2.51, NIXL 0.6.1)"

@@ -18,7 +18,7 @@ from support.client_files import EQUAL, KEPT, compared
 import pdlab
 from pdlab.cli import viz
 from pdlab.core.errors import PdlabError, StoreError
-from pdlab.results.readers import SUFFIXES, read_file
+from pdlab.results.readers import may_be_read, read_file
 
 NAMES = sorted(path.stem for path in KEPT.glob("*.json"))
 TOOLS = {
@@ -46,7 +46,7 @@ def test_our_table_has_the_figures_of_the_client(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_every_file_is_known_and_levels_come_from_one_kind(name: str) -> None:
-    files = [each for each in (KEPT / name).rglob("*") if each.suffix in SUFFIXES]
+    files = [each for each in (KEPT / name).rglob("*") if each.is_file() and may_be_read(each)]
     readings = [read_file(file) for file in files]
     assert {reading.tool for reading in readings if reading.levels} == {TOOLS[name]}
     assert all(reading.levels or reading.skipped for reading in readings)

@@ -12,6 +12,7 @@ from results.test_readers import AIPERF, written
 from support.published import content
 
 from pdlab.core.deployment import Disaggregated
+from pdlab.core.errors import StoreError
 from pdlab.results.published_folders import BELOW, sourced_experiments
 from pdlab.results.schema import Experiment
 from pdlab.results.understood import understood
@@ -118,3 +119,17 @@ def test_what_the_server_says_tells_curves_apart(server: dict[str, int], expecte
     files = {"a.jsonl": [content(8) | line], "b.jsonl": [content(8) | line | {"server_info": {"tp_size": 8}}]}
     parts = set(found(written(tmp_path / "study", files)))
     assert len(parts) == 2 and any(expected.replace("=", "") in part.replace("=", "") for part in parts), parts
+
+
+def test_a_subfolder_that_cannot_be_listed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "study", of(["1p3d/conc{}.json", "2p2d/conc{}.json"]))
+    listed = Path.iterdir
+
+    def refused(path: Path) -> Any:
+        if path.name == "2p2d":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(StoreError, match=r"study.*Permission denied"):
+        experiments(folder, 8)

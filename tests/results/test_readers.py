@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import pdlab
+from pdlab.analysis.curves import curves
+from pdlab.analysis.goodput import met_share
 from pdlab.core.errors import StoreError
-from pdlab.core.workload import Closed, Open
+from pdlab.core.workload import Closed, Open, Slo
 from pdlab.results.published_folders import sourced_experiments
 from pdlab.results.readers import READERS, read_file
 from pdlab.results.schema import Run
@@ -352,3 +354,148 @@ def test_the_settings_beside_the_stages_of_inference_perf(tmp_path: Path) -> Non
     (folder / "config.yaml").write_text("a: [")
     with pytest.raises(StoreError, match=r"config\.yaml: cannot be read as YAML \(.*line 2"):
         runs_of(folder)
+
+
+def aiperf_line(ttft_ms: float, start_s: float, **more: Any) -> dict[str, Any]:
+    values = {"time_to_first_token": ttft_ms, "inter_token_latency": 20.0, "request_latency": ttft_ms + 40.0}
+    return {
+        "metadata": {"benchmark_phase": "profiling", "request_start_ns": int(start_s * 1e9)},
+        "metrics": {name: {"value": value, "unit": "ms"} for name, value in values.items()},
+        "error": None,
+    } | more
+
+
+WITH_REQUESTS = {
+    "vllm": {"a.json": DETAILED | {"start_times": [0.0, 0.1, 1.0, 1.2]}},
+    "vllm-without-starts": {"a.json": DETAILED},
+    "sglang": CASES["sglang"].files,
+    "genai-bench": CASES["genai-bench"].files,
+    "guidellm": {
+        "benchmarks.json": GUIDELLM
+        | {
+            "benchmarks": [
+                GUIDELLM["benchmarks"][0]
+                | {
+                    "requests": {
+                        "successful": [
+                            {
+                                "time_to_first_token_ms": 1000 * ttft,
+                                "inter_token_latency_ms": 20.0,
+                                "request_latency": ttft + 0.04,
+                                "request_start_time": 100.0 - ttft,
+                            }
+                            for ttft in (0.1, 0.2, 0.3, 0.4)
+                        ]
+                    }
+                }
+            ]
+        }
+    },
+    "aiperf": {
+        "profile_export_aiperf.json": AIPERF,
+        "profile_export.jsonl": [
+            *(aiperf_line(1000 * ttft, ttft) for ttft in (0.1, 0.2, 0.3, 0.4)),
+            aiperf_line(1.0, 0.0, metadata={"benchmark_phase": "warmup"}),
+            aiperf_line(1.0, 0.0, error={"code": 500}),
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("client", WITH_REQUESTS)
+def test_requests_that_a_client_kept_give_the_share_within_an_slo(client: str, tmp_path: Path) -> None:
+    """Of four requests with TTFT 100 to 400 ms and TPOT 20 ms."""
+    folder = written(tmp_path / "x", WITH_REQUESTS[client])
+    (loaded,) = pdlab.load(folder, gpus={"x": 2}).loaded
+    ((key, requests),) = loaded.requests.items()
+    assert key == loaded.experiment.runs[0].key and len(requests) == 4
+    for slo, share in (
+        (Slo(ttft_s=0.25), 0.5),
+        (Slo(ttft_s=0.45), 1.0),
+        (Slo(ttft_s=0.35, tpot_s=0.025), 0.75),
+        (Slo(tpot_s=0.015), 0.0),
+        (Slo(e2el_s=0.2), 0.25),
+    ):
+        assert met_share(requests, slo) == share, slo
+    of_starts = client in ("vllm", "guidellm", "aiperf")
+    assert len(requests.finish_s) == (4 if of_starts else 0)
+    (curve,) = curves([loaded.experiment], [loaded.requests])
+    assert curve.points[0].rate_estimate("requests").value == pytest.approx(2.0)
+
+
+def test_requests_of_which_some_are_missing_are_not_taken_for_all(tmp_path: Path) -> None:
+    files = WITH_REQUESTS["aiperf"]["profile_export.jsonl"][:3]
+    folder = written(tmp_path / "x", {"profile_export_aiperf.json": AIPERF, "profile_export.jsonl": files})
+    (loaded,) = pdlab.load(folder, gpus={"x": 2}).loaded
+    assert not loaded.requests
+
+
+def test_a_request_that_failed_is_within_no_slo(tmp_path: Path) -> None:
+    failed = DETAILED | {"completed": 3, "errors": ["", "", "", "boom"]}
+    (loaded,) = pdlab.load(written(tmp_path / "x", {"a.json": failed}), gpus={"x": 2}).loaded
+    (requests,) = loaded.requests.values()
+    assert met_share(requests, Slo(ttft_s=1.0)) == 0.75
+
+
+LOADGEN = Path(__file__).parents[1] / "data" / "mlperf_log_summary.txt"
+
+
+def test_a_summary_of_loadgen(tmp_path: Path) -> None:
+    """LoadGen 6.0 wrote it of a stand-in that sends a first token after 30 ms and 15 more, 5 ms apart."""
+    folder = tmp_path / "x_isl64_otl16"
+    folder.mkdir()
+    (folder / LOADGEN.name).write_text(LOADGEN.read_text())
+    (folder / "notes.txt").write_text("of no client")
+    (run,) = runs_of(folder)
+    assert run.load == Open(rate_rps=60.0, burstiness=1.0) and run.validity.valid
+    assert [note.code for note in run.validity.notes] == ["file_counts_unknown"]
+    assert run.whole.requests_per_s == pytest.approx(59.02) and run.whole.output_tokens_per_s == pytest.approx(945.9)
+    for metric, least_s in (("ttft", 0.030), ("tpot", 0.005), ("e2el", 0.105)):
+        figures = getattr(run.whole, metric)
+        assert least_s <= figures.percentiles_s["p50"] <= figures.percentiles_s["p99.9"]
+        assert figures.mean_s == pytest.approx(least_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        ("Result is : VALID", "Result is : INVALID", "file_not_valid"),
+        ("Early stopping satisfied: Yes", "Early stopping satisfied: NO", None),
+        ("target_qps : 60", "target_qps : 0", "skipped"),
+        ("first token latency", "other latency", "skipped"),
+    ],
+)
+def test_a_summary_of_loadgen_that_is_no_level_or_not_valid(
+    old: str, new: str, finding: str | None, tmp_path: Path
+) -> None:
+    text = LOADGEN.read_text()
+    assert old in text
+    folder = tmp_path / "x_isl64_otl16"
+    folder.mkdir()
+    (folder / LOADGEN.name).write_text(
+        text.replace(old, new).replace("First Token", "Other") if "first" in old else text.replace(old, new)
+    )
+    if finding == "skipped":
+        assert "token latencies" in read_file(folder / LOADGEN.name).skipped
+    else:
+        (run,) = runs_of(folder)
+        assert [each.code for each in run.validity.findings] == ([finding] if finding else [])
+
+
+def test_the_requests_of_aiperf_without_their_summary_are_a_level(tmp_path: Path) -> None:
+    lengths = {name: {"value": value, "unit": "tokens"} for name, value in
+               (("input_sequence_length", 100), ("output_sequence_length", 3))}  # fmt: skip
+    lines = []
+    for ttft, start_s in zip((0.1, 0.2, 0.3, 0.4), (0.0, 0.1, 1.0, 1.56), strict=True):
+        line = aiperf_line(1000 * ttft, start_s)
+        line["metadata"]["request_end_ns"] = int((start_s + ttft + 0.04) * 1e9)
+        line["metrics"] |= lengths
+        lines.append(line)
+    (run,) = runs_of(written(tmp_path / "x", {"conc2.jsonl": lines}))
+    assert run.load == Closed(concurrency=2) and run.validity.valid
+    assert run.whole.requests_per_s == pytest.approx(2.0)
+    assert (run.whole.input_tokens_per_s, run.whole.output_tokens_per_s) == (pytest.approx(200), pytest.approx(6))
+    assert run.whole.ttft is not None and run.whole.ttft.percentiles_s["p50"] == pytest.approx(0.25)
+    assert run.whole.tpot is not None and run.whole.tpot.mean_s == pytest.approx(0.02)
+    with pytest.raises(StoreError, match="neither a request rate nor max_concurrency"):
+        runs_of(written(tmp_path / "y", {"profile_export.jsonl": lines}))

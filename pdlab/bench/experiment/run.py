@@ -87,8 +87,8 @@ def run(
 def _run_held(
     plan: Schedule, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
 ) -> RunResult:
-    keeper = _Keeper(folder, plan, options)
-    keeper.start()
+    writer = _RecordWriter(folder, plan, options)
+    writer.start()
     for store in {part.folder: Store(folder / part.folder) for visit in plan.visits for part in visit.parts}.values():
         for kept in store.runs():
             store.check_records(kept)
@@ -102,20 +102,20 @@ def _run_held(
             begins = number > 0 and visit.repeat != plan.visits[number - 1].repeat
             if begins and (reason := enough(visit.repeat)):
                 progress.note(f"no more repeats: {reason}")
-                keeper.stop(number, reason)
+                writer.stop(number, reason)
                 break
             if not estimates_s[number]:
-                keeper.done_before(number)
+                writer.done_before(number)
                 continue
             progress.visit(number, f"{visit.configuration.name}, repeat {visit.repeat}")
-            _visit(number, visit, plan, options, keeper, launcher, progress)
+            _visit(number, visit, plan, options, writer, launcher, progress)
     finally:
         progress.close()
         launcher.stop()
     for part in {part.folder: part for visit in plan.visits for part in visit.parts}.values():
         store = Store(folder / part.folder)
         runs[part.folder], searches[part.folder] = tuple(store.runs()), tuple(store.searches())
-    return RunResult(folder=folder, record=keeper.finish(), runs=runs, searches=searches)
+    return RunResult(folder=folder, record=writer.finish(), runs=runs, searches=searches)
 
 
 def _visit(
@@ -123,18 +123,18 @@ def _visit(
     visit: Planned,
     plan: Schedule,
     options: RunOptions,
-    keeper: _Keeper,
+    writer: _RecordWriter,
     launcher: _Launcher,
     progress: ExperimentProgress,
 ) -> None:
     """One configuration launched and measured; whatever goes wrong with it is kept with the visit."""
     name = visit.configuration.name
     measured = False
-    keeper.update(number, started_at=now(), status="interrupted", command=launcher.shown(visit), error=None)
+    writer.update(number, started_at=now(), status="interrupted", command=launcher.shown(visit), error=None)
     try:
         began = time.monotonic()
         launcher.launch(visit)
-        keeper.update(number, launch_s=round(time.monotonic() - began, 1))
+        writer.update(number, launch_s=round(time.monotonic() - began, 1))
         for part in visit.parts:
             loads, searches = left(part, visit.repeat, options.out / plan.file.name)
             if loads or searches:
@@ -143,20 +143,20 @@ def _visit(
         measured = True
     except LaunchFailed as error:
         launcher.failed_configurations.setdefault(name, str(error))
-        keeper.update(number, status="failed", error=str(error), finished_at=now())
+        writer.update(number, status="failed", error=str(error), finished_at=now())
         progress.visit_done(f"DID NOT START: {error}", measured=False)
     except WriteError:
         raise  # nothing more can be kept
     except DeploymentDied as error:
         # Nothing of it is left for the next deployment to stumble over.
         launcher.stop()
-        keeper.update(number, status="failed", error=str(error), finished_at=now())
+        writer.update(number, status="failed", error=str(error), finished_at=now())
         progress.visit_done(f"FAILED: {error}", measured=False)
     except PdlabError as error:
-        keeper.update(number, status="failed", error=str(error), finished_at=now())
+        writer.update(number, status="failed", error=str(error), finished_at=now())
         progress.visit_done(f"FAILED: {error}", measured=False)
     else:
-        keeper.update(number, status="done", finished_at=now())
+        writer.update(number, status="done", finished_at=now())
         progress.visit_done("done", measured=measured)
 
 
@@ -183,7 +183,7 @@ def _sweep(part: Part, visit: Planned, plan: Schedule, options: RunOptions, prog
     )
 
 
-class _Keeper:
+class _RecordWriter:
     """The experiment's record on disk, written at every change."""
 
     def __init__(self, folder: Path, plan: Schedule, options: RunOptions) -> None:

@@ -4,7 +4,7 @@ that are served.
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
 `pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
 `pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`, and, with
-``kv_guard``, whether the KV guard's sources must be brought to the nodes (``bring``: nodes without pdlab). The
+``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without pdlab). The
 classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the
 application does. Imports Ray: no module of pdlab's own process imports it but by its name in
 `pdlab.deploy.serve_config`.
@@ -224,7 +224,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
     arguments = dict(args)
     rules = arguments.pop("guard")
     kv_guard = arguments.pop("kv_guard", None)
-    files = sources(_KV_GUARD) if kv_guard and kv_guard["bring"] else None
+    files = sources(_KV_GUARD) if kv_guard and kv_guard["send_sources"] else None
     if files is not None:
         configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in arguments]
         arguments |= {key: _with_guard(arguments[key], files) for key in configs}

@@ -19,7 +19,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 # docs/requests.md lists them for the user.
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/tokenize")
 # With them a client would steer KV or encoder-cache transfers: the engines and Ray's PD server set them themselves.
-INTERNAL = ("kv_transfer_params", "ec_transfer_params")
+_END = "_transfer_params"
+INTERNAL = (f"kv{_END}", f"ec{_END}")
 # Names of the limit on generated tokens in completions, chat, responses, messages and generate.
 _TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MOST_TOKENS = 2**31 - 1
@@ -200,13 +201,15 @@ def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str)
         request = json.loads(body, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON ({_shown(str(error), _MESSAGE_CHARS)})") from error
-    if _may_name(body, INTERNAL):
+    # A search for one byte is ten times as fast as one for two.
+    escaped = b"\\" in body and b"\\u" in body
+    if escaped or _may_name(body, INTERNAL):
         for name in _keys(request):
             if name in INTERNAL:
                 raise Refused(400, _internal(name))
     if body.count(b"[") + body.count(b"{") > _DEEPEST and _depth(request) > _DEEPEST:
         raise Refused(400, f"lists and objects are nested deeper than {_DEEPEST} levels: send a flatter body")
-    if b"\\u" in body and _SURROGATE.search(body):
+    if escaped and _SURROGATE.search(body):
         try:
             json.dumps(request, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -333,11 +336,11 @@ def _one_line(body: bytes) -> str | None:
 
 
 def _may_name(body: bytes, names: tuple[str, ...]) -> bool:
-    """False when no key of the JSON text can be one of ``names``: a search of bytes, for walking a long prompt's
-    token ids costs more than parsing them. Escapes and UTF-16 and UTF-32 could hide a name, so they say True."""
-    return b"\\u" in body or b"\0" in body[:4] or body[:2] in (b"\xff\xfe", b"\xfe\xff") or any(
-        name.encode() in body for name in names
-    )  # fmt: skip
+    """False when no key of the JSON text without escapes can be one of ``names``: a search of bytes, for walking a long
+    prompt's token ids costs more than parsing them. UTF-16 and UTF-32 could hide a name, so they say True."""
+    if b"\0" in body[:4] or body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return True
+    return _END.encode() in body and any(name.encode() in body for name in names)
 
 
 def _keys(value: Any) -> Iterator[str]:

@@ -30,8 +30,8 @@ class CountsPoolTokens:
             cache = config.cache_config
             self.kv_pool_tokens = cache.num_gpu_blocks * cache.block_size
             self.caches_prefixes = bool(getattr(cache, "enable_prefix_caching", True))
-            self.keeps_ends_alone = keeps_ends_alone(config)
             self._pool_tokens = _count_up(self.kv_pool_tokens)
+            self.keeps_ends_alone = keeps_ends_alone(config)
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
             logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
 

@@ -11,7 +11,6 @@
   };
   const RATES = { output: "output tokens/s", input: "input tokens/s", total: "total tokens/s", requests: "requests/s" };
   const PER = { node: DATA.node, gpu: DATA.unit, whole: "whole deployment" };
-  const LOADS = { concurrency: "concurrency, requests in flight", rate: "request rate, requests/s" };
   const view = { latency: DATA.view.latency, stat: DATA.view.stat, rate: DATA.view.rate, per: DATA.view.per, log: DATA.view.log };
   const curves = DATA.curves.map((curve, i) => ({ ...curve, i, on: true, words: `${curve.label} ${curve.name} ${curve.family}`.toLowerCase() }));
   let shown = curves, panels = [], pinned = null;
@@ -164,7 +163,7 @@
     for (const curve of shown) {
       const mine = points.filter((p) => p.curve === curve);
       const group = make("g", { class: "curve", "data-i": curve.i }, svg);
-      for (const kind of ["concurrency", "rate"]) {
+      for (const kind of Object.keys(DATA.loads)) {
         const line = mine.filter((p) => p.point.ok && p.point.k === kind);
         if (!line.length) continue;
         if (!spec.main && line.every((p) => p.iy.length > 1)) {
@@ -197,7 +196,7 @@
   function names(svg, points, box) {
     if (shown.filter((each) => !each.quiet).length > 12) return;
     const taken = points.map((p) => [p.x - 7, p.y - 7, p.x + 7, p.y + 7]);
-    for (const curve of shown) for (const kind of ["concurrency", "rate"]) {
+    for (const curve of shown) for (const kind of Object.keys(DATA.loads)) {
       const line = points.filter((p) => p.curve === curve && p.point.ok && p.point.k === kind);
       for (let i = 1; i < line.length; i++) {
         const [a, b] = [line[i - 1], line[i]], steps = Math.ceil(Math.hypot(b.x - a.x, b.y - a.y) / 8);
@@ -228,11 +227,11 @@
     const per = view.per === "whole" ? "whole deployment" : `per ${PER[view.per]}`;
     const better = view.latency === "interactivity" ? "right" : "left";
     const found = [{ main: true, title: `Throughput against ${name}`, x: (c, p) => latency(p), y: (c, p) => rate(c, p), xName: `${name} ${view.stat}, ${unit} (${better} is better)`, yName: `${RATES[view.rate]}, ${per}` }];
-    for (const kind of Object.keys(LOADS)) {
+    for (const kind of Object.keys(DATA.loads)) {
       if (!curves.some((curve) => curve.points.some((point) => point.k === kind))) continue;
       for (const metric of ["tpot", "ttft"]) found.push({
-        title: `${metric.toUpperCase()} against ${kind === "rate" ? "request rate" : kind}`, x: (c, p) => (p.k === kind ? [p.v] : null),
-        y: (c, p) => ms(p, metric, view.stat), xName: `${LOADS[kind]}, whole deployment`, yName: `${metric.toUpperCase()} ${view.stat}, ms`,
+        title: `${metric.toUpperCase()} against ${DATA.loads[kind].title}`, x: (c, p) => (p.k === kind ? [p.v] : null),
+        y: (c, p) => ms(p, metric, view.stat), xName: DATA.loads[kind].name, yName: `${metric.toUpperCase()} ${view.stat}, ms`,
       });
     }
     return found;
@@ -308,7 +307,7 @@
     const parts = [], add = (node) => parts.push(node);
     add(html("strong", null, curve.label));
     add(html("div", null, `${curve.facts}; ${curve.name}`, "soft"));
-    const load = point.k === "rate" ? `${point.v} requests/s` : `concurrency ${point.v}`;
+    const load = DATA.loads[point.k].level.replace("{}", point.v);
     add(html("div", null, `${load}, ${point.n} repeat${point.n > 1 ? "s" : ""}${point.x ? ` (${point.x} more left out)` : ""}, ${point.w === "steady" ? "steady window" : "whole run"}`));
     const table = html("table"), stats = DATA.stats.filter((stat) => Object.values(point.l).some((values) => stat in values));
     row(table, "th", ["ms", ...stats]);

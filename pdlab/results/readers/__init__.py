@@ -14,14 +14,21 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import parse_yaml, yaml_fault
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.float64]
+
 SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
+SUMMARY_OF_LOADGEN = "mlperf_log_summary.txt"
 # In the order in which a file is offered to them: the first that recognises its content reads it.
 READERS = (
     "pdlab_level",
@@ -38,11 +45,28 @@ READERS = (
 )
 
 
+class RequestTimes(NamedTuple):
+    """The answered requests of a level in the order in which they were sent, in seconds, one element of each column per
+    request. ``tpot_s`` is NaN for an answer of one token. ``start_s``: when each was sent; None if that is not kept."""
+
+    ttft_s: Column
+    tpot_s: Column
+    e2el_s: Column
+    start_s: Column | None = None
+
+
 class RawLevel(NamedTuple):
-    """One level as a client wrote it. ``part``: where in its file it is, empty if the file holds one level."""
+    """One level as a client wrote it. ``part``: where in its file it is, empty if the file holds one level.
+    ``requests``: each of them, if they were kept."""
 
     part: str
     data: dict[str, Any]
+    requests: RequestTimes | None = None
+
+
+def may_be_read(file: Path) -> bool:
+    """Whether a client may have written a file of that name."""
+    return file.suffix in SUFFIXES or file.name == SUMMARY_OF_LOADGEN
 
 
 class FileReading(NamedTuple):
@@ -92,6 +116,8 @@ def _content(file: Path) -> tuple[Any, str]:
 
 def _of_bytes(file: Path, content: bytes) -> Any:
     """JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+    if file.suffix == ".txt":
+        return content.decode()
     if file.suffix == ".parquet":
         return _parquet(file, content)
     if file.suffix == ".csv":
@@ -99,7 +125,7 @@ def _of_bytes(file: Path, content: bytes) -> Any:
     if file.suffix in (".yaml", ".yml"):
         return parse_yaml(content.decode())
     if file.suffix == ".jsonl":
-        return _lines(content)
+        return parsed_lines(content)
     return _parsed(content)
 
 
@@ -114,7 +140,8 @@ def _parsed(content: bytes) -> Any:
         return json.loads(content)  # NaN and Infinity, which Python's json writes
 
 
-def _lines(content: bytes) -> list[Any]:
+def parsed_lines(content: bytes) -> list[Any]:
+    """JSON lines. Raises ValueError, which names the line."""
     parsed = []
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():

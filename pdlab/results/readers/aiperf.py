@@ -1,16 +1,18 @@
 """AIPerf and GenAI-Perf: ``profile_export_aiperf.json`` (``profile_export_genai_perf.json``), a level a folder.
 
-The requests of a level are in ``profile_export.jsonl`` beside it; the summary has their percentiles already.
+The requests of a level are in ``profile_export.jsonl`` beside it; the summary has their percentiles already. Without
+it they are the level.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import REGULAR, keyed, of_export
+from pdlab.results.readers import FileReading, RawLevel, RequestTimes, parsed_lines
+from pdlab.results.readers.statistics import REGULAR, add_statistics, keyed, of_export, times_of
 
 TOOL = "AIPerf"
 _METRICS = {
@@ -18,6 +20,12 @@ _METRICS = {
     "inter_token_latency": "tpot",  # of a request: (latency - TTFT) / (tokens - 1)
     "inter_chunk_latency": "itl",
     "request_latency": "e2el",
+}
+_TIMES = {
+    "ttft_s": ("time_to_first_token", 1e-3),
+    "tpot_s": ("inter_token_latency", 1e-3),
+    "e2el_s": ("request_latency", 1e-3),
+    "start_s": ("start", 1e-9),
 }
 _TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
 _FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)(?![\d.,])")  # not of several values, which are a sweep
@@ -34,7 +42,9 @@ def read(file: Path, content: Any) -> FileReading | None:
             and {"metadata", "metrics"} <= first.keys()
             and "request_latency" in first["metrics"]
         ):
-            return FileReading(TOOL, skipped="the requests of the summary beside it")
+            if file.suffix != ".jsonl" or any(file.parent.glob("profile_export*.json")):
+                return FileReading(TOOL, skipped="the requests of the summary beside it")
+            return FileReading(TOOL, (RawLevel("", _of_requests(content), _times(content)),))
         if isinstance(first, dict) and file.name.startswith("profile_export"):
             return FileReading(TOOL, skipped="the table of the summary beside it")
         return None
@@ -44,12 +54,59 @@ def read(file: Path, content: Any) -> FileReading | None:
         return FileReading(TOOL, skipped="the prompts that were sent")
     throughput = content.get("request_throughput")
     if isinstance(throughput, dict) and "unit" in throughput:
-        return FileReading(TOOL, (RawLevel("", _level(content)),))
+        return FileReading(TOOL, (RawLevel("", _level(content), _requests(file)),))
     if "aiperf_version" in content or file.name.startswith("profile_export_aiperf_"):
         return FileReading(TOOL, skipped="what the levels in the folders beside it have in common")
     if file.name == "run_config.json" and {"benchmark_id", "cfg"} <= content.keys():
         return FileReading(TOOL, skipped="the settings of the level beside it")
     return None
+
+
+def _requests(file: Path) -> RequestTimes | None:
+    """Those of the profiling phase in the file beside a summary; None without one."""
+    try:
+        return _times(parsed_lines((file.parent / "profile_export.jsonl").read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def _profiled(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line["metadata"].get("benchmark_phase", "profiling") == "profiling"]
+
+
+def _times(lines: Sequence[dict[str, Any]]) -> RequestTimes | None:
+    names = ("request_latency", "time_to_first_token", "inter_token_latency")
+    rows: list[dict[str, Any]] = []
+    for line in _profiled(lines):
+        if not line.get("error"):
+            values = {name: line["metrics"].get(name) for name in names}
+            row: dict[str, Any] = {
+                name: value["value"] * _TO_MS[value["unit"]] for name, value in values.items() if value is not None
+            }
+            rows.append({**row, "start": line["metadata"].get("request_start_ns")})
+    return times_of(rows, _TIMES)
+
+
+def _of_requests(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A level by its requests alone. Its load is in no line: a name has to give it."""
+    profiled = _profiled(lines)
+    good = [line for line in profiled if not line.get("error")]
+    starts_ns, ends_ns = ([line["metadata"][f"request_{end}_ns"] for line in good] or [0] for end in ("start", "end"))
+    level: dict[str, Any] = {
+        "duration": (max(ends_ns) - min(starts_ns)) / 1e9,
+        "completed": len(good),
+        "num_prompts": len(profiled),
+    }
+    for side in ("input", "output"):
+        counts = [(line["metrics"].get(f"{side}_sequence_length") or {}).get("value") for line in good]
+        if good and None not in counts:
+            level[f"total_{side}_tokens"] = sum(counts)
+    times = _times(lines)
+    if times is not None:
+        add_statistics(level, "ttft", times.ttft_s)
+        add_statistics(level, "tpot", times.tpot_s[times.tpot_s == times.tpot_s])
+        add_statistics(level, "e2el", times.e2el_s)
+    return level
 
 
 def _level(content: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import add_statistics, keyed
+from pdlab.results.readers.statistics import add_statistics, keyed, times_of
 
 TOOL = "genai-bench"
 METADATA = "experiment_metadata.json"
@@ -24,7 +24,13 @@ def read(file: Path, content: Any) -> FileReading | None:
         return None
     if file.name.startswith("debug_for_run_"):
         return FileReading(TOOL, skipped="a level in which no request was answered")
-    return FileReading(TOOL, (RawLevel("", _level(file, content)),))
+    good = [each for each in content["individual_request_metrics"] if not each.get("error_code")]
+    return FileReading(TOOL, (RawLevel("", _level(file, content), times_of(good, _times(content))),))
+
+
+def _times(content: dict[str, Any]) -> dict[str, tuple[str, float]]:
+    unit_s = 1e-3 if content.get("_time_unit") == "ms" else 1.0
+    return {"ttft_s": ("ttft", unit_s), "tpot_s": ("tpot", unit_s), "e2el_s": ("e2e_latency", unit_s)}
 
 
 def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:

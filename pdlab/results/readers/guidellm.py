@@ -10,14 +10,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import REGULAR, keyed
+from pdlab.results.readers import FileReading, RawLevel, RequestTimes
+from pdlab.results.readers.statistics import REGULAR, keyed, times_of
 
 TOOL = "guidellm"
 _METRICS = {
     "time_to_first_token_ms": ("ttft", 1.0),
     "inter_token_latency_ms": ("tpot", 1.0),
     "request_latency": ("e2el", 1000.0),
+}
+_TIMES = {
+    "ttft_s": ("time_to_first_token_ms", 1e-3),
+    "tpot_s": ("inter_token_latency_ms", 1e-3),
+    "e2el_s": ("request_latency", 1.0),
+    "start_s": ("request_start_time", 1.0),
 }
 _PERCENTILES = {"p50": "p50", "p75": "p75", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9"}
 
@@ -30,7 +36,7 @@ def read(file: Path, content: Any) -> FileReading | None:
     if not benchmarks:
         return None
     levels = [
-        RawLevel(f"benchmark {number}" if len(benchmarks) > 1 else "", _level(benchmark, content))
+        RawLevel(f"benchmark {number}" if len(benchmarks) > 1 else "", _level(benchmark, content), _requests(benchmark))
         for number, benchmark in enumerate(benchmarks, 1)
     ]
     return FileReading(TOOL, tuple(levels))
@@ -59,6 +65,12 @@ def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
         known = {_PERCENTILES[name]: value for name, value in percentiles.items() if name in _PERCENTILES}
         level |= keyed(ours, {"mean": statistics.get("mean"), **known}, to_ms=to_ms)
     return {name: value for name, value in level.items() if value is not None}
+
+
+def _requests(benchmark: dict[str, Any]) -> RequestTimes | None:
+    kept = benchmark.get("requests")
+    good = kept.get("successful") if isinstance(kept, dict) else None
+    return times_of([each for each in good or [] if isinstance(each, dict)], _TIMES)
 
 
 def _successful(metrics: dict[str, Any], name: str) -> dict[str, Any]:

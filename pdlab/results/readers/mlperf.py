@@ -1,19 +1,36 @@
-"""MLPerf inference: the summary of a run (``mlperf_log_summary.txt`` is not read) and result tables, where they carry
-latencies. Tables of throughput only are recognised and named."""
+"""MLPerf inference: LoadGen's ``mlperf_log_summary.txt`` where it carries token latencies, and result tables.
+
+The summary of a Server run has the rate of its Poisson arrivals, what was completed, and TTFT, TPOT and E2EL. It has
+neither the number of requests nor their lengths. Tables have throughput only, and are recognised and named.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import FileReading
+from pdlab.results.readers import SUMMARY_OF_LOADGEN, FileReading, RawLevel
 
 TOOL = "MLPerf"
+REQUESTS = 1000  # at the throughput that the summary has, which says that their number is not known
 _TABLE = {"scenario", "division", "units", "result"}
+_LINE = re.compile(r"^[ \t]*([^:=\n]+?)[ \t]*:[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
+_LATENCY = re.compile(r"(Mean|(\d\d\.\d\d) percentile) (.*?latency|Time (?:per|to) Output Token) \(ns\)", re.IGNORECASE)
+_METRICS = {
+    "latency": "e2el",
+    "first token latency": "ttft",
+    "time per output token": "tpot",
+    "time to output token": "tpot",
+}
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a table of MLPerf results."""
+    """None unless it is of MLPerf: a summary of LoadGen's, or a table of results."""
+    if file.name == SUMMARY_OF_LOADGEN and isinstance(content, str) and "MLPerf Results Summary" in content:
+        level = _level(dict(_LINE.findall(content)))
+        why = "" if level else "of a scenario without a request rate, or without token latencies"
+        return FileReading(TOOL, (RawLevel("", level),) if level else (), why)
     rows = content if isinstance(content, list) else []
     if not rows or not isinstance(rows[0], dict):
         return None
@@ -21,3 +38,40 @@ def read(file: Path, content: Any) -> FileReading | None:
     if not names >= _TABLE:
         return None
     return FileReading(TOOL, skipped="a table of throughput without latencies: nothing to plot against")
+
+
+def _level(lines: dict[str, str]) -> dict[str, Any] | None:
+    """The level of a Server run; None for another."""
+    latencies: dict[str, float] = {}
+    for name, value in lines.items():
+        match = _LATENCY.fullmatch(name)
+        metric = _METRICS.get(match[3].lower()) if match else None
+        if match and metric:
+            percent = f"{float(match[2]):g}" if match[2] else ""
+            statistic = "mean" if not percent else "median" if percent == "50" else f"p{percent}"
+            latencies[f"{statistic}_{metric}_ms"] = float(value) / 1e6
+    rate, tokens_per_s, target = (
+        float(lines.get(name, 0))
+        for name in ("Completed samples per second", "Completed tokens per second", "target_qps")
+    )
+    if not (rate and target and any(name.endswith("_ttft_ms") for name in latencies)):
+        return None
+    duration_s = REQUESTS / rate
+    level: dict[str, Any] = {
+        "request_throughput": rate,
+        "duration": duration_s,
+        "completed": REQUESTS,
+        "counts_unknown": True,
+        "request_rate": target,
+        "burstiness": 1.0,
+        "sut": lines.get("SUT name", ""),
+        **latencies,
+    }
+    if tokens_per_s:
+        level["total_output_tokens"] = tokens_per_s * duration_s
+    if lines.get("Result is") != "VALID":
+        failed = [name for name, value in lines.items() if name.endswith("satisfied") and value.lower() == "no"]
+        level["invalid"] = f"LoadGen calls the run {lines.get('Result is', 'neither valid nor invalid')}" + "".join(
+            f", not satisfied: {name.removesuffix(' satisfied')}" for name in failed
+        )
+    return level

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pdlab.results.readers import RequestTimes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +29,27 @@ def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]
     for percent, value in zip(PERCENTILES, np.percentile(columns, PERCENTILES), strict=True):
         key = f"median_{metric}_ms" if percent == 50 else f"p{percent}_{metric}_ms"
         level.setdefault(key, float(value) * 1000)
+
+
+def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[str, float]]) -> RequestTimes | None:
+    """Requests that have a value under each name; ``names``: column of `RequestTimes` -> the client's name of it, and
+    its unit in seconds. An answer without a TPOT has one token, or came in one piece. None without requests."""
+    import numpy as np
+
+    columns: dict[str, list[float]] = {column: [] for column in names}
+    for request in requests:
+        row = {column: request.get(name) for column, (name, _) in names.items()}
+        if row["tpot_s"] is None:
+            row["tpot_s"] = math.nan
+        for column, value in row.items():
+            if not isinstance(value, int | float):
+                return None
+            columns[column].append(float(value) * names[column][1])
+    if not columns["ttft_s"]:
+        return None
+    arrays = {column: np.array(values) for column, values in columns.items()}
+    order = np.argsort(arrays["start_s"], kind="stable") if "start_s" in arrays else slice(None)
+    return RequestTimes(**{column: values[order] for column, values in arrays.items()})
 
 
 def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, mean: str = "mean") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import StoreError
-from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers import FileReading, RawLevel, RequestTimes
 from pdlab.results.readers.statistics import add_statistics
 
 TOOL = "vllm bench serve"
@@ -34,13 +34,13 @@ def read(file: Path, content: Any) -> FileReading | None:
         rows = [_numbers(row) for row in rows]
     of_sglang = any("total_output_tokens_retokenized" in row or "sharegpt_output_len" in row for row in rows)
     levels = [
-        RawLevel(f"line {number}" if isinstance(content, list) else "", _level(file, row, of_sglang))
+        RawLevel(f"line {number}" if isinstance(content, list) else "", *_level(file, row, of_sglang))
         for number, row in enumerate(rows, 1)
     ]
     return FileReading("SGLang bench_serving" if of_sglang else TOOL, tuple(levels))
 
 
-def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
+def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> tuple[dict[str, Any], RequestTimes | None]:
     level = dict(row)
     if of_sglang:
         info = level.pop("server_info", None)
@@ -51,10 +51,10 @@ def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> dict[str, Any]:
         if str(level.get("request_rate")) == "trace":
             level["arrivals"] = level.pop("request_rate")
     try:
-        _add_requests(level)
+        times = _add_requests(level)
     except (TypeError, ValueError) as error:
         raise StoreError(f"{file}: its requests are not numbers ({error}); write the file again") from error
-    return level
+    return level, times
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
@@ -75,16 +75,18 @@ def _of_server(info: dict[str, Any]) -> dict[str, Any]:
     return {ours: info[theirs] for theirs, ours in names.items() if info.get(theirs) is not None}
 
 
-def _add_requests(level: dict[str, Any]) -> None:
-    """Percentiles of the requests that the file holds; its own figures stay. Raises TypeError or ValueError for what is
-    no number."""
+def _add_requests(level: dict[str, Any]) -> RequestTimes | None:
+    """Add percentiles of the requests that the file holds, and return these; its own figures stay. Raises TypeError or
+    ValueError for what is no number."""
     import numpy as np
 
-    ttfts, itls, outputs, errors = (level.pop(name, None) for name in ("ttfts", "itls", "output_lens", "errors"))
-    for name in ("generated_texts", "start_times", "input_lens"):
+    ttfts, itls, outputs, errors, starts = (
+        level.pop(name, None) for name in ("ttfts", "itls", "output_lens", "errors", "start_times")
+    )
+    for name in ("generated_texts", "input_lens"):
         level.pop(name, None)
     if not (isinstance(ttfts, list) and isinstance(itls, list) and isinstance(outputs, list)):
-        return
+        return None
     failed = errors if isinstance(errors, list) else []
     good = [
         i
@@ -97,7 +99,12 @@ def _add_requests(level: dict[str, Any]) -> None:
     ttfts_s = np.array([ttfts[i] for i in good], dtype=float)
     tokens = np.array([outputs[i] or 0 for i in good], dtype=float)
     several = tokens > 1
+    tpots_s = np.where(several, totals_s / np.maximum(tokens - 1, 1), np.nan)
     add_statistics(level, "ttft", ttfts_s)
-    add_statistics(level, "tpot", totals_s[several] / (tokens[several] - 1))
+    add_statistics(level, "tpot", tpots_s[several])
     add_statistics(level, "itl", gaps_s)
     add_statistics(level, "e2el", ttfts_s + totals_s)
+    starts_s = None
+    if isinstance(starts, list) and len(starts) == len(ttfts):
+        starts_s = np.array([starts[i] for i in good], dtype=float)
+    return RequestTimes(ttfts_s, tpots_s, ttfts_s + totals_s, starts_s)

@@ -336,7 +336,7 @@ class TestLengths:
             ({"lengths": {"kind": "uniform", "low": 1.0, "high": 0.5}}, "from a smaller share to a larger one"),
             (
                 {"lengths": {"kind": "normal"}},
-                "must be one of 'fixed', 'uniform', 'lognormal', 'file', 'mixes', got 'normal'",
+                "must be one of 'fixed', 'uniform', 'lognormal', 'file', 'mixes', 'replay', got 'normal'",
             ),
         ],
     )

@@ -151,7 +151,7 @@ def test_the_code_is_in_the_file_and_named_by_its_content(export: Callable[..., 
         spec, env = pod["template"]["spec"], container(pod)["env"]
         assert {"name": "PYTHONPATH", "value": f"/opt/pdlab/{name}"} in env
         assert {"name": "pdlab", "configMap": {"name": held["metadata"]["name"]}} in spec["volumes"]
-    assert application(documents)["applications"][0]["args"]["kv_guard"] == {"bring": False}
+    assert application(documents)["applications"][0]["args"]["kv_guard"] == {"send_sources": False}
 
 
 def test_devices_of_a_pod(export: Callable[..., tuple[int, str]]) -> None:
