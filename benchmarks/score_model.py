@@ -63,6 +63,7 @@ class ScoredStack(Frozen):
 
     model: str
     precision: str
+    engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
     gpus: tuple[str, ...]
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
@@ -106,11 +107,12 @@ def chosen(tables: list[Path], most: int) -> Iterator[tuple[Stack, Scored]]:
     for stack, members in sample([each for each in few if each.stack.mode == "collocated"], most).items():
         first = members[0]
         for entry in known:
-            if (entry.model, entry.precision) == (first.model_id, first.precision) and stack.gpu in entry.gpus:
+            asked = (entry.model, entry.precision, entry.engine)
+            if asked == (first.model_id, first.precision, stack.engine) and stack.gpu in entry.gpus:
                 break
         else:
             continue
-        if len(members) < FEWEST or stack.engine != "vllm":
+        if len(members) < FEWEST:
             continue
         yield (
             stack,
