@@ -46,7 +46,7 @@ class Panel(NamedTuple):
     stacked: bool = False
 
 
-class Row(NamedTuple):
+class PanelRow(NamedTuple):
     title: str
     panels: tuple[Panel, ...]
 
@@ -81,7 +81,7 @@ def _of_pool(gauge: str) -> str:
 
 
 ROWS = (
-    Row(
+    PanelRow(
         "Time to first token",
         (
             Panel(
@@ -138,7 +138,7 @@ ROWS = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "KV transfer",
         (
             Panel(
@@ -189,7 +189,7 @@ ROWS = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Engines",
         (
             Panel(
