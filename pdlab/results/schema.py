@@ -26,7 +26,7 @@ class ReplayedRequest(Frozen):
     (1: it has no parent), and all that it had to wait for: its ``parent`` and ``waits``.
 
     ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
-    them in its usage (None: it does not, which is vLLM's default: ``enable_prompt_tokens_details``).
+    them in its usage (None: it does not, which is vLLM's default).
     ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed. ``replica``:
     the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
     """
