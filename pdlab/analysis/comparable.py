@@ -22,8 +22,8 @@ long, differ by 5 to 10 % by chance; so do answers that end at their end-of-sequ
 be another one differs by more. Rates and latencies may differ by about the same share, so the difference is printed.
 """
 # Kinds of load whose levels are compared, each with its own. A ramp is no level of one load: its figures are means over
-# rates of which a deployment keeps up with some.
-COMPARED_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate")
+# rates of which a deployment keeps up with some. A replay is the same requests at the same moments.
+COMPARED_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate", "replay")
 HAVE = "the experiments have "
 Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
 OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "size")

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.analysis.curves import gpus_of
 from pdlab.analysis.intervals import Array
-from pdlab.analysis.loading import Loaded
 from pdlab.core.workload import Open, Slo
 from pdlab.results.slo import within
+
+if TYPE_CHECKING:
+    from pdlab.analysis.loading import Loaded
 
 MILLION, HOUR_S = 1e6, 3600.0
 ALIKE = 0.05  # of two of which one is measured and one simulated, or both once, no closer ones are told apart

@@ -164,6 +164,13 @@ class _Line(Frozen):
         return {float(f"{point.value / size:.6g}"): point for point in self.points}
 
 
+def _per_gpu(lines: Sequence[_Line], view: View) -> bool:
+    """Whether loads of lines of one kind are compared per GPU: where sizes differ. A replay is one load, whatever the
+    size of what it is sent to."""
+    replays = any(point.kind == "replay" for line in lines for point in line.points)
+    return not replays and len({line.curve.gpus.counted(view.count) for line in lines}) > 1
+
+
 class _Shared(NamedTuple):
     """The levels of two lines at the loads that enter their comparison, and the repeats of each that do."""
 
@@ -280,7 +287,7 @@ def _reference(candidates: Sequence[int], lines: Sequence[_Line], view: View) ->
     collocated = [i for i in candidates if (its := lines[i].curve.deployment) and its.mode == "collocated"]
     if not collocated:
         return candidates[0]
-    per_gpu = len({lines[i].curve.gpus.counted(view.count) for i in collocated}) > 1
+    per_gpu = _per_gpu([lines[i] for i in collocated], view)
     levels = {i: lines[i].by_load(view, per_gpu=per_gpu) for i in collocated}
     loads = set.intersection(*(set(each) for each in levels.values()))
 
@@ -399,7 +406,7 @@ def _mean_of(line: Line, reached: _Reached, on: Mask) -> Estimate | None:
 def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:
     """What two that may be compared share; None where no load is shared by complete repeats."""
     both = (first, second)
-    per_gpu = view.normalized and len({each.curve.gpus.counted(view.count) for each in both}) > 1
+    per_gpu = view.normalized and _per_gpu(both, view)
     levels = first.by_load(view, per_gpu=per_gpu), second.by_load(view, per_gpu=per_gpu)
     common = sorted(load for load in levels[0].keys() & levels[1].keys() if alike_at(levels[0][load], levels[1][load]))
     repeats = _repeats([levels[0][load] for load in common]), _repeats([levels[1][load] for load in common])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import math
 import os
@@ -11,7 +12,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -54,6 +56,7 @@ from pdlab.core.status_line import StatusLine
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
+    from pdlab.core.deployment import Deployment
     from pdlab.core.nodes import ClusterNode, ClusterView
     from pdlab.core.workload import Slo, Workload
     from pdlab.plan.extrapolation import OutsideFit
@@ -141,7 +144,7 @@ WHAT, WORKLOAD, HOW, INSTEAD = "what to serve, on what", "workload", "how", "ins
 SLO = "SLO: what a request must meet to count as goodput (unbounded if it is not given)"
 Bound = Annotated[float, Gt(0), PerUnit(1000)]
 OF_HARDWARE = (
-    *("hardware", "engine", "engine_version", "table_mode", "quant", "without_ray"),
+    *("hardware", "p_hardware", "d_hardware", "engine", "engine_version", "table_mode", "quant", "without_ray"),
     *("acceptance_length", "draft_tokens"),
 )  # what step times depend on
 ANSWER = "answer"  # one of the fields that ask for something else than a ranking
@@ -168,6 +171,24 @@ class PlanSettings(Settings):
         "whose step times come from tables (pip install 'pdlab[perf]')",
         WHAT,
         value="NAME|FILE|GPU",
+    )
+    p_hardware: str | None = setting(
+        None,
+        "GPU type of the prefill pool, if it is another than decode's",
+        WHAT,
+        value="GPU",
+        otherwise="--hardware",
+        needs="d_hardware",
+        advanced=True,
+    )
+    d_hardware: str | None = setting(
+        None,
+        "GPU type of the decode pool, and of collocated ones; --gpus then counts GPUs of each type",
+        WHAT,
+        value="GPU",
+        otherwise="--hardware",
+        needs="p_hardware",
+        advanced=True,
     )
     engine: Literal["vllm", "sglang", "trtllm"] | None = setting(
         None, "with a GPU type as --hardware: the engine", WHAT, otherwise="vllm"
@@ -355,6 +376,13 @@ class PlanSettings(Settings):
             not_given(self, ("prompts",), "a ranking: it is for --compare")
             if self.goodput_map is None:
                 not_given(self, of_map, "a plan without --goodput-map")
+        if self.p_hardware:
+            not_given(self, ("hardware", "compare", "predict", "fluid"), "--p-hardware and --d-hardware")
+            if self.placement == "pack" or self.count_gpus != DEFAULT_COUNT:
+                raise UsageError(
+                    "--p-hardware and --d-hardware put prefill and decode on different nodes, and count GPUs used: "
+                    "leave --placement pack and --count-gpus out"
+                )
         if self.blocks and self.assume_merged:
             raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
         if not 0 <= self.prefix_hit_rate < 1:
@@ -368,31 +396,59 @@ class PlanSettings(Settings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan, predict or compare; returns the exit code."""
-    return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
+    with _uncollected():
+        return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Simulations make millions of objects and hardly a cycle among them: looking for cycles takes 7 % of a plan."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _hardware(settings: PlanSettings) -> Hardware:
     """What --hardware names, with the engine that is planned for. Raises UsageError."""
     from pdlab.core.schema import validate
-    from pdlab.sim.computed_hardware import hardware_of
+    from pdlab.core.text import choices
+    from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
     from pdlab.sim.hardware import Speculation
 
     node = _base_node(settings)
-    hardware = hardware_of(
-        settings.hardware,
-        settings.model_name,
-        settings.engine,
-        settings.engine_version,
-        quant=settings.quant,
-        mode=settings.table_mode,
-        bare=settings.without_ray,
-        gpus_per_node=node.gpus if node is not None else None,
-    )
+
+    def named(word: str) -> Hardware:
+        return hardware_of(
+            word,
+            settings.model_name,
+            settings.engine,
+            settings.engine_version,
+            quant=settings.quant,
+            mode=settings.table_mode,
+            bare=settings.without_ray,
+            gpus_per_node=node.gpus if node is not None else None,
+        )
+
+    if settings.p_hardware and settings.d_hardware:
+        for flag, word in (("--p-hardware", settings.p_hardware), ("--d-hardware", settings.d_hardware)):
+            if not is_gpu(word):
+                raise UsageError(
+                    f"{flag} {word}: no GPU type of configs/gpus/; {choices(word.upper(), computed_gpus())}"
+                )
+        hardware = beside(named(settings.p_hardware), named(settings.d_hardware))
+    else:
+        hardware = named(settings.hardware)
     if settings.acceptance_length is None:
         return hardware
     guessed = settings.draft_tokens or max(math.ceil(settings.acceptance_length) - 1, 1)
     given = {"acceptance_length": settings.acceptance_length, "draft_tokens": guessed}
-    return hardware.model_copy(update={"speculation": validate(Speculation, given, where="--acceptance-length")})
+    speculation = {"speculation": validate(Speculation, given, where="--acceptance-length")}
+    others = tuple(each.model_copy(update=speculation) for each in hardware.beside)
+    return hardware.model_copy(update={**speculation, "beside": others})
 
 
 def _base_node(settings: PlanSettings) -> ClusterNode | None:
@@ -493,33 +549,38 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))
+    types = (hardware, *hardware.beside)
     if hardware.steps is not None and "node" not in settings.model_fields_set:
-        found: tuple[ClusterNode, ...] = (
+        found: tuple[ClusterNode, ...] = tuple(
             ClusterNode(
-                id="node",
-                gpu_type=hardware.gpu_type,
-                gpus=hardware.gpus_per_node,
-                cpus=CPUS_PER_GPU * hardware.gpus_per_node,
-            ),
+                id="node", gpu_type=each.gpu_type, gpus=each.gpus_per_node, cpus=CPUS_PER_GPU * each.gpus_per_node
+            )
+            for each in types
         )
-        kind = f"node of {hardware.gpus_per_node} {hardware.gpu_type}"
+        kind = f"node of {hardware.gpus_per_node} {' and of '.join(each.gpu_type or '' for each in types)}"
     else:
         found = _nodes(settings.node)
         kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
-    base = found[0]
-    for each in found:
-        require_node(hardware, each, settings.node)
+    bases = []
+    for own in types:
+        of_type = [node for node in found if not hardware.beside or node.gpu_type == own.gpu_type]
+        if not of_type:
+            raise UsageError(f"--node {settings.node} has no nodes of {own.gpu_type}; give a file with both types")
+        for each in of_type:
+            require_node(own, each, settings.node)
+        bases.append(of_type[0])
     if hardware.cpu:
         not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
-        base = base.model_copy(update={"gpus": hardware.gpus_per_node})
-    count = -(-settings.gpus // base.gpus)
+        bases = [base.model_copy(update={"gpus": hardware.gpus_per_node}) for base in bases]
+    count = -(-settings.gpus // bases[0].gpus)
     spread = settings.placement == "spread"
-    nodes = []
-    for number in range(1, max(count, 2 if spread else 1) + 1):
-        name = f"node-{number}"
-        free = base.gpus if spread else min(base.gpus, settings.gpus - (number - 1) * base.gpus)
-        changes = {"id": name, "head": number == 1, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
-        nodes.append(base.model_copy(update=changes))
+    nodes: list[ClusterNode] = []
+    for number in range(1, max(count, 2 if spread and not hardware.beside else 1) + 1):
+        for base in bases:
+            name = f"node-{len(nodes) + 1}"
+            free = base.gpus if spread else min(base.gpus, settings.gpus - (number - 1) * base.gpus)
+            changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
+            nodes.append(base.model_copy(update=changes))
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
@@ -722,6 +783,20 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     return 0
 
 
+def _on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment:
+    """The deployment with prefill on the first GPU type, and what else it has on the second."""
+    from pdlab.core.deployment import Disaggregated
+
+    topology, first, second = deployment.topology, hardware.gpu_type, hardware.beside[0].gpu_type
+    if not isinstance(topology, Disaggregated) or topology.placement == "pack":
+        raise UsageError(f"--explain {deployment.label}: two GPU types are for pd-spread; leave --p-hardware out")
+    pools = {
+        "prefill": topology.prefill.model_copy(update={"gpu_type": first}),
+        "decode": topology.decode.model_copy(update={"gpu_type": second}),
+    }
+    return deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
+
+
 def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
@@ -731,6 +806,8 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     deployment = Deployment(model=settings.model_name, topology=parse_label(label))
     if deployment.gpus > MAX_GPUS:
         raise UsageError(f"--explain {label}: has {deployment.gpus} GPUs, at most {MAX_GPUS} can be simulated")
+    if hardware.beside:
+        deployment = _on_two_types(deployment, hardware)
     check_divisibility(deployment, shape)
     scene = _scene(settings, hardware, shape, _slo(settings))
     rate_rps = scene.trace.rate_rps if scene.trace else settings.rate

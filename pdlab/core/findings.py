@@ -981,6 +981,10 @@ CODES: dict[str, FindingCode] = {
         "prompts seldom wait for KV memory",
         "near saturation: prompts wait for KV memory {share:.0%} of the time, so TTFT and requests/s have no band",
     ),
+    "pools_of_two_types": _of_plan(
+        "all pools are on GPUs of one type",
+        "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
+    ),
     "draft_time_not_counted": _of_plan(
         "what guessing tokens takes is measured",
         "{accepted:g} tokens per step of {guessed} guessed ones and one more; the time of the draft is not counted",

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -372,7 +372,14 @@ class Slo(Frozen):
         """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
         import numpy as np
 
-        ttft_s, tpot_s, e2el_s = np.array(latencies, dtype=np.float64).reshape(-1, 3).T
+        columns = np.array(latencies, dtype=np.float64).reshape(-1, 3).T
+        return self.stress_of_columns(columns, tpot, ttft)
+
+    def stress_of_columns(self, columns: Iterable[Any], tpot: float = 1.0, ttft: float = 1.0) -> float:
+        """`stress_of` of columns: TTFT, TPOT and E2EL of every request in seconds."""
+        import numpy as np
+
+        ttft_s, tpot_s, e2el_s = columns
         ordered = np.sort(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
         return float(ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)])
 

@@ -312,18 +312,8 @@ class Application:
     def ask_alone(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Completions by one fluid engine alone, without KV transfer. Raises DeployError."""
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module(MODELS)
         handle = serve.get_deployment_handle(f"Fluid:{_serve_name(model_id)}", APP)
-        answers = []
-        for request in requests:
-            try:
-                answer: Any = handle.alone.remote(models.CompletionRequest(**request)).result()
-            except Exception as error:  # whatever the replica raised, as a RayTaskError
-                raise DeployError(f"an engine alone cannot be asked: {last_line(str(error))}") from error
-            if not hasattr(answer, "choices"):
-                raise DeployError(f"an engine alone answers with an error: {answer or 'nothing'}")
-            answers.append(answer.model_dump(mode="json"))
-        return answers
+        return _asked_alone("an engine", requests, lambda request: handle.alone.remote(request).result())
 
     def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Completions by a prefill engine alone, without KV transfer: the same model served collocated.
@@ -331,18 +321,12 @@ class Application:
         Raises DeployError.
         """
         serve = importlib.import_module("ray.serve")
-        models = importlib.import_module(MODELS)
         handle = serve.get_deployment_handle(f"Prefill:{_serve_name(model_id)}", APP).options(stream=True)
-        answers = []
-        for request in requests:
-            try:
-                answer: Any = next(iter(handle.completions.remote(models.CompletionRequest(**request), None)), None)
-            except Exception as error:  # whatever the replica raised, as a RayTaskError
-                raise DeployError(f"the prefill engine alone cannot be asked: {last_line(str(error))}") from error
-            if not hasattr(answer, "choices"):
-                raise DeployError(f"the prefill engine alone answers with an error: {answer or 'an empty stream'}")
-            answers.append(answer.model_dump(mode="json"))
-        return answers
+        return _asked_alone(
+            "the prefill engine",
+            requests,
+            lambda request: next(iter(handle.completions.remote(request, None)), "an empty stream"),
+        )
 
     def delete(self) -> bool:
         """Take the application down, wait until its replicas and placement groups are gone; False: there was none."""
@@ -378,6 +362,22 @@ class Application:
         except ray.exceptions.GetTimeoutError as error:
             raise ClusterError(f"Ray Serve's controller does not answer within {ANSWER_TIMEOUT_S:g} s") from error
         return details
+
+
+def _asked_alone(engine: str, requests: Sequence[dict[str, Any]], ask: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """The answer of ``engine`` to each completion request. Raises DeployError where it fails or answers with another
+    thing than a completion."""
+    models = importlib.import_module(MODELS)
+    answers = []
+    for request in requests:
+        try:
+            answer = ask(models.CompletionRequest(**request))
+        except Exception as error:  # whatever the replica raised, as a RayTaskError
+            raise DeployError(f"{engine} alone cannot be asked: {last_line(str(error))}") from error
+        if not hasattr(answer, "choices"):
+            raise DeployError(f"{engine} alone answers with an error: {answer or 'nothing'}")
+        answers.append(answer.model_dump(mode="json"))
+    return answers
 
 
 def _ask_all(handle: Any, method: str, *args: Any) -> list[Any]:

@@ -33,6 +33,8 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
     free, partial = list(view.engine_nodes), list[ClusterNode]()
     node_gpus = max((len(node.slots) for node in free), default=1)
     window = -(-deployment.gpus // node_gpus) + len(deployment.pools)
+    if any(pool.gpu_type for pool in deployment.pools.values()):
+        window *= len({node.gpu_type for node in free})  # not every one is of a type that it takes
     copies = 0
     while copies < gpus // deployment.gpus:
         partial.sort(key=lambda node: (-len(node.slots), node.id))

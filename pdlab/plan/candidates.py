@@ -45,7 +45,15 @@ class Sized:
 
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
-    """One replica of every way to run an engine that holds at least one request. Raises UsageError."""
+    """One replica of every way to run an engine that holds at least one request; for hardware of two GPU types those of
+    the first, which prefill, and then those of the second, each bound to its type. Raises UsageError."""
+    if hardware.beside:
+        each = [(own, own.gpu_type) for own in (hardware.model_copy(update={"beside": ()}), *hardware.beside)]
+        return [
+            pool.model_copy(update={"gpu_type": gpu_type})
+            for own, gpu_type in each
+            for pool in engine_shapes(own, shape, gpus, workload)
+        ]
     request = sum(workload.longest)
     if request > shape.max_context:
         raise UsageError(
@@ -79,19 +87,30 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
 
 
 def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
-    """Every unit within the GPUs that vLLM accepts, collocated ones first."""
-    for pool in shapes:
+    """Every unit within the GPUs that vLLM accepts, collocated ones first. ``gpus``: of each type, if ``shapes`` are of
+    two; prefill is then on the first, and all others on the second."""
+    mixed = shapes[0].gpu_type != shapes[-1].gpu_type
+    prefills_on = [pool for pool in shapes if pool.gpu_type == shapes[0].gpu_type]
+    decodes_on = [pool for pool in shapes if pool.gpu_type == shapes[-1].gpu_type]
+    for pool in decodes_on:
         fill = node if gpus % node == 0 and pool.gpus <= node else gpus
         yield Unit(pool, fill // pool.gpus, None, 0)
-    for prefill in shapes:
-        for decode in shapes:
+    for prefill in prefills_on:
+        for decode in decodes_on:
             if not _accepted(Disaggregated(prefill=prefill, decode=decode, placement="spread"), shape):
                 continue
             for prefills in range(1, min(gpus // prefill.gpus, MOST_REPLICAS) + 1):
-                decode_gpus = gpus - prefills * prefill.gpus
+                decode_gpus = gpus if mixed else gpus - prefills * prefill.gpus
                 for decodes in range(1, min(decode_gpus // decode.gpus, MOST_REPLICAS) + 1):
                     if math.gcd(prefills, decodes) == 1:
                         yield Unit(prefill, prefills, decode, decodes)
+
+
+def most_copies(unit: Unit, gpus: int) -> int:
+    """Of a unit, within that many GPUs, or within that many of each of its two types."""
+    if unit.decode is None or unit.decode.gpu_type == unit.prefill.gpu_type:
+        return gpus // unit.gpus
+    return min(gpus // (unit.prefill.gpus * unit.prefills), gpus // (unit.decode.gpus * unit.decodes))
 
 
 def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
@@ -160,7 +179,7 @@ def shortlist(
         for unit in every:
             if unit.decode is not None:
                 rps = matcher.serves(unit, bound_s).rps
-                order.append((-rps * (gpus // unit.gpus) / gpus, unit.gpus, len(order), unit))
+                order.append((-rps * most_copies(unit, gpus) / gpus, unit.gpus, len(order), unit))
         order.sort()
         kept_per_kind: dict[UnitKind, int] = {}
         for value, _, _, unit in order:
@@ -172,6 +191,11 @@ def shortlist(
             if (among_best or alone) and take(unit):
                 kept_per_kind[unit.kind] = already + 1
     return Shortlist(list(chosen.values()), len(every))
+
+
+def view_gpus(view: ClusterView, gpus: int) -> int:
+    """GPUs of all types where so many are planned for of each."""
+    return gpus * len({node.gpu_type for node in view.engine_nodes})
 
 
 def _sized(
@@ -190,10 +214,10 @@ def _sized(
         topology = Collocated(pool=prefill)
     else:
         decode = unit.decode.model_copy(update={"replicas": unit.decodes})
-        packs = unit.gpus <= matcher.hardware.gpus_per_node
+        packs = unit.gpus <= matcher.hardware.gpus_per_node and not matcher.hardware.beside
         topology = Disaggregated(prefill=prefill, decode=decode, placement=placement or ("pack" if packs else "spread"))
     deployment = Deployment(model=model, topology=topology)
-    copies = copies_of(deployment, view, gpus)
+    copies = min(copies_of(deployment, view, view_gpus(view, gpus)), most_copies(unit, gpus))
     if not copies:
         return None
     rps, in_flight = matcher.serves(unit, tpot_s or math.inf)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
@@ -51,6 +51,8 @@ class LoadResult:
     bottleneck: str
     latencies: tuple[Latencies, ...]
     level: SimulatedLevel
+    columns: tuple[Any, ...] = field(compare=False, repr=False)
+    """``latencies`` as columns of numpy."""
 
     @property
     def goodput_rps(self) -> float:
@@ -183,19 +185,20 @@ class Scene:
         if trace is not None and trace.requests:
             simulated = simulated.by_arrival()
         part = judged(simulated, recorded=trace is not None)
-        latencies = tuple(
-            Latencies(first_s - arrival_s, (finish_s - first_s) / max(tokens - 1, 1), finish_s - arrival_s)
-            for arrival_s, first_s, finish_s, tokens in zip(
-                simulated.arrival_s[part],
-                simulated.first_token_s[part],
-                simulated.finish_s[part],
-                simulated.output_tokens[part],
-                strict=True,
-            )
+        arrival_s, first_s, finish_s = (
+            np.array(each[part]) for each in (simulated.arrival_s, simulated.first_token_s, simulated.finish_s)
         )
+        tokens = np.array(simulated.output_tokens[part])
+        ttft_s, tpot_s, e2el_s = (
+            first_s - arrival_s,
+            (finish_s - first_s) / np.maximum(tokens - 1, 1),
+            finish_s - arrival_s,
+        )
+        rows = zip(ttft_s.tolist(), tpot_s.tolist(), e2el_s.tolist(), strict=True)
+        latencies = tuple(map(Latencies._make, rows))
         # An answer of one token has no TPOT.
-        tpots_s = [each.tpot_s for each, n in zip(latencies, simulated.output_tokens[part], strict=True) if n > 1]
-        good_share = float(within(self.slo, *np.array(latencies).T).mean())
+        tpots_s = tpot_s[tokens > 1].tolist()
+        good_share = float(within(self.slo, ttft_s, tpot_s, e2el_s).mean())
         per_s, keeps_up = _served(simulated, part, waits=trace is not None and bool(trace.requests))
         return LoadResult(
             load=load,
@@ -205,10 +208,11 @@ class Scene:
             tpot_s=statistics.fmean(tpots_s) if tpots_s else 0.0,
             good_share=good_share,
             meets=keeps_up and good_share >= self.slo.quantile,
-            stress=self.slo.stress_of(latencies),
+            stress=self.slo.stress_of_columns((ttft_s, tpot_s, e2el_s)),
             bottleneck=bottleneck(simulated),
             latencies=latencies,
             level=simulated,
+            columns=(ttft_s, tpot_s, e2el_s),
         )
 
 

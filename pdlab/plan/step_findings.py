@@ -19,6 +19,8 @@ def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] =
     for each in (hardware, *hardware.beside):
         if each.steps is not None:
             findings += _of_tables(each, shape, [pool for pool in own_pools if hardware.of(pool) is each])
+    for each in hardware.beside:
+        findings.append(found("pools_of_two_types", prefill=hardware.gpu_type, decode=each.gpu_type))
     if hardware.speculation is not None:
         speculation = hardware.speculation
         findings.append(
@@ -37,11 +39,13 @@ def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> 
     tables = ".".join(steps.version.split(".")[:2])
     planned = steps.engine_version or tables
     if planned == tables:
-        yield found("tables_of_version", gpu=hardware.gpu, engine=steps.engine, tables=steps.version)
+        yield found(
+            "tables_of_version", gpu=hardware.gpu_type or hardware.gpu, engine=steps.engine, tables=steps.version
+        )
     else:
         yield found(
             "tables_of_another_version",
-            gpu=hardware.gpu,
+            gpu=hardware.gpu_type or hardware.gpu,
             engine=steps.engine,
             tables=steps.version,
             planned=planned,
@@ -55,4 +59,4 @@ def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> 
     )
     kinds = sorted({kind for pool in pools for kind in tables_of(steps, shape, pool).estimated})
     if kinds:
-        yield found("table_values_estimated", gpu=hardware.gpu, kinds=", ".join(kinds))
+        yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

@@ -188,6 +188,27 @@ def hardware_of(
     return computed(word, engine or "vllm", version, quant=quant, mode=mode, bare=bare, gpus_per_node=gpus_per_node)
 
 
+def beside(prefill: Hardware, decode: Hardware) -> Hardware:
+    """Hardware of two GPU types, the one of prefill with the other beside it; one of them where both are the same.
+    Raises UsageError."""
+    if prefill.gpu_type == decode.gpu_type:
+        return decode
+    if prefill.gpus_per_node != decode.gpus_per_node:
+        raise UsageError(
+            f"--p-hardware {prefill.gpu_type} has nodes of {prefill.gpus_per_node} GPUs, --d-hardware "
+            f"{decode.gpu_type} of {decode.gpus_per_node}: a plan needs nodes of one size"
+        )
+    return prefill.model_copy(
+        update={
+            "name": f"{prefill.name} and {decode.name}",
+            "gpu": f"{prefill.gpu} (prefill) and {decode.gpu}",
+            "beside": (decode,),
+            "fit": None,
+            "error": None,
+        }
+    )
+
+
 def _bare(constant: Constant, value: float) -> Constant:
     source = BARE_SOURCE if value else "engines without Ray"
     return constant.model_copy(update={"value": value, "basis": "assumed", "source": source, "relative_error": None})

@@ -132,20 +132,44 @@ class Engine:
 
         Returns when the step ends; None if nothing can run.
         """
-        self._look()
-        if not self._scheduled_ahead():
+        if self.steps_in_flight:
+            self._look()
+            if not self._scheduled_ahead():
+                self.unscheduled = 0
+                self.joining += self.told
+                self.told = []
+        else:
             self.unscheduled = 0
-            self.joining += self.told
-            self.told = []
-        self._make_room(system)
-        batch = len(self.running)
+            if self.arrived:
+                self.joining += self.arrived
+                self.arrived = []
+        running, joining, costs = self.running, self.joining, self.costs
+        batch, joined = len(running), len(joining)
+        if batch > 1 and self.held_tokens + batch + joined > self.capacity:
+            self._make_room(system)
+            batch = len(running)
         self.starved = bool(self.inbound)
-        prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-        joined = len(self.joining)
-        self.joined, self.joining, self.told = self.joining, self.told, []
-        between_steps = bool(self.joining or self.unscheduled or any(self.seen))
-        self.unscheduled = 0
-        if not (prefill or joined or batch or self.stall_s):
+        prefill = context_sum = tokens_in = 0.0
+        if self.waiting:
+            prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
+        self.joined, self.joining, self.told = joining, self.told, []
+        between_steps = False
+        if self.steps_in_flight:
+            between_steps = bool(self.joining or self.unscheduled or any(self.seen))
+            self.unscheduled = 0
+        stall_s = self.stall_s
+        mean = self.context / batch if batch else 0.0
+        if prefill or joined or stall_s or (batch and between_steps):
+            steps = 1
+            step_s = costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
+            step_s += stall_s + costs.admit_s * (tokens_in + system.joining_tokens(joining) if joined else tokens_in)
+            self.stall_s = 0.0
+        elif batch:
+            steps = self._decode_steps()
+            if steps > 1:
+                mean += steps / 2  # contexts grow by one token per step
+            step_s = costs.step_s(batch, 0.0, mean, 0.0)
+        else:
             self.busy = False
             if self.joining or any(self.seen):
                 # Steps of nothing follow one another until the workers have told all that they saw.
@@ -153,32 +177,19 @@ class Engine:
                 self.seen.clear()
                 return self.plan(now_s, system)
             return None
-        steps = 1
-        if not (prefill or joined or self.stall_s or between_steps):
-            steps = self._decode_steps()
-        mean = self.context / batch if batch else 0.0
-        if steps > 1:
-            mean += steps / 2  # contexts grow by one token per step
-        self.step_s = self.costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
-        self.step_s += self.stall_s + self.costs.admit_s * (tokens_in + system.joining_tokens(self.joined))
         if system.contention:
-            self.step_s *= 1 + system.contention * system.busy_beside(self)
-        self.stall_s = 0.0
-        self.began_s, self.steps, self.busy = now_s, steps, True
+            step_s *= 1 + system.contention * system.busy_beside(self)
+        self.began_s, self.step_s, self.steps, self.busy = now_s, step_s, steps, True
         self.version += 1
-        return now_s + steps * self.step_s
+        return now_s + steps * step_s
 
     def _look(self) -> None:
         """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
-        if not self.steps_in_flight:
-            self.joining += self.arrived
-        elif self.arrived or self.seen:
+        if self.arrived or self.seen:
             self.seen.append(self.arrived)
+            self.arrived = []
             if len(self.seen) > self.steps_in_flight:
                 self.told += self.seen.popleft()
-        else:
-            return
-        self.arrived = []
 
     def _scheduled_ahead(self) -> bool:
         """Whether this step was chosen when the last one was launched, without what came in since."""
@@ -233,8 +244,10 @@ class Engine:
         """Steps until the batch changes: a sequence ends, or KV memory is full."""
         batch = len(self.running)
         until_end = self.running[0][0] - self.step
+        if batch == 1:
+            return until_end
         until_full = int((self.capacity - self.held_tokens) // batch)
-        return until_end if batch == 1 else max(1, min(until_end, until_full))
+        return max(1, until_full if until_full < until_end else until_end)
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""

@@ -46,6 +46,7 @@ class Ingress:
 
         The processes that take requests in also stream every token out: what they do takes longer then.
         """
-        slower = 1 / (1 - min(streaming, MOST_STREAMING))
-        front.frontend_free_s = max(front.frontend_free_s, now_s) + self.frontend_s * slower
-        return front.frontend_free_s + (self.overhead_s + self.token_s * input_tokens) * slower
+        slower = 1 / (1 - (streaming if streaming < MOST_STREAMING else MOST_STREAMING))
+        free_s = front.frontend_free_s
+        front.frontend_free_s = free_s = (free_s if free_s > now_s else now_s) + self.frontend_s * slower
+        return free_s + (self.overhead_s + self.token_s * input_tokens) * slower

@@ -16,16 +16,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pdlab.core.deployment import Routing
 
-
-class ReportedLoad(NamedTuple):
-    """The requests at a replica when a router last learned of them, and when that was."""
-
-    requests: int
-    at_s: float
+# The requests at a replica when a router last learned of them, and when that was: plain, for one is made per request.
+ReportedLoad = tuple[int, float]
 
 
 class RoutedReplica(Protocol):
@@ -54,7 +50,7 @@ class Router:
         """A request has ended at the replica. ``router``: the one that counts it down (None: none does)."""
         replica.load -= 1
         if router is not None and (known := self._known(replica, router, now_s)) is not None:
-            replica.reported_loads[router] = ReportedLoad(max(known - 1, 0), now_s)
+            replica.reported_loads[router] = (max(known - 1, 0), now_s)
 
     def _two_choices(self, replicas: Sequence[R], now_s: float, router: int | None) -> R:
         count = len(replicas)
@@ -64,22 +60,28 @@ class Router:
         second_index = int(self.random.random() * (count - 1))
         second_index += second_index >= first_index
         replica_a, replica_b = replicas[first_index], replicas[second_index]
-        known_a, known_b = self._known(replica_a, router, now_s), self._known(replica_b, router, now_s)
-        if known_a is None:
-            replica_a.reported_loads[router] = ReportedLoad(replica_a.load, now_s)
-        if known_b is None:
-            replica_b.reported_loads[router] = ReportedLoad(replica_b.load, now_s)
+        memory_s = self.memory_s
+        known_a = known_b = None
+        reported_a, reported_b = replica_a.reported_loads.get(router), replica_b.reported_loads.get(router)
+        if reported_a is not None and now_s - reported_a[1] < memory_s:
+            known_a = reported_a[0]
+        else:
+            replica_a.reported_loads[router] = (replica_a.load, now_s)
+        if reported_b is not None and now_s - reported_b[1] < memory_s:
+            known_b = reported_b[0]
+        else:
+            replica_b.reported_loads[router] = (replica_b.load, now_s)
         if known_a is None and known_b is None:
             known_a, known_b = replica_a.load, replica_b.load
         takes_a = known_b is None or (known_a is not None and known_a <= known_b)
         chosen = replica_a if takes_a else replica_b
-        chosen.reported_loads[router] = ReportedLoad(chosen.load + 1, now_s)
+        chosen.reported_loads[router] = (chosen.load + 1, now_s)
         return chosen
 
     def _known(self, replica: RoutedReplica, router: int, now_s: float) -> int | None:
         """What the router remembers; None: nothing, or for too long."""
         reported = replica.reported_loads.get(router)
-        return reported.requests if reported is not None and now_s - reported.at_s < self.memory_s else None
+        return reported[0] if reported is not None and now_s - reported[1] < self.memory_s else None
 
 
 class Routed:

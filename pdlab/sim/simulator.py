@@ -43,7 +43,7 @@ from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of, waited_for
 from pdlab.sim.router import InTurn, Routed, Router
 from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
-from pdlab.sim.stepping import ARRIVES, ENTERS, Stepping
+from pdlab.sim.stepping import ARRIVES, ENTERS, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
 from pdlab.traffic.oracle import HitOracle, oracle_of
 from pdlab.traffic.prompts import TrafficPrompts
@@ -159,9 +159,19 @@ class System(Stepping):
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace or trace_of(workload, level))
-        events = self.events
+        events, pop, step_ends = self.events, heapq.heappop, self.step_ends
         while events:
-            now_s, _, kind, subject, number = heapq.heappop(events)
+            now_s, _, kind, subject, number = events[0]
+            if kind == STEP_ENDS:
+                ends_s = step_ends(subject, number, now_s)
+                # What happens now comes later than this event, which is still the first: the next step takes its place.
+                if ends_s is None:
+                    pop(events)
+                else:
+                    self.sequence += 1
+                    heapq.heapreplace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
+                continue
+            pop(events)
             if kind == ARRIVES:
                 self._arrives(number, now_s)
             else:
@@ -326,8 +336,8 @@ class System(Stepping):
     def keep(self, engine: Engine, request: int) -> None:
         if self.requests:
             self.oracles[engine].compute(self.blocks[request][0])
-            return
-        engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+        elif self.repeated:
+            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""

@@ -89,8 +89,9 @@ class Stepping(EngineSurroundings):
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
         """Handle an event of an engine."""
         if kind == STEP_ENDS:
-            if engine.version == number:
-                self._step_ends(engine, now_s)
+            ends_s = self.step_ends(engine, number, now_s)
+            if ends_s is not None:
+                self.push(ends_s, STEP_ENDS, engine, engine.version)
         elif kind == ENTERS:
             self.log.queued_s[number] = now_s
             engine.waiting.append(Waiting(number, self.log.input_tokens[number]))
@@ -151,32 +152,36 @@ class Stepping(EngineSurroundings):
         decoder.arrived.append(request)
         self.wake(decoder, now_s)
 
-    def _step_ends(self, engine: Engine, now_s: float) -> None:
+    def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
+        """A step of the engine is over, unless another one took its place. Returns when the next one ends, which the
+        caller lets happen; None: none begins."""
+        if engine.version != version:
+            return None
         log, running = self.log, engine.running
-        duration_s = engine.steps * engine.step_s
+        steps, step_s = engine.steps, engine.step_s
+        duration_s = steps * step_s
         engine.busy_s += duration_s
         if engine.starved:
             engine.full_s += duration_s
-        engine.step += engine.steps
-        generated_tokens = engine.steps * len(running)
-        if generated_tokens:
-            log.gaps.append((engine.step_s, generated_tokens))
+        engine.step = step = engine.step + steps
+        if running:
+            generated_tokens = steps * len(running)
+            log.gaps.append((step_s, generated_tokens))
             engine.generated += generated_tokens
-        engine.held_tokens += generated_tokens
-        engine.context += generated_tokens
-        while running and running[0][0] <= engine.step:
-            self._request_ends(engine, heapq.heappop(running)[1], now_s)
+            engine.held_tokens += generated_tokens
+            engine.context += generated_tokens
+            while running and running[0][0] <= step:
+                self._request_ends(engine, heapq.heappop(running)[1], now_s)
         if engine.prefilled:
             self._prefilled(engine, now_s)
-        if engine.joined:
-            joined, engine.joined = engine.joined, []
+        joined = engine.joined
+        if joined:
+            engine.joined = []
             for request in joined:
                 self._first_token(engine, request, log.input_tokens[request], now_s)
         if engine.inbound and engine.steps_in_flight:
             self._post(engine, now_s)
-        ends_s = engine.plan(now_s, self)
-        if ends_s is not None:
-            self.push(ends_s, STEP_ENDS, engine, engine.version)
+        return engine.plan(now_s, self)
 
     def _prefilled(self, engine: Engine, now_s: float) -> None:
         finished, engine.prefilled = engine.prefilled, []
@@ -219,7 +224,9 @@ class Stepping(EngineSurroundings):
     # --- what engines ask ---------------------------------------------------------------------
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
-        hit = max(self.hit_tokens(engine, waiting.request, waiting.tokens, fetched=False), waiting.kept(engine))
+        hit = self.hit_tokens(engine, waiting.request, waiting.tokens, fetched=False)
+        if waiting.generated is not None:
+            hit = max(hit, waiting.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
         uncached = waiting.tokens - (min(hit, waiting.tokens - 1) // self.block_tokens) * self.block_tokens
         self.log.computed_tokens[waiting.request] += uncached

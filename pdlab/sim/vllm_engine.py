@@ -199,9 +199,7 @@ class VllmSystem(System):
 
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
         assert isinstance(engine, VllmEngine)
-        if kind == STEP_ENDS:
-            self._ends(engine, now_s)
-        elif kind == ENTERS:
+        if kind == ENTERS:
             self.log.queued_s[number] = now_s
             self._add(engine, number, IS_FETCHED if engine.prefills_only else None)
         elif kind == KV_ARRIVED:
@@ -255,6 +253,12 @@ class VllmSystem(System):
             engine.free_s = begins_s + step.took_s
             steps.append(step)
             self.push(engine.free_s, STEP_ENDS, engine, 0)
+
+    def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
+        assert isinstance(engine, VllmEngine)
+        self._ends(engine, now_s)
+        self._launch(engine, now_s)
+        return None
 
     def _ends(self, engine: VllmEngine, now_s: float) -> None:
         log, step = self.log, engine.launched.popleft()

@@ -335,6 +335,7 @@ class Fake:
         self.once: list[bool] = []
 
     to_fill = None  # how much is not known
+    timelines = ()
 
     def warm_up(self, attempt: int) -> None:
         pass

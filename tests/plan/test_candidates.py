@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pdlab.core.catalog import load_model
-from pdlab.core.deployment import Collocated, Deployment
+import pytest
+
+from pdlab.core.catalog import load_model, require_shape
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
-from pdlab.plan.candidates import engine_shapes
-from pdlab.sim.hardware import load_hardware
+from pdlab.placement.copies import copies_of
+from pdlab.plan.candidates import engine_shapes, most_copies, units
+from pdlab.plan.rate_matching import Unit
+from pdlab.sim.hardware import Hardware, load_hardware
 
 
 def test_no_engine_that_the_launcher_would_refuse() -> None:
@@ -18,3 +23,52 @@ def test_no_engine_that_the_launcher_would_refuse() -> None:
     for pool in pools:
         check_divisibility(Deployment(topology=Collocated(pool=pool)), shape)
     assert {pool.dp for pool in pools if pool.expert_parallel} == {16, 32, 64}
+
+
+GPT_OSS = require_shape("gpt-oss-120b")
+FIRST, SECOND = Pool(tp=2, gpu_type="H100"), Pool(tp=4, gpu_type="H200")
+
+
+def two_types() -> Hardware:
+    """The home file, and beside it one of half its memory, which no TP 1 engine fits."""
+    home = load_hardware("h100-vllm-0.11")
+    other = home.with_values({"memory_gb": 60.0}).model_copy(update={"gpu_type": "H200"})
+    return home.model_copy(update={"beside": (other,)})
+
+
+def test_engines_of_two_types_are_bound_to_theirs() -> None:
+    pools = engine_shapes(two_types(), GPT_OSS, 8, Workload(input_tokens=5000, output_tokens=250))
+    assert [(pool.tp, pool.gpu_type) for pool in pools] == [
+        *((tp, "H100") for tp in (1, 2, 4, 8)),
+        *((tp, "H200") for tp in (2, 4, 8)),
+    ]
+
+
+def test_prefill_is_on_the_first_type_and_the_rest_on_the_second() -> None:
+    made = list(units([FIRST, SECOND], 8, 8, GPT_OSS))
+    assert {unit.prefill for unit in made if unit.decode is None} == {SECOND}
+    split = [unit for unit in made if unit.decode is not None]
+    assert {(unit.prefill, unit.decode) for unit in split} == {(FIRST, SECOND)}
+    # Up to 8 GPUs of each: 4 prefill engines beside 2 decode engines would be more than 8 of one type.
+    assert {(unit.prefills, unit.decodes) for unit in split} == {(1, 1), (1, 2), (2, 1), (3, 1), (3, 2), (4, 1)}
+
+
+@pytest.mark.parametrize(("prefills", "decodes", "copies"), [(1, 1, 2), (4, 1, 1), (1, 2, 1), (5, 1, 0)])
+def test_copies_take_the_gpus_of_each_type(prefills: int, decodes: int, copies: int) -> None:
+    assert most_copies(Unit(FIRST, prefills, SECOND, decodes), 8) == copies
+
+
+def test_copies_on_two_types_find_their_nodes() -> None:
+    """Six nodes of one type before those of the other."""
+    nodes = [
+        ClusterNode(id=f"{gpu}-{number}", gpu_type=gpu, gpus=8, cpus=192, head=gpu == "H100" and not number)
+        for gpu in ("H100", "H200")
+        for number in range(6)
+    ]
+    alternate = tuple(node for pair in zip(nodes[:6], nodes[6:], strict=True) for node in pair)
+    topology = Disaggregated(
+        prefill=FIRST.model_copy(update={"tp": 8, "replicas": 5}),
+        decode=SECOND.model_copy(update={"tp": 8}),
+        placement="spread",
+    )
+    assert copies_of(Deployment(topology=topology), ClusterView(nodes=alternate), 96) == 1

@@ -104,6 +104,9 @@ def test_a_replay_has_a_picture_over_time(tmp_path: Path) -> None:
 def test_two_compiled_workloads_are_not_compared(tmp_path: Path) -> None:
     same = [replay(tmp_path / name, label) for name, label in (("a", "collocated-2xtp1"), ("b", "collocated-2xtp2"))]
     other = replay(tmp_path / "c", "collocated-3xtp1", sha256="6" * 64)
-    assert "different workloads" not in render_text(pdlab.build_report(pdlab.load(*same)))
+    compared = render_text(pdlab.build_report(pdlab.load(*same)))
+    # Of two sizes, too: the replay is one load, and not so many requests per GPU.
+    assert "2xTP2 collocated over 2xTP1 collocated" in compared and "over 1 times the replay's speed" in compared
+    assert "different workloads" not in compared
     text = render_text(pdlab.build_report(pdlab.load(same[0], other)))
     assert "different workloads" in text and "chat.yaml 55555555" in text and "chat.yaml 66666666" in text

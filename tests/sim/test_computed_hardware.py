@@ -9,7 +9,7 @@ from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.sim import aic
-from pdlab.sim.computed_hardware import EngineHost, HostTime, computed, computed_gpus, hardware_of, host_of
+from pdlab.sim.computed_hardware import EngineHost, HostTime, beside, computed, computed_gpus, hardware_of, host_of
 from pdlab.sim.hardware import Speculation, digest_of, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -175,3 +175,21 @@ def test_a_request_longer_than_the_tables_is_refused() -> None:
             hardware,
             GPT_OSS,
         )
+
+
+def test_two_types_stand_beside_each_other_and_nodes_are_of_one_size() -> None:
+    both = beside(computed("H100"), computed("H200"))
+    assert (both.gpu_type, [each.gpu_type for each in both.beside]) == ("H100", ["H200"])
+    assert (both.fit, both.error) == (None, None)
+    assert beside(computed("H200"), computed("H200")) == computed("H200")
+    with pytest.raises(UsageError, match="nodes of one size"):
+        beside(computed("H100"), computed("GB200"))
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_experts_spread_over_more_than_a_node_have_no_tables() -> None:
+    hardware = computed("H200")
+    assert steps_of(hardware, GPT_OSS, Pool(dp=8, expert_parallel=True)).step_s(1, 0, 100) > 0
+    assert steps_of(hardware, GPT_OSS, Pool(tp=16)).step_s(1, 0, 100) > 0
+    with pytest.raises(UsageError, match=r"expert parallel over 32 GPUs \(1xdp32ep\)"):
+        steps_of(hardware, GPT_OSS, Pool(dp=32, expert_parallel=True))

@@ -32,7 +32,7 @@ def test_a_router_does_not_see_requests_end_until_it_asks_again() -> None:
     assert [server.load for server in servers] == [3, 3]
     for _ in range(3):
         router.leaves(servers[0])
-    servers[1].reported_loads[0] = ReportedLoad(2, 0.0)
+    servers[1].reported_loads[0] = (2, 0.0)
     assert router.choose(servers, 9.0) is servers[1], "it remembers 3 of the idle one, and 2 of the other"
     assert router.choose(servers, 30.0) is servers[0], "both are asked again"
 
@@ -43,10 +43,10 @@ def test_a_router_that_hears_of_the_end_counts_down_and_no_other_does() -> None:
     for _ in range(6):
         router.choose(servers, 0.0, 0)
     for server in servers:
-        server.reported_loads[1] = ReportedLoad(3, 0.0)
+        server.reported_loads[1] = (3, 0.0)
     for _ in range(3):
         router.leaves(servers[0], 0, 8.0)
-    assert servers[0].reported_loads == {0: ReportedLoad(0, 8.0), 1: ReportedLoad(3, 0.0)}
+    assert servers[0].reported_loads == {0: (0, 8.0), 1: (3, 0.0)}
     assert router.choose(servers, 9.0, 0) is servers[0] and servers[0].load == 1
     servers[1].reported_loads.clear()
     router.leaves(servers[1], 0, 9.0)
@@ -55,10 +55,10 @@ def test_a_router_that_hears_of_the_end_counts_down_and_no_other_does() -> None:
 
 def test_of_two_the_one_that_is_known_is_taken_and_the_other_asked_for_next_time() -> None:
     servers = [Server(load=5), Server(load=0)]
-    servers[0].reported_loads[0] = ReportedLoad(5, 0.0)
+    servers[0].reported_loads[0] = (5, 0.0)
     router = Router(random.Random(2), 1, 10.0)
     assert router.choose(servers, 1.0) is servers[0], "however long its queue"
-    assert servers[1].reported_loads[0] == ReportedLoad(0, 1.0)
+    assert servers[1].reported_loads[0] == (0, 1.0)
     assert router.choose(servers, 2.0) is servers[1]
 
 
@@ -69,7 +69,7 @@ def test_one_replica_needs_no_choice() -> None:
 
 def test_a_router_of_its_own_is_asked_and_no_other() -> None:
     servers = [Server(load=5), Server(load=0)]
-    servers[0].reported_loads[3] = ReportedLoad(0, 0.0)
+    servers[0].reported_loads[3] = (0, 0.0)
     router = Router(random.Random(2), 16, 10.0)
     assert router.choose(servers, 1.0, 3) is servers[0], "what router 3 remembers"
     assert set(servers[1].reported_loads) == {3}
