@@ -70,6 +70,11 @@ def _rate(metric: str, by: str = "", window: str = RATE) -> str:
     return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{window}))"
 
 
+def _or_none(expression: str) -> str:
+    """0 where the counter has not appeared, for it does so at the first thing that it counts."""
+    return f"{expression} or vector(0)"
+
+
 def _quantile(share: float, metric: str, by: str = "le", only: str = "", window: str = RATE) -> str:
     return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{window})))"
 
@@ -171,7 +176,7 @@ ROWS = (
                 "Since the engines started. Failed transfers and notifications, and KV cache that expired unread.",
                 "short",
                 tuple(
-                    Query(f"sum({counted(f'vllm_nixl_num_{name}')})", name.replace("_", " "))
+                    Query(_or_none(f"sum({counted(f'vllm_nixl_num_{name}')})"), name.replace("_", " "))
                     for name in ("failed_transfers", "failed_notifications", "kv_expired_reqs")
                 ),
             ),
@@ -179,13 +184,13 @@ ROWS = (
                 "KV guard",
                 "What it did, per second; recomputed prompts are the sum of the reasons.",
                 "ops",
-                tuple(Query(_rate(counted(f"pdlab_guard_{name}")), name) for name in GUARD_ACTIONS),
+                tuple(Query(_or_none(_rate(counted(f"pdlab_guard_{name}"))), name) for name in GUARD_ACTIONS),
             ),
             Panel(
                 "Calls of prefill",
                 "Calls that went otherwise than to one prefill replica and back.",
                 "ops",
-                tuple(Query(_rate(counted(f"pdlab_prefill_{name}")), name) for name in SHOWN_CALLS),
+                tuple(Query(_or_none(_rate(counted(f"pdlab_prefill_{name}"))), name) for name in SHOWN_CALLS),
             ),
         ),
     ),
