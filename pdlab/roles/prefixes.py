@@ -74,7 +74,7 @@ class Prefixes:
         A pulled prompt is found as a whole alone, for layers with a sliding window have only its end (vLLM's NIXL
         connector, gpt-oss). ``sparse``: so is a computed one, for vLLM keeps windows before a prompt's last token
         alone, and where this prompt parted from one that the other layers still had: who comes third finds that
-        (a retention interval of 0). What the engine's pool of so many tokens (None: `POOL_TOKENS`) cannot
+        (``prefix_cache_retention_interval`` 0). What the engine's pool of so many tokens (None: `POOL_TOKENS`) cannot
         hold beside is forgotten."""
         held = self._held.setdefault(engine, OrderedDict())
         ends = {len(chunks) - 1}
