@@ -171,11 +171,11 @@ def changed(deployment: Deployment) -> dict[str, Deployment]:
     others = {
         Pool: {
             **{"replicas": 2, "tp": 2, "pp": 2, "dp": 2, "expert_parallel": True, "gpu_type": "H200"},
-            **{"engine_kwargs": {"block_size": 16}, "env": {"A": "1"}},
+            **{"engine_kwargs": {"block_size": 16}, "env": {"A": "1"}, "routing": "session"},
         },
         Transport: {
             **{"backends": ("LIBFABRIC",), "ucx_tls": "tcp", "verbose": True, "kv_guard": False},
-            "kv_deadline_s": 5.0,
+            **{"kv_deadline_s": 5.0, "kv_wait_s": 0.05},
         },
         Deployment: {
             **{"name": "mine", "model": "m", "model_id": "i", "ingress_replicas": 2, "max_model_len": 4096},
@@ -184,7 +184,8 @@ def changed(deployment: Deployment) -> dict[str, Deployment]:
         },
     }
     free = {"connector", "topology"}  # has one value; is changed by its parts
-    assert all(set(values) == set(kind.model_fields) - free for kind, values in others.items())
+    for kind, values in others.items():
+        assert set(values) == set(kind.model_fields) - free, f"give every field of {kind.__name__} another value here"
     topology = deployment.topology
     result = {name: deployment.model_copy(update={name: value}) for name, value in others[Deployment].items()}
     for name, value in others[Pool].items():
