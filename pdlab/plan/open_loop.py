@@ -48,8 +48,9 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
         else:
             # Latencies grow slowly at first: by the square where there is room.
             far = max(outcome.stress, 1e-9) ** -2 if outcome.meets else outcome.stress
-            # A tail that is always there falls slowly with the rate: the longer the search, the wider its steps.
-            step = min(max(far, LEAST_STEP ** len(tried)), MOST_STEP)
+            # A tail that is there at every load falls slowly with the rate: after three steps down they widen.
+            least = LEAST_STEP if outcome.meets else LEAST_STEP ** max(len(tried) - 2, 1)
+            step = min(max(far, least), MOST_STEP)
             rate_rps *= step if outcome.meets else 1 / step
     levels = tuple(tried[rate] for rate in sorted(tried))
     quantile = scene.slo.quantile
