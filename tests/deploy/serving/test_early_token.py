@@ -221,3 +221,39 @@ def test_a_client_that_goes_away_ends_decode(told: list[str]) -> None:
 
     asyncio.run(run())
     assert decode.closed == ["first"]
+
+
+def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list[str]) -> None:
+    """Where decode has begun and says nothing, nobody else would ever end it."""
+    decode = Decode([], [])
+    early = early_token(request(), answer(), LONGEST)
+    assert early is not None
+
+    async def silent() -> AsyncIterator[Any]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            decode.closed.append("silent")
+
+    async def run() -> None:
+        stream = decode._after_early(early, silent(), decode.anew)
+        asking = asyncio.ensure_future(stream.__anext__())
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert decode.closed == ["silent"] and told == []
+
+    asyncio.run(run())
+
+
+def test_a_request_does_not_fail_where_the_engine_has_other_fields() -> None:
+    decode = Decode([], [])
+    decode.engine = SimpleNamespace()  # type: ignore[attr-defined]
+    assert decode._early(request(), answer()) is None
+    decode.engine = SimpleNamespace(  # type: ignore[attr-defined]
+        _engine_client=SimpleNamespace(model_config=SimpleNamespace(max_model_len=LONGEST))
+    )
+    assert decode._early(request(), answer()) is not None
+    assert decode._early(request(), SimpleNamespace(choices=[SimpleNamespace()])) is None
