@@ -163,6 +163,8 @@ class CallsPrefill:
             return
         except AnotherBegin:
             count("early_again")
+            if (timing := current()) is not None:
+                timing.asked_anew = True
             await stream.aclose()
             again = await anew()
             async for item in again:

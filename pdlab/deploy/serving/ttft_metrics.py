@@ -21,8 +21,8 @@ READ_BYTES, READS = "pdlab_kv_read_bytes", "pdlab_kv_reads"
 COUNTERS: Mapping[str, str] = {
     SECONDS: "Seconds of the time to the first token in the server, by part.",
     REQUESTS: "Requests whose time to the first token is in the seconds.",
-    READ_BYTES: "Bytes of KV cache that this decode engine read from prefill.",
-    READS: "Reads of KV cache by this decode engine's ranks.",
+    READ_BYTES: "Bytes of KV cache that this decode engine read from prefill for requests that were answered.",
+    READS: "Reads of KV cache by this decode engine's ranks for requests that were answered.",
 }
 HISTOGRAMS: Mapping[str, str] = {PART_SECONDS: "Parts of the time to the first token in the server; total: all of it."}
 TOTAL = "total"
@@ -117,8 +117,8 @@ class CountsParts:
             if name in parts:
                 histogram.observe(max(parts[name], 1e-9), tags={"part": name, "ReplicaId": self._replica})
         if not self._due:
-            self._due = True
             self._later(self.tell)
+            self._due = True
 
     def tell(self) -> None:
         """Have Ray count what was added since."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.early_token import AnotherBegin, EarlyToken, WithoutBegin, counted, early_token, going_on
 from pdlab.deploy.serving.prefill_call import CallsPrefill
+from pdlab.deploy.serving.timeline import Timing
 
 LONGEST = 100
 PROMPT = [5, 6, 7]
@@ -191,9 +192,14 @@ def test_the_client_has_the_token_once_and_then_the_rest(told: list[str]) -> Non
     assert texts(sent_by(decode)) == " ufo wan" and told == ["early"] and decode.closed == ["first"]
 
 
-def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(told: list[str]) -> None:
+def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timing = Timing(asked=True)
+    monkeypatch.setattr(prefill_call, "current", lambda: timing)
     decode = Decode([event(" gi"), event(" gi"), DONE], [event(" wan"), event("", "length"), USAGE, DONE])
     sent = sent_by(decode)
+    assert timing.early and timing.asked_anew
     assert texts(sent) == " ufo wan" and told == ["early", "early_again"] and decode.closed == ["first", "again"]
     usage = json.loads(sent[-2].removeprefix("data: "))["usage"]
     assert usage == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
