@@ -58,11 +58,11 @@ def _run(settings: DashboardSettings) -> int:
     from pdlab.deploy import dashboard
 
     for target in settings.target:
-        where = _place(f"//{target}")
-        if where is None or not where.port or where.netloc != target:
+        page = _place(f"//{target}")
+        if page is None or not page.port or page.netloc != target:
             raise UsageError(f"--target {target}: must be HOST:PORT of a metrics page, such as 10.0.0.4:8080")
-    where = _place(settings.prometheus_url)
-    if where is None or where.scheme not in ("http", "https"):
+    asked = _place(settings.prometheus_url)
+    if asked is None or asked.scheme not in ("http", "https"):
         raise UsageError(f"--prometheus-url {settings.prometheus_url}: must be a URL, such as http://127.0.0.1:9090")
     check_folder(settings.out, "--out")
     targets = settings.target or _published(settings.url)
