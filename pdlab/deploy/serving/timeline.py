@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.step_watch import connector_stats
+from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, Traces
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
 HEADER = "x-pdlab-timeline"
@@ -29,6 +31,7 @@ COMMENT = ": pdlab "
 TIMES_KEY = "pdlab_times"
 # The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
 FIELD = "pdlab_timeline"
+_TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
 CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
@@ -93,7 +96,13 @@ class Timing:
         self.outcome: str | None = None
         self.times: dict[str, Any] = {}
         self.reads: list[tuple[int, float, float, float, int, int, str]] = []
+        self.trace: RequestTrace | None = None
         self._chunks = 0
+
+    @property
+    def passed_ms(self) -> float:
+        """Since the request reached this server."""
+        return _ms(self._clock() - self.began)
 
     def mark(self, name: str) -> None:
         """Now; where it is marked already, that stays."""
@@ -150,7 +159,7 @@ class Timing:
 
     def durations(self, replica: str) -> dict[str, Any]:
         """What prefill's server tells of itself, in ms."""
-        told: dict[str, Any] = {"total": _ms(self._clock() - self.began), "replica": replica}
+        told: dict[str, Any] = {"total": self.passed_ms, "replica": replica}
         if self.engine_ids:
             told["id"] = self.engine_id
         for name, begin, end in (("queue", "queued", "scheduled"), ("prefill", "scheduled", "first")):
@@ -280,10 +289,13 @@ def listen(client: Any, book: Book) -> None:
 
 
 class TellsTimes:
-    """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard."""
+    """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard.
+    ``traced``: the share of requests whose spans are made; None: no endpoint takes spans."""
 
     marks_reads = False
+    traced: float | None = None
     _book: Book | None = None
+    _traces: Traces | None = None
     _counts: CountsParts | None = None
 
     async def start(self) -> None:
@@ -293,6 +305,11 @@ class TellsTimes:
             listen(self.engine._engine_client, self._book)  # type: ignore[attr-defined]
         except AttributeError as error:  # another vLLM or Ray, or no engine of vLLM's: serves all the same
             logging.getLogger("ray.serve").warning("requests have no timeline: %r", error)
+        if self.traced is not None:
+            try:
+                self._traces = Traces(self.traced)
+            except ImportError as error:
+                logging.getLogger("ray.serve").warning("requests have no spans: %r", error)
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         return await self._timed("completions", request, raw_request_info)
@@ -308,11 +325,14 @@ class TellsTimes:
         headers = {} if raw is None else raw.headers
         timing = Timing(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
         prefills = bool((getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode"))
+        if not prefills and raw is not None and (told := self.begin_trace(timing, headers)):
+            raw = copy.copy(raw)
+            raw.headers = _without_trace(headers) | told
         _context.set(timing)
         try:
             stream = await answer(request, raw)
         except BaseException:
-            self._book.leave(timing)
+            self.over(timing, answers=not prefills)
             raise
         return self._told(timing, stream, prefills=prefills)
 
@@ -357,12 +377,22 @@ class TellsTimes:
         """The timeline as a header's value."""
         return header_value(self._record(timing))
 
+    def begin_trace(self, timing: Timing, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers that the engines of a request are to get in place of the client's of these names (in lower case
+        in ``headers``); empty: those are left as they are."""
+        if self._traces is None:
+            return {}
+        timing.trace = self._traces.begin(timing.request_id, headers.get(TRACEPARENT), headers.get(TRACESTATE))
+        return timing.trace.headers
+
     def over(self, timing: Timing, *, answers: bool = True) -> None:
         """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
         if self._book is None or timing.ended:
             return
         if answers and self._counts is not None and {"first", "first_byte"} <= timing.marks.keys():
             self._counts.add(self._record(timing))
+        if timing.trace is not None and self._traces is not None and timing.trace.span is not None:
+            self._traces.end(timing.trace, self._record(timing), timing.passed_ms)
         self._book.leave(timing)
 
 
@@ -380,6 +410,10 @@ class Timed:
         headers = {key.lower(): value for key, value in scope.get("headers", ())}
         request_id = headers.get(ID_HEADER.encode(), b"").decode("latin-1")
         timing = Timing(asked=asks(headers.get(HEADER.encode())), request_id=request_id)
+        texts = {name: headers[name.encode()].decode("latin-1") for name in _TRACE if name.encode() in headers}
+        if told := self.server.begin_trace(timing, texts):
+            kept = [pair for pair in scope["headers"] if pair[0].lower().decode("latin-1") not in _TRACE]
+            scope = {**scope, "headers": [*kept, *((name.encode(), text.encode()) for name, text in told.items())]}
         _context.set(timing)
         try:
             await self.app(scope, receive, _Sending(self.server, timing, send))
@@ -478,6 +512,10 @@ def replica_id() -> str:
             serve: Any = sys.modules["ray.serve"]  # a replica has imported it
             _machine["replica"] = serve.get_replica_context().replica_id.unique_id
     return _machine["replica"]
+
+
+def _without_trace(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in headers.items() if name.lower() not in _TRACE}
 
 
 def _boot() -> str:
