@@ -9,15 +9,16 @@ from support.made_up_tables import made_up_tables
 
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
-from pdlab.core.workload import Closed, Load, Open, Workload
+from pdlab.core.workload import Closed, Load, Open, Slo, Workload
 from pdlab.plan import csv_predictions
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
+from pdlab.plan.scene import Scene
 from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
-from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.hardware import FitDomain, Hardware, load_hardware
 from pdlab.sim.step_source import Tabulated
 
 GPT_OSS = require_shape("gpt-oss-120b")
@@ -102,6 +103,56 @@ def test_measured_levels_have_the_errors_of_stacks_with_as_many() -> None:
     assert of("TP", "input length", "load").error == error_after(3)
     assert codes(of("model")) == ["no_band"]
     assert "GPU" in str(of("GPU", "TP").findings[0].numbers["why"])
+
+
+def measured(modes: tuple[str, ...] = ("collocated", "pd-pack")) -> Hardware:
+    """Tables of H200 that three levels of TP 4 corrected."""
+    fit = FitDomain(
+        model="gpt-oss-120b",
+        gpu="H200",
+        version="0.18",
+        modes=modes,  # type: ignore[arg-type]
+        tp=(4,),
+        input_tokens=(1024, 1024),
+        output_tokens=(1024, 1024),
+        in_flight_per_gpu=(1.0, 8.0),
+    )
+    return computed("H200", "vllm", "0.18").model_copy(update={"error": error_after(3), "fit": fit})
+
+
+def test_measured_levels_give_no_band_to_what_no_public_stack_is() -> None:
+    deployment = Deployment(topology=parse_label("pd-pack-p1xtp4-d1xtp4"))
+    found = band_of(measured(), GPT_OSS, deployment, WORKLOAD, Closed(concurrency=16), [2.0], ())
+    assert found.error is None and "pd-pack" in str(found.findings[0].numbers["why"])
+
+
+@pytest.mark.parametrize("mode", ["HYBRID", "EMPIRICAL", "SOL"])
+@pytest.mark.parametrize("own_levels", [True, False])
+def test_calculated_step_times_have_no_band_of_measured_ones(mode: str, own_levels: bool) -> None:
+    hardware = measured() if own_levels else computed("H200", "vllm", "0.18")
+    assert hardware.steps is not None
+    other = hardware.model_copy(update={"steps": hardware.steps.model_copy(update={"mode": mode})})
+    deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+    given = (deployment, WORKLOAD, Closed(concurrency=16), [4.0], ())
+    assert band_of(hardware, GPT_OSS, *given).error is not None
+    found = band_of(other, GPT_OSS, *given)
+    assert found.error is None and mode in str(found.findings[0].numbers["why"])
+
+
+def test_a_ranking_has_a_verdict_only_where_there_is_a_band() -> None:
+    """The ranking's intervals are of the same errors: P:D and Poisson arrivals have none on tables."""
+    scene = Scene(measured(), GPT_OSS, WORKLOAD, Slo(ttft_s=2.0, tpot_s=0.02))
+    collocated, split = (
+        Deployment(model="gpt-oss-120b", topology=parse_label(label))
+        for label in ("collocated-1xtp4", "pd-pack-p1xtp4-d1xtp4")
+    )
+    assert scene.outside(collocated) == () and scene.outside(collocated, scene.outcome(collocated, CLOSED)) == ()
+    assert [each.dimension for each in scene.outside(split)] == ["errors"]
+    arrivals = scene.outcome(collocated, Open(rate_rps=1.0), 5.0)
+    assert [each.dimension for each in scene.outside(collocated, arrivals)] == ["errors"]
+
+
+CLOSED = Closed(concurrency=8)
 
 
 def test_a_fit_has_its_own_band_inside_and_none_outside() -> None:
