@@ -294,6 +294,27 @@ def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardwar
     return computed(settings.start, "vllm", version)
 
 
+def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: ModelShape, made_on: RanOn) -> None:
+    """Raises UsageError where the levels that the start has are of another model or version than the runs, or of which
+    nobody knows."""
+    if start.steps is None or not start.steps.correction.fitted_levels:
+        return
+    if start.fit is None:
+        raise UsageError(
+            f"--start {settings.start}: was changed after its levels were measured, so they are not known to be of "
+            f"this stack; give the file as it was written, or --start {start.gpu_type}"
+        )
+    for what, earlier, now in (
+        ("model", start.fit.model, shape.name),
+        ("vLLM version", start.fit.version, made_on.version),
+    ):
+        if earlier != now:
+            raise UsageError(
+                f"--start {settings.start}: its levels are of {what} {earlier}, the runs are of {now}; give --start "
+                f"{start.gpu_type}"
+            )
+
+
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """A correction of the start's tabulated steps, from all levels of the runs."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
@@ -306,6 +327,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         raise UsageError(
             f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start"
         )
+    _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = with_calibration(start, result)
     print(calibration_text(result))
@@ -318,7 +340,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
             "name": settings.name or settings.out.stem,
             "stack": _stack(loaded, made_on.version),
             "fitted_on": tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments)))),
-            "error": error_after(result.correction.fitted_levels),
+            "error": error_after(result.correction.fitted_settings),
         }
         domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
         write_output(settings.out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")

@@ -256,7 +256,8 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
 
 
 def error_after(levels: int) -> FitError:
-    """Of hardware whose correction has so many measured levels: what public stacks were off by after as many."""
+    """Of hardware whose correction has so many measured levels: what public stacks were off by after as many. These
+    levels are spread over parallelism and lengths, so levels that share both count as one."""
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]
