@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
 from pdlab.core.findings import Finding, found
+from pdlab.plan.extrapolation import major_minor
+from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.steps import tables_of
 
@@ -36,18 +38,17 @@ def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] =
 def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> Iterable[Finding]:
     steps = hardware.steps
     assert steps is not None
-    tables = ".".join(steps.version.split(".")[:2])
+    literal = literal_version(steps.system, steps.engine, steps.version)
+    tables = major_minor(literal) or literal
     planned = steps.engine_version or tables
     if planned == tables:
-        yield found(
-            "tables_of_version", gpu=hardware.gpu_type or hardware.gpu, engine=steps.engine, tables=steps.version
-        )
+        yield found("tables_of_version", gpu=hardware.gpu_type or hardware.gpu, engine=steps.engine, tables=literal)
     else:
         yield found(
             "tables_of_another_version",
             gpu=hardware.gpu_type or hardware.gpu,
             engine=steps.engine,
-            tables=steps.version,
+            tables=literal,
             planned=planned,
         )
     correction = steps.correction

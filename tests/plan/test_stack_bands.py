@@ -16,6 +16,7 @@ from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.scene import Scene
 from pdlab.plan.stack_bands import StackBand, band_of
+from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import FitDomain, Hardware, load_hardware
@@ -177,6 +178,18 @@ def test_another_checkpoint_of_a_known_model_is_that_model() -> None:
     assert stack_of(hardware, tuned).model == "Llama-3.1-70B fp8"
     assert stack_of(hardware, tuned.model_copy(update={"weight_dtype": "bfloat16"})).model == "Llama-3.1-70B"
     assert public_errors().unseen(stack_of(hardware, tuned)) == ()
+
+
+def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
+    hardware = computed("H200", "vllm", "0.24")
+    assert hardware.steps is not None
+    by_hand = hardware.steps.model_copy(update={"version": "current", "engine_version": None})
+    plain = hardware.model_copy(update={"steps": by_hand})
+    said = step_findings(plain, GPT_OSS)
+    assert said[0].code == "tables_of_version" and said[0].numbers["tables"] == "0.24.0"
+    assert stack_of(plain, GPT_OSS).version == "0.24"
+    later = hardware.model_copy(update={"steps": by_hand.model_copy(update={"engine_version": "0.24"})})
+    assert step_findings(later, GPT_OSS)[0].code == "tables_of_version"
 
 
 ROWS = "tp,isl,osl,concurrency,num_prompts\n"
