@@ -37,6 +37,7 @@ from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_dom
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
 from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
+from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
 from pdlab.sim.computed_hardware import computed, is_gpu
@@ -330,6 +331,8 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = with_calibration(start, result)
+    for each in step_findings(start)[:1]:
+        print(f"Note: {each.text}.")
     print(calibration_text(result))
     points = [point for experiment in experiments for point in compare(hardware, shape, experiment, seeds=(0,))]
     print("predicted with it:", errors_text(median_errors(points, skip_first=False)))

@@ -231,9 +231,8 @@ def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | Non
         name for name in models if name.split()[0] == base and is_precision(name.split()[-1], shape.weight_dtype)
     ]
     steps = hardware.steps
-    version = (
-        steps.engine_version or major_minor(literal_version(steps.system, steps.engine, steps.version)) or UNSTATED
-    )
+    tables = literal_version(steps.system, steps.engine, steps.version)
+    version = steps.engine_version or major_minor(tables) or UNSTATED
     pd = deployment is not None and deployment.transport is not None
     return Stack(
         next(iter(precise), base),

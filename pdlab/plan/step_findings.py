@@ -13,9 +13,11 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.steps import tables_of
 
 
-def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] = ()) -> tuple[Finding, ...]:
+def step_findings(
+    hardware: Hardware, shape: ModelShape | None = None, pools: Iterable[Pool] = ()
+) -> tuple[Finding, ...]:
     """Of the hardware and of the types beside it; nothing for constants that were fitted. ``pools``: of the plan, whose
-    tables are looked at for values that are estimated. Raises UsageError where they cannot be had."""
+    tables of that model are looked at for values that are estimated. Raises UsageError where they cannot be had."""
     findings: list[Finding] = []
     own_pools = list(pools)
     for each in (hardware, *hardware.beside):
@@ -35,7 +37,7 @@ def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] =
     return tuple(findings)
 
 
-def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> Iterable[Finding]:
+def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Pool]) -> Iterable[Finding]:
     steps = hardware.steps
     assert steps is not None
     literal = literal_version(steps.system, steps.engine, steps.version)
@@ -58,6 +60,7 @@ def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> 
         sd_ms=correction.host_sd_ms or 0.0,
         source=correction.source or "not known",
     )
-    kinds = sorted({kind for pool in pools for kind in tables_of(steps, shape, pool).estimated})
+    looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in pools]
+    kinds = sorted({kind for each in looked_at for kind in each.estimated})
     if kinds:
         yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

@@ -215,6 +215,12 @@ class Correction(Frozen):
     fitted_settings: Annotated[int, Ge(0)] = 0
     source: str = ""
 
+    @model_validator(mode="after")
+    def _has_variances(self) -> Correction:
+        if self.covariance is not None and any(row[index] < 0 for index, row in enumerate(self.covariance)):
+            raise ValueError("covariance: a variance cannot be below 0")
+        return self
+
     @property
     def host_sd_ms(self) -> float | None:
         """Standard deviation of ``host_ms``; None: not known."""

@@ -9,6 +9,7 @@ from support import folders
 from support.made_up_tables import made_up_tables
 
 from pdlab.cli import calibrate as cli_calibrate
+from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.errors import UsageError
@@ -195,6 +196,16 @@ def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None
     found = calibrated(with_correction(start(), slow), SHAPE, measured).correction
     assert found.host_ms == 0.0
     assert found.prefill_factor == pytest.approx(1.0, abs=0.01)
+
+
+def test_every_output_says_of_which_version_the_tables_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, picture = run(tmp_path / "run"), tmp_path / "curves.svg"
+    assert cli_calibrate.main(["--runs", runs, "--start", "H200"]) == 0
+    assert "Note: step times of H200 are tables of vllm 0.24.0" in capsys.readouterr().out
+    words = ["--compare", runs, "--hardware", "H200", "--engine-version", "0.29", "--plot", str(picture)]
+    assert cli_plan.main(words) == 0
+    assert "Note: step times of H200 are tables of vllm 0.24.0" in capsys.readouterr().out
+    assert "vllm 0.24.0" in picture.read_text()
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
