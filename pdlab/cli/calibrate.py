@@ -40,7 +40,7 @@ from pdlab.plan.stack_calibration import calibrated, calibration_text, with_cali
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
-from pdlab.sim.computed_hardware import computed, is_gpu
+from pdlab.sim.computed_hardware import computed, computed_gpus, is_gpu
 from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardwar
         assert made_on.gpu is not None
         return computed(made_on.gpu, "vllm", made_on.version)
     if not is_gpu(settings.start):
-        return load_hardware(settings.start)
+        return load_hardware(settings.start, {"a GPU type": tuple(computed_gpus())})
     version = settings.engine or next((each.version for each in map(ran_on, loaded) if each.version), None)
     return computed(settings.start, "vllm", version)
 
