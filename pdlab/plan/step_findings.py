@@ -9,8 +9,10 @@ from pdlab.core.deployment import Pool
 from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
-from pdlab.sim.hardware import Hardware
+from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.steps import tables_of
+
+CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
 
 
 def step_findings(
@@ -53,6 +55,8 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
             tables=literal,
             planned=planned,
         )
+    if steps.mode in CALCULATED:
+        yield found("step_times_calculated", gpu=hardware.gpu_type or hardware.gpu, mode=steps.mode)
     correction = steps.correction
     yield found(
         "host_time",
@@ -62,5 +66,5 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
     )
     looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in pools]
     kinds = sorted({kind for each in looked_at for kind in each.estimated})
-    if kinds:
+    if kinds and steps.mode not in CALCULATED:
         yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

@@ -19,7 +19,7 @@ from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
-from pdlab.sim.hardware import FitDomain, Hardware, load_hardware
+from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
 from pdlab.sim.step_source import Tabulated
 
 GPT_OSS = require_shape("gpt-oss-120b")
@@ -190,6 +190,12 @@ def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
     assert stack_of(plain, GPT_OSS).version == "0.24"
     later = hardware.model_copy(update={"steps": by_hand.model_copy(update={"engine_version": "0.24"})})
     assert step_findings(later, GPT_OSS)[0].code == "tables_of_version"
+
+
+@pytest.mark.parametrize(("mode", "says"), [("SOL", True), ("EMPIRICAL", True), ("HYBRID", False), ("SILICON", False)])
+def test_calculated_step_times_say_that_they_are(mode: TableMode, says: bool) -> None:
+    said = step_findings(computed("H200", mode=mode), GPT_OSS, [Pool(tp=4)])
+    assert ("step_times_calculated" in [each.code for each in said]) is says
 
 
 ROWS = "tp,isl,osl,concurrency,num_prompts\n"
