@@ -27,7 +27,7 @@ WORDS: dict[str, set[str]] = {
     "pdlab/guard/questions.py": {"perf_counter"},
     "pdlab/rehearsal/protocol.py": {"pd_tokenize_once"},
     "pdlab/rehearsal/spec.py": {"kv_lease_duration"},
-    "pdlab/results/schema.py": {"enable_prompt_tokens_details", "p90"},
+    "pdlab/results/schema.py": {"p90"},
     "pdlab/roles/prefixes.py": {"prefix_cache_retention_interval"},
     "pdlab/sim/hardware.py": {"common", "level"},
     "pdlab/transfer/rank/messages.py": {"y"},

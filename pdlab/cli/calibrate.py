@@ -328,6 +328,11 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         raise UsageError(
             f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start"
         )
+    if start.steps is not None and start.steps.engine != made_on.engine:
+        raise UsageError(
+            f"--start {settings.start}: its tables are of {start.steps.engine}, the runs are of {made_on.engine}; give "
+            f"--start {start.gpu_type}"
+        )
     _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = with_calibration(start, result)

@@ -106,13 +106,13 @@ def test_measured_levels_have_the_errors_of_stacks_with_as_many() -> None:
     assert "GPU" in str(of("GPU", "TP").findings[0].numbers["why"])
 
 
-def measured(modes: tuple[str, ...] = ("collocated", "pd-pack")) -> Hardware:
+def measured() -> Hardware:
     """Tables of H200 that three levels of TP 4 corrected."""
     fit = FitDomain(
         model="gpt-oss-120b",
         gpu="H200",
         version="0.18",
-        modes=modes,  # type: ignore[arg-type]
+        modes=("collocated", "pd-pack"),
         tp=(4,),
         input_tokens=(1024, 1024),
         output_tokens=(1024, 1024),

@@ -14,6 +14,7 @@ from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.first_hour import steps
 from pdlab.plan.accuracy import MeasuredSweep
@@ -171,10 +172,13 @@ def test_levels_of_another_version_or_of_nobody_knows_what_are_not_added_up(
     out, changed = tmp_path / "mine.yaml", tmp_path / "changed.yaml"
     assert cli_calibrate.main(["--runs", run(tmp_path / "run"), "--start", "H200", "--out", str(out)]) == 0
     changed.write_text(out.read_text().replace("gpus_per_node: 8", "gpus_per_node: 4"))
+    sglang = tmp_path / "sglang.yaml"
+    sglang.write_text(to_yaml(computed("H200", "sglang")))
     capsys.readouterr()
     for start, version, part in (
         (out, "0.18.0", "its levels are of vLLM version 0.29, the runs are of 0.18"),
         (changed, "0.29.0", "was changed after its levels were measured"),
+        (sglang, "0.30.0", "its tables are of sglang, the runs are of vllm"),
     ):
         runs = run(tmp_path / f"of-{version}", version=version)
         assert cli_calibrate.main(["--runs", runs, "--start", str(start)]) == 2
