@@ -18,13 +18,14 @@ from typing import Any
 from pdlab.core.catalog import ModelShape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
+from pdlab.core.findings import found
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow, is_precision
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
-from pdlab.plan.stack_bands import band_of, saturation
+from pdlab.plan.stack_bands import StackBand, band_of, saturation
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -109,7 +110,9 @@ def predict(
                 ran_on=_ran_on(row),
                 in_flight_per_gpu=in_flight,
             )
-            band = band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
+            band = _as_stated(row, hardware) or band_of(
+                hardware, shape, deployment, row.workload, row.load, in_flight, outside
+            )
             full = saturation(own) if hardware.steps is not None else None
             said = [*step_findings(hardware, shape, deployment.pools.values()), *band.findings]
             said += [full] if full is not None else []
@@ -169,6 +172,16 @@ def _ran_on(row: RequestedRow) -> RanOn:
     inline = re.search(r"\d+\.\d.*", stated.framework)
     version = major_minor(stated.version or (inline[0] if inline else ""))
     return RanOn(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
+
+
+def _as_stated(row: RequestedRow, hardware: Hardware) -> StackBand | None:
+    """No band for a row of another engine version than the tables are corrected for; None: it is of that, or says
+    none."""
+    version, steps = _ran_on(row).version, hardware.steps
+    if steps is None or version is None or steps.engine_version in (None, version):
+        return None
+    why = f"none ran {steps.engine} {version} and was predicted as {steps.engine_version} (give --engine-version)"
+    return StackBand(None, (found("no_band", why=why),))
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:

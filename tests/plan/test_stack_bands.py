@@ -214,6 +214,14 @@ def test_a_predicted_row_has_the_band_and_what_it_rests_on() -> None:
     assert "public stacks" in str(row[csv_predictions.NOTE])
 
 
+def test_a_row_of_another_version_than_the_plan_has_no_band() -> None:
+    columns = ROWS.strip() + ",framework,framework_version\n"
+    table = read(columns + "4,1024,1024,8,24,vllm,0.18.1\n4,1024,1024,8,24,vllm,0.11.0\n", "rows.csv", "gpt-oss-120b")
+    same, other = csv_predictions.predict(table.requested, computed("H200", "vllm", "0.18"), seeds=(0,))
+    assert same["predicted_mean_tpot_ms_low"] != "" and other["predicted_mean_tpot_ms_low"] == ""
+    assert other["predicted_mean_tpot_ms"] != "" and "vllm 0.11" in str(other[csv_predictions.NOTE])
+
+
 def test_near_saturation_a_row_says_so_and_keeps_the_band_of_tpot_alone() -> None:
     """One prompt of 8,192 tokens and its answer is a tenth of the KV memory: 64 of them wait."""
     hardware = computed("H100", "vllm", "0.18")
