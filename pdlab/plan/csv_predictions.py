@@ -25,7 +25,7 @@ from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow, is_precision
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
-from pdlab.plan.stack_bands import StackBand, band_of, saturation
+from pdlab.plan.stack_bands import StackBand, band_of, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -110,8 +110,11 @@ def predict(
                 ran_on=_ran_on(row),
                 in_flight_per_gpu=in_flight,
             )
-            band = _as_stated(row, hardware) or band_of(
-                hardware, shape, deployment, row.workload, row.load, in_flight, outside
+            unlike = "" if hardware.steps is None else _unlike_public_stacks(row, hardware, own)
+            band = (
+                StackBand(None, (found("no_band", why=unlike),))
+                if unlike
+                else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
             )
             full = saturation(own) if hardware.steps is not None else None
             said = [*step_findings(hardware, shape, deployment.pools.values()), *band.findings]
@@ -174,14 +177,13 @@ def _ran_on(row: RequestedRow) -> RanOn:
     return RanOn(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
 
 
-def _as_stated(row: RequestedRow, hardware: Hardware) -> StackBand | None:
-    """No band for a row of another engine version than the tables are corrected for; None: it is of that, or says
-    none."""
+def _unlike_public_stacks(row: RequestedRow, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> str:
+    """Why a row has no band that another one of its deployment and load may have: another engine version than the
+    tables are corrected for, or prompts that caches answer. Empty: nothing of it."""
     version, steps = _ran_on(row).version, hardware.steps
-    if steps is None or version is None or steps.engine_version in (None, version):
-        return None
-    why = f"none ran {steps.engine} {version} and was predicted as {steps.engine_version} (give --engine-version)"
-    return StackBand(None, (found("no_band", why=why),))
+    if steps is not None and version is not None and steps.engine_version not in (None, version):
+        return f"none ran {steps.engine} {version} and was predicted as {steps.engine_version} (give --engine-version)"
+    return why_cached(statistics.fmean(level.hit_share for level in levels))
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:

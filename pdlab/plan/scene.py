@@ -132,10 +132,11 @@ class Scene:
         )
         if found or deployment is None or self.hardware.steps is None:
             return found
-        from pdlab.plan.stack_bands import why_without
+        from pdlab.plan.stack_bands import why_cached, why_without
 
         load = result.load if result is not None else None
         why = why_without(self.hardware, self.shape, deployment, self.longest, load, loads)
+        why = why or why_cached(self.prefix_hit_rate)
         return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
 
     def step_findings(self, deployment: Deployment | None = None) -> tuple[Finding, ...]:

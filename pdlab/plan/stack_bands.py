@@ -27,6 +27,7 @@ from pdlab.sim.level import SimulatedLevel
 
 WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of stacks with measured levels cover
 MEASURED = "SILICON"  # `pdlab.sim.hardware.TableMode` of the public stacks
+CACHED = 0.05  # share of prompt tokens: public benchmarks draw every prompt anew
 FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory: beyond, a level is near saturation
 
 
@@ -97,6 +98,11 @@ def why_without(
     if not any((each.engine, each.mode) == (stack.engine, stack.mode) for each in catalog.stacks):
         return f"none of them is {deployment.mode} with {stack.engine}"
     return _not_covered(catalog, hardware, deployment, workload, load, in_flight_per_gpu)
+
+
+def why_cached(share: float) -> str:
+    """Why a load whose caches answer that share of the prompt tokens has no band on tables; empty: it is small."""
+    return f"none has prefix caches that answer {share:.0%} of the prompt tokens" if share > CACHED else ""
 
 
 def _median(catalog: ErrorCatalog, metric: str) -> float:

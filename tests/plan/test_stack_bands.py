@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from support.made_up_tables import made_up_tables
@@ -149,6 +150,8 @@ def test_a_ranking_has_a_verdict_only_where_there_is_a_band() -> None:
     )
     assert scene.outside(collocated) == () and scene.outside(collocated, scene.outcome(collocated, CLOSED)) == ()
     assert [each.dimension for each in scene.outside(split)] == ["errors"]
+    cached = replace(scene, prefix_hit_rate=0.5)
+    assert [each.dimension for each in cached.outside(collocated)] == ["errors"]
     arrivals = scene.outcome(collocated, Open(rate_rps=1.0), 5.0)
     assert [each.dimension for each in scene.outside(collocated, arrivals)] == ["errors"]
 
@@ -220,6 +223,17 @@ def test_a_row_of_another_version_than_the_plan_has_no_band() -> None:
     same, other = csv_predictions.predict(table.requested, computed("H200", "vllm", "0.18"), seeds=(0,))
     assert same["predicted_mean_tpot_ms_low"] != "" and other["predicted_mean_tpot_ms_low"] == ""
     assert other["predicted_mean_tpot_ms"] != "" and "vllm 0.11" in str(other[csv_predictions.NOTE])
+
+
+def test_prompts_that_caches_answer_have_no_band() -> None:
+    hardware = computed("H200", "vllm", "0.18")
+    rows = ROWS.strip() + ",prompts\n" + "".join(f"4,1024,1024,{n},48,{{0}}\n" for n in (4, 8))
+    fresh, repeated = (
+        csv_predictions.predict(read(rows.format(how), "rows.csv", "gpt-oss-120b").requested, hardware, seeds=(0,))[1]
+        for how in ("fresh", "repeated")
+    )
+    assert fresh["predicted_mean_tpot_ms_low"] != "" and repeated["predicted_mean_tpot_ms_low"] == ""
+    assert "prefix caches" in str(repeated[csv_predictions.NOTE])
 
 
 def test_near_saturation_a_row_says_so_and_keeps_the_band_of_tpot_alone() -> None:
