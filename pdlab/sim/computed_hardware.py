@@ -110,7 +110,7 @@ def computed(
     type_ = known_gpus().get(name)
     system = type_.step_tables if type_ else None
     if type_ is None or system is None:
-        raise UsageError(f"--hardware {gpu}: there are no step times of it; {choices(name, computed_gpus())}")
+        raise UsageError(f"GPU type {gpu}: there are no step times of it; {choices(name, computed_gpus())}")
     home = load_hardware(HOME)
     tables = aic.literal_version(system, engine)
     planned = version or ".".join(tables.split(".")[:2])

@@ -74,7 +74,7 @@ def test_every_gpu_type_with_tables_can_be_computed() -> None:
 
 
 def test_a_type_without_tables_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--hardware A100: .*A100-80G"):
+    with pytest.raises(UsageError, match=r"GPU type A100: .*A100-80G"):
         computed("A100")
 
 
