@@ -19,13 +19,13 @@ from typing import Annotated, Any, Literal, TextIO
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen, one_line, validate
+from pdlab.core.schema import Finite, one_line, validate
 
 Block = tuple[str, int]
 """A key and tokens: equal keys of a workload stand for equal text."""
 
 
-class TrafficHead(Frozen):
+class TrafficHead(Finite):
     """The first line: what holds for every request, and how they were made.
 
     ``traffic``: the version of the form. ``seed`` draws the text of each block (`pdlab.traffic.blocks`).
@@ -65,7 +65,7 @@ class TrafficRequest:
     else it is drawn.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     session: Annotated[str, Field(min_length=1, max_length=200)]
@@ -184,6 +184,6 @@ def _opened(path: Path) -> Iterator[TextIO]:
 def _head(path: Path, text: str) -> TrafficHead:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}, line 1: is no JSON; give what pdlab workload -o wrote") from error
     return validate(TrafficHead, data, where=f"{path}, line 1")

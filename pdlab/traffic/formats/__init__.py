@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterator
@@ -60,8 +61,9 @@ def format_of(path: Path) -> TraceFormat:
         return SHAREGPT
     if first.lstrip().startswith("{"):
         return _of_object(path, first)
-    if csv_traces.is_csv_trace(next(csv.reader([first]), [])):
-        return CSV
+    with contextlib.suppress(csv.Error):  # Python 3.10: of a line with a zero byte
+        if csv_traces.is_csv_trace(next(csv.reader([first]), [])):
+            return CSV
     shown = first.strip()[:60]
     raise UsageError(f"{path}, line 1: {shown!r} begins no known trace; known are {KNOWN}")
 
@@ -69,7 +71,7 @@ def format_of(path: Path) -> TraceFormat:
 def _of_object(path: Path, first: str) -> TraceFormat:
     try:
         row: Any = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A whole object over several lines, or a line longer than what was read of it.
         return WEKA
     for keys, each in BY_KEYS:
