@@ -85,6 +85,11 @@ class TrafficRequest:
         return sum(tokens for _, tokens in self.blocks)
 
     @property
+    def after(self) -> tuple[str, ...]:
+        """Ids of all requests that must have ended before it is sent: its parent first."""
+        return (*((self.parent,) if self.parent is not None else ()), *self.waits)
+
+    @property
     def continues(self) -> str | None:
         """The request whose prompt and answer its prompt begins with."""
         return None if self.fresh else self.parent
@@ -160,11 +165,10 @@ def check_order(request: TrafficRequest, before: set[str], where: str) -> None:
     moment at which it is due."""
     if request.id in before:
         raise UsageError(f"{where}: the id {request.id!r} is there twice; give every request its own")
-    waits = (*((request.parent,) if request.parent else ()), *request.waits)
-    for other in waits:
+    for other in request.after:
         if other not in before:
             raise UsageError(f"{where}: waits for {other!r}, which does not stand before it; put that line first")
-    if request.at_s is None and not waits:
+    if request.at_s is None and not request.after:
         raise UsageError(f"{where}: needs at_s, or a parent to wait for")
     if request.fresh and not request.parent:
         raise UsageError(f"{where}: fresh says that a parent is waited for alone; give parent, or leave fresh out")
