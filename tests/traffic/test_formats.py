@@ -240,6 +240,9 @@ TEXT = {"rate_rps": 1.0}
         (MOONCAKE.replace("600", "NaN"), {}, "line 1: input_length must be a whole number"),
         (MOONCAKE.replace('"timestamp": 0', '"timestamp": 1' + 400 * "0"), {}, "line 1: timestamp must be a number"),
         (MOONCAKE + '{"x": ' + 10**5 * "[" + 10**5 * "]" + "}", {}, "line 2: is no JSON"),
+        ("", {}, "trace: is empty; known traces are"),
+        ("\n \n", {}, "trace: is empty"),
+        ("arrival_s,input_tokens,output_tokens,session_id\n0,5,1,\"a\nb\"\n", {}, "line 3: session_id must be a text"),
         (CSV + "0,5,1\n0,5," + 200_000 * "9" + "\n", {}, "line 3: is no CSV (field larger than field limit"),
         (2 * CHAT, {}, "line 2: chat_id 1 is there twice; give every request its own"),
         (2 * AGENT, TEXT, "line 2: id 'x' is there twice; give every conversation its own"),
@@ -281,6 +284,11 @@ def test_a_broken_list_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UsageError, match=r"conversation 2: is no JSON$"):
         [*texts.sharegpt(path, TrafficFile(replay=str(path), rate_rps=1))]
     assert sum(read) < 1000
+
+
+def test_a_folder_without_a_conversation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no \*\.json in this folder"):
+        replay(tmp_path)
 
 
 def test_empty_lines_before_the_names_of_columns(tmp_path: Path) -> None:

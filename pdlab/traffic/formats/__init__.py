@@ -52,11 +52,15 @@ KNOWN = (
 def format_of(path: Path) -> TraceFormat:
     """The format of a trace, by its first line. Raises UsageError."""
     if path.is_dir():
+        if not any(path.glob("*.json")):
+            raise UsageError(f"{path}: no *.json in this folder; give one with an agent's conversation per file")
         return WEKA
     with opened(path) as stream:
         first = stream.readline(FIRST_CHARS)
         while first.isspace():
             first = stream.readline(FIRST_CHARS)
+    if not first:
+        raise UsageError(f"{path}: is empty; known traces are {KNOWN}")
     if first.lstrip().startswith("["):
         return SHAREGPT
     if first.lstrip().startswith("{"):

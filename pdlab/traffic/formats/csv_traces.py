@@ -16,7 +16,7 @@ from typing import TextIO
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import INPUTS, OUTPUTS, column_name, whole_tokens
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, opened
+from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_name, opened
 
 MOMENTS = ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time")
 MOMENTS_MS = ("arrival_ms", "timestamp_ms")
@@ -44,7 +44,8 @@ def csv_trace(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
                 yield Recorded(line, name, name, RecordedPrompt(()), 0, at_s)
                 continue
             prompt = RecordedPrompt(((name, whole_tokens(row[inputs], where)),))
-            whose = f"s{row[session].strip()}" if session is not None and row[session].strip() else name
+            whose = row[session].strip() if session is not None else ""
+            whose = f"s{check_name(whose, SESSION, 'session', where)}" if whose else name
             yield Recorded(line, name, whose, prompt, whole_tokens(row[outputs], where), at_s)
 
 

@@ -134,14 +134,19 @@ def number(row: Mapping[str, Any], key: str, where: str) -> float:
 def name_of(row: Mapping[str, Any], key: str, what: str, where: str, seen: set[str]) -> str:
     """The name of a request or a session, which goes into keys, ids and headers; it is added to those ``seen``. Raises
     UsageError."""
-    name = row.get(key)
+    name = check_name(row.get(key), key, what, where)
+    if name in seen:
+        raise UsageError(f"{where}: {key} {name!r} is there twice; give every {what} its own")
+    seen.add(name)
+    return name
+
+
+def check_name(name: object, key: str, what: str, where: str) -> str:
+    """The name, if it can be one. Raises UsageError."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS or not name.isprintable():
         raise UsageError(
             f"{where}: {key} must be a text of 1 to {NAME_CHARS} printable characters that names the {what}"
         )
-    if name in seen:
-        raise UsageError(f"{where}: {key} {name!r} is there twice; give every {what} its own")
-    seen.add(name)
     return name
 
 

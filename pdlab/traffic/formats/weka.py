@@ -22,8 +22,6 @@ CALLS, SUBAGENT = ("n", "s"), "subagent"
 def weka(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
     """The requests of every conversation, one conversation after the other. Raises UsageError."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    if not files:
-        raise UsageError(f"{path}: no *.json in this folder; give one with a conversation per file")
     seen: set[str] = set()
     for file in files:
         with opened(file) as stream:
