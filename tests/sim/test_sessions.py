@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool, Routing, Topology, parse_label
 from pdlab.core.workload import Level, Open, Workload
+from pdlab.roles.observed import Role
+from pdlab.sim.fluid import FluidPool
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import SimulatedLevel, Trace
-from pdlab.sim.simulator import simulate
+from pdlab.sim.simulator import engine_of, simulate
 from pdlab.traffic.compiled import compiled
 from pdlab.traffic.requests import TrafficRequest
 
@@ -103,6 +106,22 @@ def test_a_part_has_what_its_sessions_wait_for() -> None:
         TrafficRequest("c", "three", *block, at_s=2.0),
     ]
     assert [each.id for each in Trace.of(requests).part(2).requests] == ["a", "b"]
+
+
+def test_a_session_of_a_fluid_pool_moves_with_its_engine_alone() -> None:
+    """As in the application, where engines are known by their ids and not by their place in a list."""
+    pool = Pool(replicas=4, tp=2, routing="session")
+    assert SHAPE is not None
+    engines = [engine_of(HARDWARE, SHAPE, pool, prefills_only=False) for _ in range(4)]
+    fluid = FluidPool(Fluid(pool=pool), engines, 4, 1, random.Random(0), None)
+    roles: dict[str, Role] = {member.name: "decode" for member in fluid.members}
+    fluid._take(roles)
+    homes = {session: fluid.to_decode(session).index for session in map(str, range(200))}
+    assert {*homes.values()} == {0, 1, 2, 3}
+    fluid._take({**roles, fluid.members[0].name: "prefill"})
+    assert {session for session, home in homes.items() if fluid.to_decode(session).index != home} == {
+        session for session, home in homes.items() if home == 0
+    }
 
 
 def test_the_same_again() -> None:
