@@ -180,6 +180,7 @@ FOREIGN: dict[str, str] = {
     "Value error, ": "pydantic puts it before a validator's own words",
     "data: ": "server-sent events",
     "data: [DONE]\n\n": "the end of server-sent events",
+    "Unterminated string": "an error of Python's json",
     "version ": "a pointer file of Git LFS",
     "MLPerf Results Summary": "LoadGen's summary of a run",
     "(Mean|(\\d\\d\\.\\d\\d) percentile) (.*?latency|Time (?:per|to) Output Token) \\(ns\\)": "the same",

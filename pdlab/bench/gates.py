@@ -700,6 +700,8 @@ def _hits_missing(evidence: Evidence) -> Finding | None:
 
 
 def _affinity_missing(evidence: Evidence) -> Finding | None:
+    if evidence.fluid:
+        return found("roles_move_sessions")
     replayed = [each for each in evidence.answered.replayed if each is not None]
     known = all(any(_served_by(each, pool) for each in replayed) for pool in evidence.by_session)
     return None if known else found("replicas_not_told")

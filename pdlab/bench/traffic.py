@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pdlab.bench.client.replay import Groups, waited_for
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import Replayed
 from pdlab.core.workload import Workload
 from pdlab.traffic.compiled import compiled
+from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
 PLAN = "workload.jsonl"
@@ -51,7 +51,7 @@ class _Counted:
         self.fewest = min(self.fewest or prompt, prompt)
         self.inputs = [self.inputs[0] + prompt, max(self.inputs[1], prompt)]
         self.outputs += request.out
-        pauses_s = max((self._pauses_s[other] for other in waited_for(request)), default=0.0) + request.gap_s
+        pauses_s = max((self._pauses_s[other] for other in request.after), default=0.0) + request.gap_s
         self._pauses_s[request.id] = max(request.at_s or 0.0, pauses_s)
         self.last_s = max(self.last_s, request.at_s or 0.0)
         self.chained_s = max(self.chained_s, self._pauses_s[request.id])
@@ -64,8 +64,6 @@ def read_traffic(path: Path) -> ReadTraffic:
     counted = _Counted()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         digest = write_requests(nowhere, head, counted.passing(requests))
-    if not counted.requests:
-        raise UsageError(f"{path}: holds no request (window {head.window_s}); give another window or file")
     lengths = Replayed(
         name=path.name,
         sha256=digest,

@@ -45,7 +45,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import LENGTHS, AboveZero, Positive, Seed, Share, Text, declared, parse, setting
-from pdlab.core.text import aligned, choices, duration, minutes, ms, numbers
+from pdlab.core.text import aligned, choices, counted, duration, minutes, ms, numbers
 from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, WorkloadMode, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
@@ -490,7 +490,8 @@ def describe(sweep: SweepOptions) -> str:
     for level in build(sweep, attempt=0):
         held = ""
         if (lengths := replayed(w)) is not None:
-            held = f" of {lengths.sessions} sessions, which take at least {duration(lengths.least_s)}"
+            took = duration(lengths.least_s)
+            held = f" of {counted(lengths.sessions, 'session')}; the replay takes at least {took}"
         timed = isinstance(level.load, Open | Ramp)
         if timed and sweep.prompts_per_level is None and not sweep.smoke:
             held = f", held for {sweep.hold_s:g} s, or 10 times E2EL where that is longer"
@@ -499,7 +500,7 @@ def describe(sweep: SweepOptions) -> str:
         elif sweep.soak_s is not None:
             held = f" tell how many requests make {minutes(sweep.soak_s)}, for which it is then held"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
-        lines.append(f"  {title(level.load)}{repeat}: {level.num_requests} requests{held}")
+        lines.append(f"  {title(level.load)}{repeat}: {counted(level.num_requests, 'request')}{held}")
     for search in sweep.searches:
         start = "half of what closed loops reached, or 1"
         if search.start_from:

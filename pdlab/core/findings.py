@@ -409,6 +409,9 @@ CODES: dict[str, FindingCode] = {
     "replicas_not_told": _unchecked(
         "timelines tell which replica served each request", "no timeline tells which replica served a request"
     ),
+    "roles_move_sessions": _unchecked(
+        "engines keep their roles", "engines of a fluid pool change roles, and their sessions then move"
+    ),
     "replay_recorded": _unchecked(
         "requests of a replay wait for others", "no request of the replay waits for another one's answer"
     ),

@@ -377,7 +377,7 @@ def whole_tokens(value: object, where: str) -> int:
     """A cell as a number of tokens. Raises UsageError."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (number >= 1 and math.isfinite(number) and number == int(number)):
         raise UsageError(f"{where}: {value!r} is not a number of tokens; use a whole number of at least 1")

@@ -17,8 +17,8 @@ class Replayed(LengthDistribution):
 
     ``name``: the file that it was compiled from; ``sha256``: of the compiled form, which alone makes two of them equal.
     Prompts are whole ones, with all that their sessions said before. ``groups``: sets of sessions that wait for each
-    other. ``last_s``: the last moment at which a request without a parent is due; ``chained_s``: pauses of the session
-    with most of them. ``path``: where the file is on this machine.
+    other. ``last_s``: the last moment that the file says; ``chained_s``: the last one if answers took no time, with the
+    pauses of follow-ups. ``path``: where the file is on this machine.
     """
 
     kind: Literal["replay"] = "replay"

@@ -22,6 +22,12 @@ class Frozen(BaseModel):
     model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
 
+class Finite(Frozen):
+    """Numbers in it are finite: neither infinite nor NaN."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
 class Incidental:
     """Marks a field that does not make a value another one: neither a fingerprint nor --resume looks at it."""
 

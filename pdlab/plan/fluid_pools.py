@@ -25,7 +25,7 @@ from pdlab.plan.scene import OF_A_TRACE, Scene
 from pdlab.results.slo import stresses
 from pdlab.roles.spec import AUTO
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.level import SimulatedLevel, columns, waited_for
+from pdlab.sim.level import SimulatedLevel, columns
 from pdlab.sim.simulator import simulate
 
 FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
@@ -118,7 +118,7 @@ def fluid_plan(
     if scene.slo.ttft_s is None or scene.slo.tpot_s is None:
         raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
     trace = scene.trace
-    if trace is not None and any(map(waited_for, trace.requests)):
+    if trace is not None and any(request.after for request in trace.requests):
         raise UsageError(
             "--fluid looks for the highest rate of requests, and some of this workload wait for others, so that they "
             "have no rate of their own; replay it with follow: recorded, or leave --fluid out"

@@ -37,7 +37,7 @@ def trace_of_file(path: Path) -> Trace:
         if len(requests) > MOST_REQUESTS:
             raise UsageError(f"{path}: holds more than {MOST_REQUESTS} requests, too many to simulate; give a window")
     if len(requests) < 2:
-        raise UsageError(f"{path}: holds {len(requests)} requests; from 2 to {MOST_REQUESTS} can be simulated")
+        raise UsageError(f"{path}: holds one request; from 2 to {MOST_REQUESTS} can be simulated")
     trace = Trace.of(requests)
     if trace.last_s <= 0:
         raise UsageError(

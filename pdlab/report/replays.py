@@ -13,7 +13,7 @@ from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report.section import Section
 from pdlab.results.schema import Distribution, Experiment
-from pdlab.results.slo import bounds_text
+from pdlab.results.slo import bounds_of_one
 from pdlab.results.store import Store
 
 TTFT_SHOWN = ("p50", "p90", "p99")
@@ -47,7 +47,7 @@ def replays(experiments: Sequence[tuple[Path, Experiment]], slos: Sequence[Slo] 
 def section(each: ReplayedLevel) -> Section:
     """Sentences on sessions and hits, and TTFT by turn as a table."""
     facts = each.facts
-    within = [(bounds_text(found.slo), found) for found in facts.within]
+    within = [(bounds_of_one(found.slo), found) for found in facts.within]
     names = {turn.turn: f"turn {turn.turn}{' and later' if turn.turn == LAST_TURN else ''}" for turn in facts.by_turn}
     rows = [(names[turn.turn], turn.requests, *_known(turn.ttft, turn.requests)) for turn in facts.by_turn]
     if (split := facts.by_hit) is not None:

@@ -25,12 +25,17 @@ SloVerdict = Literal["meets", "misses", "undecided", "invalid"]
 
 def bounds_text(slo: Slo) -> str:
     """``TTFT <= 2,000 ms and TPOT <= 50 ms for 95 % of requests``."""
+    return f"{bounds_of_one(slo)} for {100 * slo.quantile:g} % of requests"
+
+
+def bounds_of_one(slo: Slo) -> str:
+    """``TTFT <= 2,000 ms and TPOT <= 50 ms``: of a single request."""
     bounds_s = {
         "TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s,
         "ITL p99": slo.itl_p99_s, "longest stall": slo.stall_s,
     }  # fmt: skip
     bounds = [f"{name} <= {plain(1000 * bound_s)} ms" for name, bound_s in bounds_s.items() if bound_s is not None]
-    return f"{' and '.join(bounds)} for {100 * slo.quantile:g} % of requests"
+    return " and ".join(bounds)
 
 
 def stresses(requests: LevelData, slo: Slo) -> Column:

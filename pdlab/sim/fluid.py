@@ -133,7 +133,7 @@ class FluidPool:
         """The engine that is to decode the next request: of two at random that with fewer as its router knows, or that
         of its session."""
         if self.by_session and session is not None:
-            return self.decoding[of_session(len(self.decoding), session)]
+            return self.members[of_session((member.index for member in self.decoding), session)]
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
         chosen = self._lighter(self.decoding, sent, 1)
         sent[chosen.index] += 1

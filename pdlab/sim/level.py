@@ -12,6 +12,7 @@ from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution, is_short, steady_window
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
+from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficRequest
 
 PER_REQUEST = (
@@ -91,7 +92,7 @@ class Trace:
         """Of a compiled workload: the first comes at 0. Those that share nothing and wait for nothing are in the order
         in which they come."""
         keys = [key for request in requests for key, _ in request.blocks]
-        alone = len({*keys}) == len(keys) and not any(map(waited_for, requests))
+        alone = len({*keys}) == len(keys) and not any(request.after for request in requests)
         if alone:
             requests = sorted(requests, key=lambda request: request.at_s or 0.0)
         begin_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
@@ -124,7 +125,7 @@ class Trace:
             return self.arrival_s[-1]
         moments_s: dict[str, float] = {}
         for request in self.requests:
-            waits = [moments_s[each] for each in waited_for(request)]
+            waits = [moments_s[each] for each in request.after]
             moments_s[request.id] = max([request.at_s or 0.0, *(each + request.gap_s for each in waits)])
         return max(moments_s.values())
 
@@ -134,8 +135,8 @@ class Trace:
         return max(zip(self.input_tokens, self.output_tokens, strict=True), key=sum)
 
     def at_rate(self, rate_rps: float) -> Trace:
-        """The same requests at another mean rate: sessions begin closer together, or farther; what passes within one
-        stays."""
+        """The same requests at another mean rate: all moments come closer together, or farther apart; pauses after
+        answers stay."""
         factor = self.rate_rps / rate_rps
         moments_s = tuple(factor * each for each in self.arrival_s)
         requests = tuple(
@@ -152,17 +153,15 @@ class Trace:
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
 
 
-def waited_for(request: TrafficRequest) -> tuple[str, ...]:
-    """The requests that must have ended before it comes."""
-    return (*((request.parent,) if request.parent else ()), *request.waits)
-
-
 def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:
-    """The requests of every ``of``-th session, in order of their first requests."""
-    numbers: dict[str, int] = {}
+    """The requests of every ``of``-th session, in order of their first requests. Sessions that wait for each other are
+    one."""
+    groups, numbers = Groups(), dict[str, int]()
     for request in requests:
-        numbers.setdefault(request.session, len(numbers))
-    return [request for request in requests if numbers[request.session] % of == 0]
+        groups.add(request)
+    for request in requests:
+        numbers.setdefault(groups.of(request.session), len(numbers))
+    return [request for request in requests if numbers[groups.of(request.session)] % of == 0]
 
 
 def trace_of(workload: Workload, level: Level) -> Trace | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pdlab.core.deployment import Routing
@@ -97,15 +97,16 @@ class Routed:
         if self.routing == "round-robin":
             return self._turns.choose(replicas)[1]
         if self.routing == "session" and session is not None:
-            chosen = replicas[of_session(len(replicas), session)]
+            chosen = replicas[of_session(range(len(replicas)), session)]
             chosen.load += 1
             return chosen
         return None
 
 
-def of_session(replicas: int, session: str) -> int:
-    """The replica of a session, each as likely, by rendezvous hashing: one more replica moves few sessions."""
-    return max(range(replicas), key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
+def of_session(replicas: Iterable[int], session: str) -> int:
+    """Of these numbers of replicas that of a session, each as likely, by rendezvous hashing: a replica that comes or
+    goes moves its own sessions alone."""
+    return max(replicas, key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
 
 
 class InTurn:

@@ -40,7 +40,7 @@ from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
-from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of, waited_for
+from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import InTurn, Routed, Router
 from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
 from pdlab.sim.stepping import ARRIVES, ENTERS, STEP_ENDS, Stepping
@@ -222,7 +222,7 @@ class System(Stepping):
         self.waits: dict[int, int] = {}  # request -> of how many it has yet to see the end
         self.followed_by: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
-            before = {numbers[each] for each in waited_for(request)}
+            before = {numbers[each] for each in request.after}
             if before:
                 self.waits[number] = len(before)
             for each in before:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile, load_file, of_trace
 from pdlab.traffic.generate import generated
 from pdlab.traffic.replay import replayed
@@ -14,11 +15,23 @@ YAML = (".yaml", ".yml")
 
 
 def compiled(path: Path) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
-    """The head and every request, one at a time, what it waits for before it. Raises UsageError."""
+    """The head and every request, one at a time, what it waits for before it. Raises UsageError, for a file without a
+    request where its end is read."""
     if is_compiled(path):
-        return read_head(path), read_requests(path)
-    spec = load_file(path) if path.suffix.lower() in YAML else of_trace(path)
-    return of_spec(spec, path.name)
+        head, requests = read_head(path), read_requests(path)
+    else:
+        spec = load_file(path) if path.suffix.lower() in YAML else of_trace(path)
+        head, requests = of_spec(spec, path.name)
+    return head, _some(requests, path, head)
+
+
+def _some(requests: Iterator[TrafficRequest], path: Path, head: TrafficHead) -> Iterator[TrafficRequest]:
+    first = next(requests, None)
+    if first is None:
+        window = f" in its window of {head.window_s[0]:g}-{head.window_s[1]:g} s" if head.window_s else ""
+        raise UsageError(f"{path}: holds no request{window}; give another window or file")
+    yield first
+    yield from requests
 
 
 def of_spec(spec: TrafficFile, name: str) -> tuple[TrafficHead, Iterator[TrafficRequest]]:

@@ -79,7 +79,7 @@ def _lengths(values: Lengths) -> str:
 
 
 def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Described:
-    """Reads every request once. Raises UsageError as ``requests`` do; ValueError where there is none."""
+    """Reads every request, of which there is at least one, once. Raises UsageError as ``requests`` do."""
     inputs, outputs, waiting, latest_s = [], [], 0, 0.0
     sessions: dict[str, int] = {}
     seen: set[bytes] = set()
@@ -99,7 +99,7 @@ def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Describe
         outputs.append(request.out)
         hits += hit
         sessions[request.session] = sessions.get(request.session, 0) + 1
-        waiting += request.parent is not None
+        waiting += request.parent is not None or bool(request.waits)
         latest_s = max(latest_s, request.at_s or 0.0)
     return Described(
         head,

@@ -48,10 +48,11 @@ def vocabulary(folder: str | None) -> Sequence[str]:
 def aiperf(head: TrafficHead, requests: Iterable[TrafficRequest], words: Sequence[str]) -> Iterator[str]:
     """Every request as a line of AIPerf's ``--custom-dataset-type mooncake_trace``.
 
-    ``session_id``, and in ms ``timestamp`` for the first turn of a session or ``delay`` behind the answer before. Drawn
-    text is ``text_input``, what is new in the turn: AIPerf adds earlier turns and their real answers to it. Real text
-    of requests that stand alone is ``messages``, sent verbatim. Raises UsageError for a session that AIPerf cannot
-    send: one whose requests do not each follow the one before, or follow real messages.
+    ``session_id``, and in ms ``timestamp`` where the request has a moment, else ``delay`` behind the answer before. A
+    later turn with a timestamp is sent then, or after the answer before where that is later (AIPerf's fixed schedule).
+    Drawn text is ``text_input``, what is new in the turn: AIPerf adds earlier turns and their real answers to it. Real
+    text of requests that stand alone is ``messages``, sent verbatim. Raises UsageError for a session that AIPerf cannot
+    send: one whose requests do not each follow the one before, follow real messages, or have a moment and a pause.
     """
     last: dict[str, TrafficRequest] = {}
     for request in requests:
@@ -66,10 +67,15 @@ def aiperf(head: TrafficHead, requests: Iterable[TrafficRequest], words: Sequenc
                 f"request {request.id}: AIPerf sends messages verbatim, without the answers before them; export "
                 "conversations of drawn text, or requests that stand alone"
             )
+        if request.at_s is not None and request.gap_s:
+            raise UsageError(
+                f"request {request.id}: AIPerf waits until a moment or for a pause after the answer, not for both; "
+                "leave at_s or gap_s out"
+            )
         last[request.session] = request
         line: dict[str, Any] = {"session_id": request.session, "output_length": request.out}
-        if before is None:
-            line["timestamp"] = round(1000 * (request.at_s or 0.0), 3)
+        if request.at_s is not None:
+            line["timestamp"] = round(1000 * request.at_s, 3)
         else:
             line["delay"] = round(1000 * request.gap_s, 3)
         if request.messages is not None:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
-from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.schema import Finite, load_yaml
 from pdlab.core.workload import Workload
 from pdlab.traffic.quantity import Varying
 
@@ -18,7 +18,7 @@ SOURCES = ("random", "conversations", "agents", "replay")
 MOST_SESSIONS = 1_000_000
 
 
-class RandomRequests(Frozen):
+class RandomRequests(Finite):
     """Requests without a common text beyond the workload's shared prefix, in an open loop: gaps are gamma-distributed
     around ``rate_rps``, ``burstiness`` is their shape."""
 
@@ -28,7 +28,7 @@ class RandomRequests(Frozen):
     workload: Workload = Workload()
 
 
-class Conversations(Frozen):
+class Conversations(Finite):
     """Chats: ``sessions`` of them begin at ``rate_rps`` (Poisson). Every turn sends all that came before, the answer
     too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before."""
 
@@ -42,14 +42,14 @@ class Conversations(Frozen):
     most_tokens: int | None = Field(default=None, ge=2)
 
 
-class Repository(Frozen):
+class Repository(Finite):
     """What agents work on: one of ``count`` texts of so many tokens, each as likely, stands behind the tools."""
 
     count: int = Field(ge=1)
     tokens: int = Field(ge=1)
 
 
-class Agents(Frozen):
+class Agents(Finite):
     """Agents: ``sessions`` of them begin at ``rate_rps`` (Poisson).
 
     The first prompt is the tools, the repository and ``task_tokens``. Each step sends all that came before and
@@ -73,7 +73,7 @@ class Agents(Frozen):
     summary_tokens: Varying = Field(default="1000 lognormal:0.5", validate_default=True)
 
 
-class Tenant(Frozen):
+class Tenant(Finite):
     """A share of the sessions, with a system prompt of its own that all of them share."""
 
     share: float = Field(gt=0)
@@ -87,7 +87,7 @@ def _window(value: Any) -> Any:
     return value
 
 
-class TrafficFile(Frozen):
+class TrafficFile(Finite):
     """A workload file.
 
     ``replay``: the path of a trace; its first line says in which format. ``scale``: lengths and blocks of prompts, and

@@ -83,7 +83,8 @@ class HitOracle:
         for key in hits:
             self._order.move_to_end(self._held[key][0])
         new = -(-prompt.tokens // self.block_tokens) - hit
-        self._evict(new + (min(new, self.step_blocks or new) if self.needed else 0))
+        room = new + (min(new, self.step_blocks or new) if self.needed else 0)
+        self._evict(min(room, self.blocks - len(hits)))  # what is hit is in use
         kept = []
         if self.needed:
             ends = {min((prompt.tokens - 1) // self.block_tokens, len(prompt.keys)), full if full > hit else hit}

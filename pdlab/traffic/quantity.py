@@ -15,16 +15,16 @@ from pydantic import BeforeValidator, Field
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import FIXED, Fixed, Lognormal, Uniform, parse_lengths
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Finite
 
 FORMS = "60, 60 uniform:0.5-1.5, 60 lognormal:0.8[,median][,max=TOKENS] or 60 geometric[:max=N]"
 MS = 1000
 
 
-class Quantity(Frozen):
+class Quantity(Finite):
     """``nominal`` is the mean (or the median, where ``around`` says so). ``most``: of a geometric distribution."""
 
-    nominal: float = Field(ge=0)
+    nominal: float = Field(ge=0, le=1e12)
     around: Fixed | Uniform | Lognormal = FIXED
     geometric: bool = False
     most: int | None = Field(default=None, ge=1)

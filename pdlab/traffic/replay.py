@@ -98,7 +98,9 @@ def _check_keys(spec: TrafficFile, trace_format: TraceFormat, path: Path) -> Non
                 raise UsageError(f"{path}: a {name} trace says when requests come; leave {key} out")
     else:
         if spec.rate_rps is None:
-            raise UsageError(f"{path}: a {name} file does not say when sessions begin; give rate_rps")
+            raise UsageError(
+                f"{path}: a {name} trace does not say when sessions begin; give rate_rps in a workload file"
+            )
         if "spread_ticks" in spec.model_fields_set:
             raise UsageError(f"{path}: a {name} file has no common clock; leave spread_ticks out")
     if trace_format.times == "none" and spec.follow == "recorded":

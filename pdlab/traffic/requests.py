@@ -19,13 +19,13 @@ from typing import Annotated, Any, Literal, TextIO
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen, one_line, validate
+from pdlab.core.schema import Finite, one_line, validate
 
 Block = tuple[str, int]
 """A key and tokens: equal keys of a workload stand for equal text."""
 
 
-class TrafficHead(Frozen):
+class TrafficHead(Finite):
     """The first line: what holds for every request, and how they were made.
 
     ``traffic``: the version of the form. ``seed`` draws the text of each block (`pdlab.traffic.blocks`).
@@ -65,7 +65,7 @@ class TrafficRequest:
     else it is drawn.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     session: Annotated[str, Field(min_length=1, max_length=200)]
@@ -83,6 +83,11 @@ class TrafficRequest:
     def new_tokens(self) -> int:
         """Tokens of its blocks."""
         return sum(tokens for _, tokens in self.blocks)
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Ids of all requests that must have ended before it is sent: its parent first."""
+        return (*((self.parent,) if self.parent is not None else ()), *self.waits)
 
     @property
     def continues(self) -> str | None:
@@ -160,11 +165,10 @@ def check_order(request: TrafficRequest, before: set[str], where: str) -> None:
     moment at which it is due."""
     if request.id in before:
         raise UsageError(f"{where}: the id {request.id!r} is there twice; give every request its own")
-    waits = (*((request.parent,) if request.parent else ()), *request.waits)
-    for other in waits:
+    for other in request.after:
         if other not in before:
             raise UsageError(f"{where}: waits for {other!r}, which does not stand before it; put that line first")
-    if request.at_s is None and not waits:
+    if request.at_s is None and not request.after:
         raise UsageError(f"{where}: needs at_s, or a parent to wait for")
     if request.fresh and not request.parent:
         raise UsageError(f"{where}: fresh says that a parent is waited for alone; give parent, or leave fresh out")
@@ -184,6 +188,6 @@ def _opened(path: Path) -> Iterator[TextIO]:
 def _head(path: Path, text: str) -> TrafficHead:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}, line 1: is no JSON; give what pdlab workload -o wrote") from error
     return validate(TrafficHead, data, where=f"{path}, line 1")

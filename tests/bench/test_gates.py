@@ -352,6 +352,9 @@ def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
     assert validate_level(evidence(**moved)).valid
     prefill = validate_level(evidence(**moved, by_session=("prefill",)))
     assert prefill.valid and prefill.unchecked["affinity"] == found("replicas_not_told")
+    fluid = validate_level(evidence(**moved, by_session=("decode",), fluid=True))
+    assert fluid.unchecked["affinity"] == found("roles_move_sessions")
+    assert "affinity" not in fluid.failed_gates, "a session moves when its engine stops to decode"
 
 
 def test_a_failed_request_and_what_follows_it_fail_one_gate() -> None:

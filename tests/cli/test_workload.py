@@ -49,6 +49,19 @@ def test_a_bad_line_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capture
     assert [*tmp_path.iterdir()] == [trace]
 
 
+def test_a_window_without_a_request_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "workload.yaml"
+    spec.write_text(f"replay: {DATA / 'mooncake.jsonl'}\nwindow: 1000-2000\n", encoding="utf-8")
+    for argv in ([str(spec)], [str(spec), "-o", str(tmp_path / "requests.jsonl")]):
+        assert main(argv) == 2
+        assert "workload.yaml: holds no request in its window of 1000-2000 s" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [spec]
+    empty = tmp_path / "compiled.jsonl"
+    empty.write_text('{"traffic":1}\n', encoding="utf-8")
+    assert main([str(empty)]) == 2
+    assert "compiled.jsonl: holds no request;" in capsys.readouterr().err
+
+
 def test_export_for_aiperf(tmp_path: Path) -> None:
     out = tmp_path / "aiperf.jsonl"
     assert main([str(DATA / "chat.yaml"), "--export", "aiperf", "-o", str(out)]) == 0

@@ -322,7 +322,7 @@ PLAN += [
     case("plan", "--hardware empty", "empty: cannot be read (Is a directory)"),
     case("plan", "--lengths lognormal:-1", "no distribution of lengths"),
     case("plan", "--lengths file:pairs.csv", "pairs.csv, line 2: 'x' is not a number of tokens"),
-    case("plan", "--workload one-request.csv", "holds 1 requests; from 2"),
+    case("plan", "--workload one-request.csv", "holds one request; from 2"),
     case("plan", "--workload one-moment.csv", "all requests arrive at the same time"),
     case("plan", "--workload one-moment.csv --rate 2", "leave --rate out"),
     case("plan", "--predict words.csv", "words.csv, line 2: concurrency 'eight' is not a number"),

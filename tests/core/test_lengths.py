@@ -220,6 +220,7 @@ def test_what_is_no_distribution(text: str, words: str) -> None:
         ("x.csv", "input_tokens,output_tokens\n5,0\n", "x.csv, line 2: '0' is not a number of tokens"),
         ("x.csv", "input_tokens,output_tokens\n5,2.5\n", "line 2: '2.5' is not a number of tokens"),
         ("x.csv", "input_tokens,output_tokens\ninf,2\n", "line 2: 'inf' is not a number of tokens"),
+        ("x.jsonl", f'{{"input_tokens": 1{400 * "0"}, "output_tokens": 2}}', "0 is not a number of tokens"),
         ("x.jsonl", "[5, 2]\n", "x.jsonl, line 1: needs input_tokens"),
         ("x.jsonl", '{"input_tokens": 5}\n', "line 1: needs output_tokens"),
         ("x.jsonl", '\n{"input_tokens": 5,\n', "line 2: is no JSON; give one object per line"),

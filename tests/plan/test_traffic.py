@@ -45,9 +45,9 @@ def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "begins no known trace"),
+        ("", "is empty; known traces are"),
         ("arrival_s,input_tokens\n1,2\n", "begins no known trace"),
-        ("arrival_s,input_tokens,output_tokens\n1,2,3\n", "holds 1 requests"),
+        ("arrival_s,input_tokens,output_tokens\n1,2,3\n", "holds one request; from 2"),
         ("arrival_s,input_tokens,output_tokens\n1,2,3\n1,2,3\n", "at the same time"),
         ("arrival_s,input_tokens,output_tokens\nsoon,2,3\n", "line 2: 'soon' is not a time"),
         ("arrival_s,input_tokens,output_tokens\nnan,2,3\n", "line 2: 'nan' is not a time"),

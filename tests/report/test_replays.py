@@ -67,7 +67,7 @@ def test_the_section_says_turns_hits_and_sessions(tmp_path: Path) -> None:
     folder = replay(tmp_path / "a", "collocated-2xtp1")
     text = render_text(pdlab.build_report(pdlab.load(folder), slos=["ttft_ms=500", "ttft_ms=900"]))
     assert "Replay of sessions: " in text and "replay chat.yaml 55555555" in text
-    assert "40 of 40 requests were answered, in 20 of 20 sessions all of them." in text
+    assert "40 of 40 requests were answered. 20 of 20 sessions had every answer." in text
     # From the first request's sending to the second's end: 3 s and 1.2 s.
     assert "Session completion time, pauses included: p50 4.20 s" in text
     assert (
@@ -84,7 +84,7 @@ def test_the_section_says_turns_hits_and_sessions(tmp_path: Path) -> None:
 
 def test_hits_that_nobody_counts_are_unknown(tmp_path: Path) -> None:
     text = render_text(pdlab.build_report(pdlab.load(replay(tmp_path / "a", "collocated-2xtp1", cached=False))))
-    assert "prompt tokens came from prefix caches of each request is not known." in text
+    assert "The share of prompt tokens from prefix caches is not known for every request." in text
     assert "nothing cached" not in text
 
 

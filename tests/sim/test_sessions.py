@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool, Routing, Topology, parse_label
 from pdlab.core.workload import Level, Open, Workload
+from pdlab.roles.observed import Role
+from pdlab.sim.fluid import FluidPool
 from pdlab.sim.hardware import load_hardware
-from pdlab.sim.level import SimulatedLevel, Trace, waited_for
-from pdlab.sim.simulator import simulate
+from pdlab.sim.level import SimulatedLevel, Trace
+from pdlab.sim.simulator import engine_of, simulate
 from pdlab.traffic.compiled import compiled
 from pdlab.traffic.requests import TrafficRequest
 
@@ -40,7 +43,7 @@ def test_a_follow_up_comes_after_its_parents_end_and_gap(label: str) -> None:
         numbers = {request.id: number for number, request in enumerate(given.requests)}
         assert all(level.finish_s)
         for number, request in enumerate(given.requests):
-            ends = [level.finish_s[numbers[each]] + request.gap_s for each in waited_for(request)]
+            ends = [level.finish_s[numbers[each]] + request.gap_s for each in request.after]
             assert level.arrival_s[number] == pytest.approx(max([request.at_s or 0.0, *ends])), (name, request.id)
 
 
@@ -91,8 +94,34 @@ def test_a_part_has_whole_sessions() -> None:
     parts = [given.part(2)]
     sessions = {request.session for request in parts[0].requests}
     assert len(sessions) == 20
-    assert all({*waited_for(request)} <= {each.id for each in parts[0].requests} for request in parts[0].requests)
+    assert all({*request.after} <= {each.id for each in parts[0].requests} for request in parts[0].requests)
     assert given.part(1) == given
+
+
+def test_a_part_has_what_its_sessions_wait_for() -> None:
+    block = ((("k", 100),), 10)
+    requests = [
+        TrafficRequest("a", "one", *block, at_s=0.0),
+        TrafficRequest("b", "two", *block, at_s=1.0, parent="a", fresh=True),
+        TrafficRequest("c", "three", *block, at_s=2.0),
+    ]
+    assert [each.id for each in Trace.of(requests).part(2).requests] == ["a", "b"]
+
+
+def test_a_session_of_a_fluid_pool_moves_with_its_engine_alone() -> None:
+    """As in the application, where engines are known by their ids and not by their place in a list."""
+    pool = Pool(replicas=4, tp=2, routing="session")
+    assert SHAPE is not None
+    engines = [engine_of(HARDWARE, SHAPE, pool, prefills_only=False) for _ in range(4)]
+    fluid = FluidPool(Fluid(pool=pool), engines, 4, 1, random.Random(0), None)
+    roles: dict[str, Role] = {member.name: "decode" for member in fluid.members}
+    fluid._take(roles)
+    homes = {session: fluid.to_decode(session).index for session in map(str, range(200))}
+    assert {*homes.values()} == {0, 1, 2, 3}
+    fluid._take({**roles, fluid.members[0].name: "prefill"})
+    assert {session for session, home in homes.items() if fluid.to_decode(session).index != home} == {
+        session for session, home in homes.items() if home == 0
+    }
 
 
 def test_the_same_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 import time
 import tracemalloc
@@ -19,7 +20,7 @@ from pdlab.traffic.compiled import compiled, of_spec
 from pdlab.traffic.describe import described
 from pdlab.traffic.export import WORDS, aiperf, vocabulary
 from pdlab.traffic.file import TrafficFile, is_traffic, load_file
-from pdlab.traffic.requests import TrafficRequest, line_of, read_requests, write_requests
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, line_of, read_requests, write_requests
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
 CHAT = {
@@ -60,6 +61,11 @@ def requests(path: Path) -> list[TrafficRequest]:
         ({"conversations": CHAT, "tenants": {}}, "tenants"),
         ({"replay": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read (No such file or directory)"),
         ({"replay": "x.jsonl", "spread_ticks": -1}, "spread_ticks: auto, never, or seconds above 0"),
+        ({"replay": "x.jsonl", "spread_ticks": math.nan}, "got nan"),
+        ({"conversations": CHAT, "speed": math.inf}, "speed: must be a finite number, got inf"),
+        ({"conversations": {**CHAT, "rate_rps": math.inf}}, "conversations.rate_rps: must be a finite number, got inf"),
+        ({"conversations": {**CHAT, "turns": "inf geometric"}}, "turns.nominal: must be a finite number, got inf"),
+        ({"conversations": {**CHAT, "turns": "1e300 geometric"}}, "turns.nominal: must be at most 1e+12"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(tmp_path: Path, keys: dict[str, Any], complaint: str) -> None:
@@ -274,6 +280,21 @@ class TestAiperf:
             assert set(line["text_input"].split()) <= set(WORDS.split())
             assert line.get("delay", 0) == round(1000 * each.gap_s, 3)
             assert ("timestamp" in line) == (each.parent is None)
+
+    def test_a_follow_up_that_has_a_moment_is_not_sent_before_it(self) -> None:
+        """AIPerf sends a turn with a timestamp then, or after the answer before where that is later."""
+        head, made = compiled(DATA / "mooncake.jsonl")
+        lines = [json.loads(line) for line in aiperf(head, made, vocabulary(None))]
+        for line, each in zip(lines, requests(DATA / "mooncake.jsonl"), strict=True):
+            assert each.at_s is not None
+            assert line["timestamp"] == pytest.approx(1000 * each.at_s, abs=0.001)
+            assert "delay" not in line
+
+    def test_a_moment_and_a_pause_are_refused(self) -> None:
+        first = TrafficRequest("a", "s", (("a", 3),), 2, at_s=0.0)
+        later = TrafficRequest("b", "s", (("b", 3),), 2, at_s=5.0, parent="a", gap_s=1.0)
+        with pytest.raises(UsageError, match="request b: AIPerf waits until a moment or for a pause"):
+            list(aiperf(TrafficHead(), [first, later], vocabulary(None)))
 
     def test_real_messages_are_sent_as_they_are(self) -> None:
         head, made = of_spec(TrafficFile(replay=str(DATA / "batch.jsonl"), rate_rps=1), "x")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from pdlab.core.errors import UsageError
 from pdlab.traffic.compiled import compiled, of_spec
 from pdlab.traffic.file import TrafficFile
+from pdlab.traffic.formats import texts
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
@@ -190,6 +195,9 @@ def test_equal_texts_are_equal_blocks(tmp_path: Path) -> None:
 
 
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}\n'
+CHAT = '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 1, "output_length": 1}\n'
+AGENT = '{"id": "x", "requests": [{"t": 0, "type": "n", "in": 1, "out": 1}]}\n'
+CSV = "arrival_s,input_tokens,output_tokens\n"
 TEXT = {"rate_rps": 1.0}
 
 
@@ -228,6 +236,22 @@ TEXT = {"rate_rps": 1.0}
         ('{"custom_id": "a", "body": {"prompt": "x"}}', TEXT, "line 1: says no max_completion_tokens"),
         ('{"custom_id": "a", "body": {"messages": [3], "max_tokens": 1}}', TEXT, "line 1: every message must"),
         ('{"custom_id": "a", "body": {"prompt": "x", "max_tokens": 1}}\n' * 2, TEXT, "line 2: custom_id 'a' is"),
+        (MOONCAKE.replace("600", "Infinity"), {}, "line 1: input_length must be a whole number of at least 1: inf"),
+        (MOONCAKE.replace("600", "NaN"), {}, "line 1: input_length must be a whole number"),
+        (MOONCAKE.replace('"timestamp": 0', '"timestamp": 1' + 400 * "0"), {}, "line 1: timestamp must be a number"),
+        (MOONCAKE + '{"x": ' + 10**5 * "[" + 10**5 * "]" + "}", {}, "line 2: is no JSON"),
+        ("", {}, "trace: is empty; known traces are"),
+        ("\n \n", {}, "trace: is empty"),
+        ("arrival_s,input_tokens,output_tokens,session_id\n0,5,1,\"a\nb\"\n", {}, "line 3: session_id must be a text"),
+        (CSV + "0,5,1\n0,5," + 200_000 * "9" + "\n", {}, "line 3: is no CSV (field larger than field limit"),
+        (2 * CHAT, {}, "line 2: chat_id 1 is there twice; give every request its own"),
+        (2 * AGENT, TEXT, "line 2: id 'x' is there twice; give every conversation its own"),
+        (AGENT.replace('"x"', r'"\ud800"'), TEXT, "line 1: id must be a text of 1 to 160 printable characters"),
+        (AGENT.replace('"x"', '"' + 161 * "x" + '"'), TEXT, "line 1: id must be a text of 1 to 160 printable"),
+        (r'{"prompt": "\ud800", "output_tokens": 1}', TEXT, "line 1: holds half of a surrogate pair"),
+        ('[{"conversations": []}, {"conversations" []}, {"conversations": []}]', TEXT, "conversation 2: is no JSON"),
+        ('[{"conversations": []}] [{"conversations": []}]', TEXT, "goes on behind the list, after conversation 1"),
+        ("[" + 10**5 * "[", TEXT, "conversation 1: is no JSON"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_named(tmp_path: Path, text: str, keys: dict[str, Any], complaint: str) -> None:
@@ -237,6 +261,40 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, keys: dict[str, Any], co
         replay(path, **keys)
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_broken_list_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one wrong character would have the whole of a large file in memory."""
+    monkeypatch.setattr(texts, "CHUNK_CHARS", 64)
+    path = tmp_path / "trace.json"
+    good = '{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]}'
+    path.write_text(f"[{good}, {good.replace(':', ' ')}{1000 * (', ' + good)}]", encoding="utf-8")
+    read: list[int] = []
+
+    def chars(stream: io.StringIO, size: int) -> str:
+        read.append(size)
+        return stream.read(size)
+
+    @contextlib.contextmanager
+    def opened(_: Path) -> Iterator[Any]:
+        stream = io.StringIO(path.read_text(encoding="utf-8"))
+        yield types.SimpleNamespace(read=lambda size: chars(stream, size))
+
+    monkeypatch.setattr(texts, "opened", opened)
+    with pytest.raises(UsageError, match=r"conversation 2: is no JSON$"):
+        [*texts.sharegpt(path, TrafficFile(replay=str(path), rate_rps=1))]
+    assert sum(read) < 1000
+
+
+def test_a_folder_without_a_conversation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no \*\.json in this folder"):
+        replay(tmp_path)
+
+
+def test_empty_lines_before_the_names_of_columns(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("\n\n" + CSV + "0,5,1\n", encoding="utf-8")
+    assert replay(path)[1]["r4"].new_tokens == 5
 
 
 def test_a_trace_by_itself_is_replayed_as_it_is() -> None:

@@ -42,6 +42,7 @@ def test_continues_is_the_parent_unless_the_prompt_begins_anew() -> None:
     [
         ('{"id":"b"', "line 3: Invalid JSON"),
         ('{"id":"b","session":"s","blocks":[["x",0]],"out":1,"at_s":0}', "line 3: blocks.0.1: must be at least 1"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1e999}', "line 3: at_s: must be a finite number"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":0,"parant":"a"}', "line 3: parant: is not a known"),
         ('{"id":"a","session":"s","blocks":[["x",1]],"out":1,"at_s":0}', "line 3: the id 'a' is there twice"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"parent":"z"}', "line 3: waits for 'z', which does not"),

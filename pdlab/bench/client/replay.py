@@ -17,7 +17,7 @@ import importlib
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.session import SESSION_HEADER
 from pdlab.results.schema import ReplayedRequest
 from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficRequest, read_requests
 
 KEPT_BLOCKS = 4096
@@ -121,44 +122,6 @@ def own_requests(level: ClientLevel) -> list[TrafficRequest]:
     return [request for request in requests if found.of(request.session) in own]
 
 
-class Groups:
-    """Sets of sessions with requests that wait for one of another session; each set is named by one of them."""
-
-    def __init__(self) -> None:
-        self._parents: dict[str, str] = {}
-        self._session_of: dict[str, str] = {}
-
-    def add(self, request: TrafficRequest) -> None:
-        """What it waits for must have been added before."""
-        self._parents.setdefault(request.session, request.session)
-        self._session_of[request.id] = request.session
-        for other in waited_for(request):
-            self._parents[self.of(request.session)] = self.of(self._session_of[other])
-
-    def of(self, session: str) -> str:
-        """The name of a session's group."""
-        while self._parents[session] != session:
-            session = self._parents[session]
-        return session
-
-    @property
-    def sessions(self) -> Collection[str]:
-        return self._parents.keys()
-
-    @property
-    def names(self) -> set[str]:
-        return {self.of(session) for session in self._parents}
-
-    @property
-    def count(self) -> int:
-        return len(self.names)
-
-
-def waited_for(request: TrafficRequest) -> tuple[str, ...]:
-    """Ids of all requests that must have ended before it is sent: its parent first."""
-    return (*((request.parent,) if request.parent is not None else ()), *request.waits)
-
-
 class SessionSender:
     """The requests of one process, while they are sent."""
 
@@ -171,7 +134,7 @@ class SessionSender:
         for request in requests:
             self._turns[request.id] = 1 + (self._turns[request.parent] if request.parent is not None else 0)
         # Prompts are kept until the last request that follows them has them.
-        self._wanted = Counter(other for request in requests for other in waited_for(request))
+        self._wanted = Counter(other for request in requests for other in request.after)
         self._ended: dict[str, asyncio.Future[History | Unknown]] = {}
         self._began_s: float | None = None
         self._late_s: dict[str, float] = {}  # of what waited: how long after it was due it was sent
@@ -186,7 +149,7 @@ class SessionSender:
 
         at_s: dict[str, float] = {}
         for request in self._requests.values():
-            waits_s = (at_s[other] for other in waited_for(request))
+            waits_s = (at_s[other] for other in request.after)
             at_s[request.id] = max((request.at_s or 0.0, *waits_s))
         ordered = sorted(self._requests.items(), key=lambda item: at_s[item[1].id])
         return [
@@ -203,7 +166,7 @@ class SessionSender:
     def facts(self, name: str, late_s: float | None) -> dict[str, Any]:
         """What a record keeps of the request of that id; ``late_s``: by the schedule of what waits for nothing."""
         request = self._requests[name]
-        waits = waited_for(request)
+        waits = request.after
         replayed = ReplayedRequest(
             id=request.id,
             session=request.session,
@@ -227,7 +190,7 @@ class SessionSender:
             self._began_s = time.perf_counter() - (request.at_s or 0.0) * self._stretch
         told: History | Unknown = Unknown(f"{request.id} failed")
         try:
-            before = {other: await self._end_of(other) for other in waited_for(request)}
+            before = {other: await self._end_of(other) for other in request.after}
             unknown = next((each for each in before.values() if isinstance(each, Unknown)), None)
             if unknown is not None:
                 from pdlab.bench.client.vllm_names import RequestFuncOutput

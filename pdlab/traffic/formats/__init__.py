@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterator
@@ -51,17 +52,22 @@ KNOWN = (
 def format_of(path: Path) -> TraceFormat:
     """The format of a trace, by its first line. Raises UsageError."""
     if path.is_dir():
+        if not any(path.glob("*.json")):
+            raise UsageError(f"{path}: no *.json in this folder; give one with an agent's conversation per file")
         return WEKA
     with opened(path) as stream:
         first = stream.readline(FIRST_CHARS)
         while first.isspace():
             first = stream.readline(FIRST_CHARS)
+    if not first:
+        raise UsageError(f"{path}: is empty; known traces are {KNOWN}")
     if first.lstrip().startswith("["):
         return SHAREGPT
     if first.lstrip().startswith("{"):
         return _of_object(path, first)
-    if csv_traces.is_csv_trace(next(csv.reader([first]), [])):
-        return CSV
+    with contextlib.suppress(csv.Error):  # Python 3.10: of a line with a zero byte
+        if csv_traces.is_csv_trace(next(csv.reader([first]), [])):
+            return CSV
     shown = first.strip()[:60]
     raise UsageError(f"{path}, line 1: {shown!r} begins no known trace; known are {KNOWN}")
 
@@ -69,7 +75,7 @@ def format_of(path: Path) -> TraceFormat:
 def _of_object(path: Path, first: str) -> TraceFormat:
     try:
         row: Any = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A whole object over several lines, or a line longer than what was read of it.
         return WEKA
     for keys, each in BY_KEYS:

@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TextIO
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import INPUTS, OUTPUTS, column_name, whole_tokens
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, opened
+from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_name, opened
 
 MOMENTS = ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time")
 MOMENTS_MS = ("arrival_ms", "timestamp_ms")
@@ -27,16 +28,13 @@ def csv_trace(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
     """Every line behind the names. Moments are seconds, milliseconds where the name of the column says so, or ISO 8601.
     Raises UsageError."""
     with opened(path) as stream:
-        rows = csv.reader(stream)
-        head = next(rows, [])
+        rows = _rows(path, stream)
+        _, head = next(rows, (1, []))
         names = [column_name(name) for name in head]
         moment, unit_s, inputs, outputs = _columns(path, head, names)
         session = names.index(SESSION) if SESSION in names else None
         may_fail = names[outputs] == BURST_GPT
-        for row in rows:
-            if not any(cell.strip() for cell in row):
-                continue
-            line = rows.line_num
+        for line, row in rows:
             where = f"{path}, line {line}"
             if len(row) < len(names):
                 raise UsageError(f"{where}: {len(row)} cells for {len(names)} columns")
@@ -46,8 +44,20 @@ def csv_trace(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
                 yield Recorded(line, name, name, RecordedPrompt(()), 0, at_s)
                 continue
             prompt = RecordedPrompt(((name, whole_tokens(row[inputs], where)),))
-            whose = f"s{row[session].strip()}" if session is not None and row[session].strip() else name
+            whose = row[session].strip() if session is not None else ""
+            whose = f"s{check_name(whose, SESSION, 'session', where)}" if whose else name
             yield Recorded(line, name, whose, prompt, whole_tokens(row[outputs], where), at_s)
+
+
+def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every line that is not empty. Raises UsageError."""
+    rows = csv.reader(stream)
+    try:
+        for row in rows:
+            if any(cell.strip() for cell in row):
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {rows.line_num}: is no CSV ({error}); mend or remove that line") from error
 
 
 def is_csv_trace(head: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_lines, number, whole
 
@@ -74,6 +75,8 @@ def bailian(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         tokens, out = whole(row, "input_length", where), whole(row, "output_length", where)
         at_s, chat = number(row, "timestamp", where), whole(row, "chat_id", where, 0)
         before = whole(row, "parent_chat_id", where, -1)
+        if chat in sessions:
+            raise UsageError(f"{where}: chat_id {chat} is there twice; give every request its own")
         name = f"c{chat}"
         prompt = hashed(hash_ids(row, where), tokens, size, name, where)
         parent = f"c{before}" if before >= 0 else None

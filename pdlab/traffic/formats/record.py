@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +12,9 @@ from typing import Any, TextIO
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.requests import Block
+
+MOST = sys.float_info.max
+NAME_CHARS = 160  # of what a source names; ids of its requests are somewhat longer
 
 
 class RecordedPrompt:
@@ -102,7 +105,7 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     """Raises UsageError."""
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: is no JSON; give one object per line") from error
     if not isinstance(row, dict):
         raise UsageError(f"{where}: is no JSON object; give one per line")
@@ -112,7 +115,8 @@ def json_object(text: str, where: str) -> dict[str, Any]:
 def whole(row: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
     """A whole number of a row. Raises UsageError."""
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+    known = not isinstance(value, bool) and isinstance(value, int | float) and least <= value <= MOST
+    if not known or value != int(value):
         found = f"{value!r} is none" if key in row else "it is missing"
         raise UsageError(f"{where}: {key} must be a whole number of at least {least}: {found}")
     return int(value)
@@ -121,10 +125,39 @@ def whole(row: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
 def number(row: Mapping[str, Any], key: str, where: str) -> float:
     """A number of a row, at least 0. Raises UsageError."""
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
         found = f"{value!r} is none" if key in row else "it is missing"
         raise UsageError(f"{where}: {key} must be a number of at least 0: {found}")
     return float(value)
+
+
+def name_of(row: Mapping[str, Any], key: str, what: str, where: str, seen: set[str]) -> str:
+    """The name of a request or a session, which goes into keys, ids and headers; it is added to those ``seen``. Raises
+    UsageError."""
+    name = check_name(row.get(key), key, what, where)
+    if name in seen:
+        raise UsageError(f"{where}: {key} {name!r} is there twice; give every {what} its own")
+    seen.add(name)
+    return name
+
+
+def check_name(name: object, key: str, what: str, where: str) -> str:
+    """The name, if it can be one. Raises UsageError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS or not name.isprintable():
+        raise UsageError(
+            f"{where}: {key} must be a text of 1 to {NAME_CHARS} printable characters that names the {what}"
+        )
+    return name
+
+
+def check_text(text: str, where: str) -> None:
+    """Raises UsageError for text that cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{where}: holds half of a surrogate pair ({error.object[error.start]!r}); mend the text"
+        ) from error
 
 
 def hash_ids(row: Mapping[str, Any], where: str) -> list[int] | None:

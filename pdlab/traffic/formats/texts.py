@@ -14,11 +14,12 @@ from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, json_lines, opened, whole
+from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_text, json_lines, name_of, opened, whole
 from pdlab.traffic.requests import Block
 
 CHARS_PER_TOKEN = 4  # of English text, about; pdlab says that the lengths are estimated
 CHUNK_CHARS = 2**20
+LONGEST_WORD = 16  # of JSON outside of strings and numbers, and of escapes within strings, at least
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
 Counts = Callable[[str], int]
 
@@ -53,12 +54,7 @@ def batch(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
     """OpenAI's batch form, a request per line: its ``messages``, or its ``prompt``. Raises UsageError."""
     counts, seen = counter(spec.tokenizer), set[str]()
     for line, where, row in json_lines(path):
-        name, body = row.get("custom_id"), row.get("body")
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"{where}: custom_id must be a text that names the request")
-        if name in seen:
-            raise UsageError(f"{where}: custom_id {name!r} is there twice; give every request its own")
-        seen.add(name)
+        name, body = name_of(row, "custom_id", "request", where, seen), row.get("body")
         if not isinstance(body, dict):
             raise UsageError(f"{where}: body must be the JSON object to send")
         if "messages" in body:
@@ -111,31 +107,41 @@ def _array(path: Path) -> Iterator[Any]:
     """The values of a JSON list, one at a time: such files are larger than what should be in memory."""
     decoder = json.JSONDecoder()
     with opened(path) as stream:
-        rest, more, number = stream.read(CHUNK_CHARS).lstrip(), True, 0
+        rest, number = stream.read(CHUNK_CHARS).lstrip(), 0
         if not rest.startswith("["):
             raise UsageError(f"{path}: is no JSON list; give ShareGPT's list of conversations")
         rest = rest[1:]
         while True:
             rest = rest.lstrip(", \t\r\n")
             if rest.startswith("]"):
+                if (rest[1:] + stream.read(CHUNK_CHARS)).strip():
+                    raise UsageError(f"{path}: goes on behind the list, after conversation {number}; give one list")
                 return
             try:
                 value, end = decoder.raw_decode(rest)
-            except ValueError as error:
-                chunk = stream.read(max(CHUNK_CHARS, len(rest))) if more else ""
-                more = bool(chunk)
-                if not more:
-                    raise UsageError(f"{path}, conversation {number + 1}: is no JSON; the list does not end") from error
-                rest += chunk
-                continue
+            except (ValueError, RecursionError) as error:
+                ends = _may_go_on(error, rest)
+                if ends and (chunk := stream.read(max(CHUNK_CHARS, len(rest)))):
+                    rest += chunk
+                    continue
+                why = "; the list does not end" if ends else ""
+                raise UsageError(f"{path}, conversation {number + 1}: is no JSON{why}") from error
             number += 1
             yield value
             rest = rest[end:]
 
 
+def _may_go_on(error: Exception, text: str) -> bool:
+    """Whether text that is no JSON may be the beginning of some: it breaks off at its end or within a string."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(text) - LONGEST_WORD
+
+
 def _message(role: str, text: object, key: str, where: str) -> dict[str, Any]:
     if not isinstance(text, str) or not text:
         raise UsageError(f"{where}: {key} must be text that is not empty")
+    check_text(text, where)
     return {"role": role, "content": text}
 
 
@@ -145,6 +151,7 @@ def _messages(found: object, where: str) -> tuple[dict[str, Any], ...]:
     for each in found:
         if not isinstance(each, dict) or not isinstance(each.get("role"), str):
             raise UsageError(f"{where}: every message must be a JSON object with a role")
+    check_text(json.dumps(found, ensure_ascii=False), where)
     return tuple(found)
 
 
@@ -163,6 +170,6 @@ def _prompt(messages: Sequence[Mapping[str, Any]], counts: Counts) -> RecordedPr
     for message in messages:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
-        digest = hashlib.blake2b(f"{message['role']}\0{text}".encode("utf-8", "surrogatepass"), digest_size=12)
+        digest = hashlib.blake2b(f"{message['role']}\0{text}".encode(), digest_size=12)
         blocks.append((f"text/{digest.hexdigest()}", counts(text)))
     return RecordedPrompt(tuple(blocks))

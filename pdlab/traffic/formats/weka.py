@@ -13,7 +13,7 @@ from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_object, number, opened, whole
+from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_object, name_of, number, opened, whole
 
 WEKA_BLOCK = 64
 CALLS, SUBAGENT = ("n", "s"), "subagent"
@@ -22,8 +22,7 @@ CALLS, SUBAGENT = ("n", "s"), "subagent"
 def weka(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
     """The requests of every conversation, one conversation after the other. Raises UsageError."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    if not files:
-        raise UsageError(f"{path}: no *.json in this folder; give one with a conversation per file")
+    seen: set[str] = set()
     for file in files:
         with opened(file) as stream:
             first = stream.readline()
@@ -31,23 +30,24 @@ def weka(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
                 for line, text in enumerate((first, *stream), start=1):
                     if text.strip():
                         where = f"{file}, line {line}"
-                        yield from _Conversation(json_object(text, where), where, line, spec).requests()
+                        yield from _Conversation(json_object(text, where), where, line, spec, seen).requests()
             else:
-                yield from _Conversation(_whole_file(file, first + stream.read()), str(file), 1, spec).requests()
+                row = _whole_file(file, first + stream.read())
+                yield from _Conversation(row, str(file), 1, spec, seen).requests()
 
 
 def one_per_line(first: str) -> bool:
     """Whether a first line is a whole JSON object."""
     try:
         return isinstance(json.loads(first), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def _whole_file(file: Path, text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "somewhere"
         raise UsageError(f"{file}, {place}: is no JSON; give one conversation as an object") from error
     if not isinstance(row, dict):
@@ -58,12 +58,9 @@ def _whole_file(file: Path, text: str) -> dict[str, Any]:
 class _Conversation:
     """One conversation. Its requests are made in the order of the file, each after what it waits for."""
 
-    def __init__(self, row: Mapping[str, Any], where: str, line: int, spec: TrafficFile) -> None:
+    def __init__(self, row: Mapping[str, Any], where: str, line: int, spec: TrafficFile, seen: set[str]) -> None:
         self.where, self.line = where, line
-        name = row.get("id")
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"{where}: id must be the text that names the conversation")
-        self.name = name
+        self.name = name_of(row, "id", "conversation", where, seen)
         if row.get("hash_id_scope", "local") != "local":
             raise UsageError(
                 f"{where}: hash_id_scope {row['hash_id_scope']!r}: hashes count within a conversation; it must be local"

@@ -12,9 +12,10 @@ from support.completions import Asked, CompletionsServer, completions_server
 
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
-from pdlab.bench.client.replay import Groups, own_requests
+from pdlab.bench.client.replay import own_requests
 from pdlab.core.errors import UsageError
 from pdlab.results.schema import RequestRecord
+from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_requests, write_requests
 
 SESSIONS, TURNS, GAP_S = 12, 3, 0.2
