@@ -10,10 +10,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support import timed
 from support.bad_requests import BAD_REQUESTS, BadRequest
 
 from tests.live.conftest import Stack
 from tests.live.test_requests import engine_pids
+from tests.live.test_stack import check_replay
 
 ANSWER_S = 60.0
 # What no HTTP client sends: the begin of a request, which ends in a 4xx or in a closed connection.
@@ -61,7 +63,7 @@ def fault(stack: Stack, bad: BadRequest) -> str | None:
 
 @pytest.mark.parametrize("path", [pytest.param("--no-direct-streaming", marks=pytest.mark.long), "--direct-streaming"])
 def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stack, path: str) -> None:
-    done = stack.launch("--pd-spread", "--p-num", "2", path)
+    done = stack.launch("--pd-spread", "--p-num", "2", "--p-routing", "session", path)
     assert done.code == 0
     engines = engine_pids(stack)
     before = stack.complete([7, 8, 9, 10] * 20)
@@ -93,6 +95,11 @@ def test_good_requests_beside_bad_ones_are_right(stack: Stack) -> None:
         finally:
             over.set()
         assert sum(spoiler.result() for spoiler in spoilers) > 5
+
+
+def test_conversations_are_replayed_and_every_request_says_where_its_time_went(stack: Stack) -> None:
+    check_replay(stack, "prefill_replica")
+    timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False) * 5], "pd")
 
 
 @pytest.mark.parametrize("name", BROKEN)
