@@ -37,9 +37,10 @@ from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_dom
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
 from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
+from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
-from pdlab.sim.computed_hardware import computed, is_gpu
+from pdlab.sim.computed_hardware import computed, computed_gpus, is_gpu
 from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
 
 if TYPE_CHECKING:
@@ -289,9 +290,30 @@ def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardwar
         assert made_on.gpu is not None
         return computed(made_on.gpu, "vllm", made_on.version)
     if not is_gpu(settings.start):
-        return load_hardware(settings.start)
+        return load_hardware(settings.start, {"a GPU type": tuple(computed_gpus())})
     version = settings.engine or next((each.version for each in map(ran_on, loaded) if each.version), None)
     return computed(settings.start, "vllm", version)
+
+
+def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: ModelShape, made_on: RanOn) -> None:
+    """Raises UsageError where the levels that the start has are of another model or version than the runs, or of which
+    nobody knows."""
+    if start.steps is None or not start.steps.correction.fitted_levels:
+        return
+    if start.fit is None:
+        raise UsageError(
+            f"--start {settings.start}: was changed after its levels were measured, so they are not known to be of "
+            f"this stack; give the file as it was written, or --start {start.gpu_type}"
+        )
+    for what, earlier, now in (
+        ("model", start.fit.model, shape.name),
+        ("vLLM version", start.fit.version, made_on.version),
+    ):
+        if earlier != now:
+            raise UsageError(
+                f"--start {settings.start}: its levels are of {what} {earlier}, the runs are of {now}; give --start "
+                f"{start.gpu_type}"
+            )
 
 
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
@@ -306,8 +328,16 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         raise UsageError(
             f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start"
         )
+    if start.steps is not None and start.steps.engine != made_on.engine:
+        raise UsageError(
+            f"--start {settings.start}: its tables are of {start.steps.engine}, the runs are of {made_on.engine}; give "
+            f"--start {start.gpu_type}"
+        )
+    _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = with_calibration(start, result)
+    for each in step_findings(start)[:1]:
+        print(f"Note: {each.text}.")
     print(calibration_text(result))
     points = [point for experiment in experiments for point in compare(hardware, shape, experiment, seeds=(0,))]
     print("predicted with it:", errors_text(median_errors(points, skip_first=False)))
@@ -318,7 +348,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
             "name": settings.name or settings.out.stem,
             "stack": _stack(loaded, made_on.version),
             "fitted_on": tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments)))),
-            "error": error_after(result.correction.fitted_levels),
+            "error": error_after(result.correction.fitted_settings),
         }
         domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
         write_output(settings.out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")

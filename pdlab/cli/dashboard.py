@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -57,12 +58,12 @@ def _run(settings: DashboardSettings) -> int:
     from pdlab.deploy import dashboard
 
     for target in settings.target:
-        try:
-            port = urlsplit(f"//{target}").port
-        except ValueError:
-            port = None
-        if port is None or "/" in target:
+        page = _place(f"//{target}")
+        if page is None or not page.port or page.netloc != target:
             raise UsageError(f"--target {target}: must be HOST:PORT of a metrics page, such as 10.0.0.4:8080")
+    asked = _place(settings.prometheus_url)
+    if asked is None or asked.scheme not in ("http", "https"):
+        raise UsageError(f"--prometheus-url {settings.prometheus_url}: must be a URL, such as http://127.0.0.1:9090")
     check_folder(settings.out, "--out")
     targets = settings.target or _published(settings.url)
     for path in dashboard.write(settings.out, targets, DISCOVERY, settings.prometheus_url):
@@ -70,6 +71,16 @@ def _run(settings: DashboardSettings) -> int:
     where = ", ".join(targets) if targets else f"the nodes in {DISCOVERY}"
     print(f"scraped: {where}")
     return 0
+
+
+def _place(url: str) -> SplitResult | None:
+    """The parts of a URL that names a host and a port that can be; None: of another one."""
+    try:
+        parts = urlsplit(url)
+        known = parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return None
+    return parts if known and not re.search(r"\s", url) else None  # urlsplit takes spaces too
 
 
 def _published(url: str) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
     from pdlab.core.deployment import Deployment
+    from pdlab.core.findings import Finding
     from pdlab.core.nodes import ClusterNode, ClusterView
     from pdlab.core.workload import Slo, Workload
     from pdlab.plan.extrapolation import OutsideFit
@@ -746,12 +747,13 @@ def _draw_map(
     price = settings.price_per_gpu_hour
     of = "used" if settings.count_gpus == "used" else "of whole nodes"
     cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
+    tables = "".join(f"; {each.text}" for each in scene.step_findings()[:1])
     draw(
         goodput_map(every, ttft_s, tpot_s, scene.slo.quantile),
         path,
         title=f"Goodput, requests/s per GPU {of}, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
         f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
-        f"hatched: simulated{', extrapolated' if scene.outside() else ''}",
+        f"hatched: simulated{', extrapolated' if scene.outside() else ''}{tables}",
         price_per_gpu_hour=price,
     )
     origin = "measured and simulated" if measured else "simulated"
@@ -828,6 +830,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.plan.accuracy import mean_rows, median_errors
     from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
     from pdlab.plan.extrapolation import outside_fit, ran_on
+    from pdlab.plan.step_findings import step_findings
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
@@ -835,6 +838,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         check_picture(settings.plot, "--plot")
     points, experiments, predicted, names, rehearsed = [], [], [], [], []
     outside: dict[str, tuple[OutsideFit, ...]] = {}
+    findings: dict[str, Finding] = {}
     for folder in distinct(experiment_folders(settings.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
@@ -847,6 +851,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
             print(f"note: {other}: give --hardware", file=sys.stderr)
         own = _with_prior(hardware, shape)
         points += compare(own, shape, sweep)
+        findings |= {each.text: each for each in step_findings(own, shape, sweep.deployment.pools.values())}
         outside[experiment.name] = outside_fit(
             hardware,
             sweep.deployment.model.rpartition("/")[2],
@@ -870,6 +875,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
             rehearsed=rehearsed,
             errors=median_errors(points, skip_first=False),
             outside=outside,
+            findings=list(findings.values()),
         )
     )
     if settings.plot:
@@ -937,6 +943,7 @@ def plot(
     from pdlab.core.rendering import rendered
     from pdlab.plan import TEMPLATES
     from pdlab.plan.next_steps import PREDICTED
+    from pdlab.plan.step_findings import step_findings
     from pdlab.report.plots import Band, draw
     from pdlab.report.whole_nodes import counted
     from pdlab.sim.hardware import TO_90
@@ -947,7 +954,9 @@ def plot(
         band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
         bands = dict.fromkeys(inside, band)
     alike = {found: [name for name, each in extrapolated.items() if each == found] for found in extrapolated.values()}
-    notes = rendered(TEMPLATES / "curves.txt", hardware=hardware, bands=bands, extrapolated=alike).splitlines()
+    said = step_findings(hardware)
+    template = TEMPLATES / "curves.txt"
+    notes = rendered(template, hardware=hardware, findings=said, bands=bands, extrapolated=alike).splitlines()
     # Labels of each kind by themselves: told apart by the word, not by folder names.
     drawn = [
         curve if curve.rehearsed else curve.model_copy(update={"label": f"{curve.label}, {word}"})

@@ -41,6 +41,9 @@ Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
 PrefillStep = Literal["retry", "local", "fail"]
 
 _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
+# gRPC, or HTTP with the path that takes spans. Neither a name and password nor a query: it is shown and written down.
+_HOST = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)"
+OTLP_ENDPOINT = re.compile(rf"grpc://{_HOST}:[1-9]\d{{0,4}}|https?://{_HOST}(:[1-9]\d{{0,4}})?(/[\w.~-]+)+/?", re.ASCII)
 MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
 # Titles of groups of flags.
 POOL, ROLES, TRANSPORT = "pool", "roles (--pd-fluid)", "KV transfer (PD)"
@@ -83,6 +86,15 @@ def _prefill_steps(text: str) -> tuple[str, ...]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no step: give some of retry, local, fail, with commas")
     return steps
+
+
+def _otlp_endpoint(text: str) -> str:
+    if not OTLP_ENDPOINT.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no endpoint of OTLP: give grpc://HOST:PORT or http(s)://HOST:PORT/PATH; for example "
+            "grpc://collector:4317 or http://collector:4318/v1/traces"
+        )
+    return text
 
 
 def _refused_with_reason(data: Any) -> Any:
@@ -514,6 +526,7 @@ class Serving(Frozen):
     (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
     ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
     long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
+    ``otlp_endpoint``: where OpenTelemetry's spans go (None: none are made), of ``otlp_sample`` of the requests.
     ``early_token``: of greedy streamed completions the client gets prefill's first token at once.
     ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
     another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
@@ -560,6 +573,17 @@ class Serving(Frozen):
         both_ways=True,
         advanced=True,
     )
+    otlp_endpoint: Annotated[str, Text(_otlp_endpoint)] | None = setting(
+        None,
+        "send OpenTelemetry spans of requests there: grpc://HOST:PORT or http(s)://HOST:PORT/PATH (docs/timeline.md)",
+        SERVING,
+        value="URL",
+        otherwise="none are made",
+        advanced=True,
+    )
+    otlp_sample: Annotated[float, Ge(0), Le(1), Noun("a share: a number")] = setting(
+        0.01, "share of the requests whose spans are made, by their id", SERVING, value="SHARE", advanced=True
+    )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(
         ("retry", "local"),
         "PD: what decode tries in this order if prefill fails or takes longer: retry (once, on another prefill "
@@ -568,6 +592,16 @@ class Serving(Frozen):
         value="STEP[,STEP]",
         advanced=True,
     )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None:
+            try:
+                _otlp_endpoint(endpoint)
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(str(error)) from error
+        return endpoint
 
     @field_validator("on_prefill_failure")
     @classmethod

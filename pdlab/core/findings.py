@@ -972,9 +972,14 @@ CODES: dict[str, FindingCode] = {
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
     ),
+    "step_times_calculated": _of_plan(
+        "step times are added up from measured operations",
+        "all step times of {gpu} are calculated ({mode}), none is added up from measured operations",
+    ),
     "band_of_public_stacks": _of_plan(
         "levels of this stack were measured",
-        "the 90 % band is of {stacks} public stacks, each predicted by the others; seen in none of them: {unseen}",
+        "the 90 % band is of {stacks} public stacks without Ray, each predicted by the others; seen in none of them: "
+        "{unseen}",
     ),
     "no_band": _of_plan(
         "public stacks are like this one",

@@ -39,6 +39,7 @@ RESERVED_ENGINE_KWARGS = {
         "--dp / --p-dp / --d-dp",
     ),
     "kv_transfer_config": "--kv-backend, --kv-offload-gb or --kv-connector",
+    "otlp_traces_endpoint": "--otlp-endpoint",
     "host": "--host",
     "port": "--port",
     "api_key": "--api-key-file",

@@ -148,14 +148,14 @@ ROWS = (
         (
             Panel(
                 "Bytes read",
-                "By decode engines, exact.",
+                "By decode engines, for requests that were answered.",
                 "Bps",
                 (Query(_rate(counted(READ_BYTES), "ReplicaId"), "{{ReplicaId}}"),),
                 stacked=True,
             ),
             Panel(
                 "Reads",
-                "By decode ranks.",
+                "By decode ranks, for requests that were answered.",
                 "ops",
                 (Query(_rate(counted(READS), "ReplicaId"), "{{ReplicaId}}"),),
             ),

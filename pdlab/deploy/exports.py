@@ -121,6 +121,11 @@ LOSSES = (
         ("guard",),
     ),
     Loss(
+        "The spans of a request's parts, and their sampling: vLLM makes its own span of every request.",
+        (),
+        ("traces",),
+    ),
+    Loss(
         "The log of vLLM's statistics: an engine behind an ingress keeps those of every KV transfer until it ends.",
         ("EmptiesStats",),
         ("guard",),

@@ -476,6 +476,8 @@ def _serving(settings: LaunchSettings, topology: Topology, base: Deployment | No
     before = base.serving.model_dump(exclude_unset=True) if base else {}
     serving = {**serving_path.defaults(topology, settings.host, local=local), **before, **given}
     # Made-up nodes are on this machine, but what is the default is so on the cluster that is rehearsed.
+    if "otlp_sample" in given and serving.get("otlp_endpoint") is None:
+        raise UsageError("--otlp-sample is of the spans that --otlp-endpoint URL takes: give both, or neither")
     serving_path.refuse_unreachable(serving, settings.host, local=local or settings.rehearse)
     return {**serving, "requests": {**before.get("requests", {}), **given.get("requests", {})}}
 
@@ -583,13 +585,14 @@ def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchReques
     Raises UsageError."""
     if settings.local and settings.cluster:
         raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
+    deployment = deployment_from(settings)
     own = settings.model_dump(include=set(LaunchOptions.model_fields), exclude_unset=True)
     return LaunchRequest(
         **own
         | {
             "link": _link(settings),
-            "deployment": deployment_from(settings),
-            "rehearsal": _rehearsal(settings),
+            "deployment": deployment,
+            "rehearsal": _rehearsal(settings, deployment),
             "cluster": _cluster(settings),
             "local_nodes": settings.local,
             "detach": settings.detach or not settings.wait,
@@ -609,13 +612,15 @@ def _cluster(settings: LaunchSettings) -> ClusterView | None:
     return view
 
 
-def _rehearsal(settings: LaunchSettings) -> Rehearsal | None:
+def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | None:
     """Raises UsageError for flags that contradict it."""
     if not settings.rehearse:
         return None
     if settings.local or settings.deployment.get("decode_bench"):
         other = "--local" if settings.local else "--decode-bench"
         raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
+    if deployment.serving.otlp_endpoint is not None:
+        raise UsageError("--rehearse and --otlp-endpoint exclude each other: simulated engines make no spans")
     data = {
         "hardware": settings.hardware or DEFAULT_HARDWARE,
         "slow_down": settings.slow_down,

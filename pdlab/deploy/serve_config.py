@@ -87,6 +87,8 @@ def render(
     direct = deployment.serving.direct_streaming
     ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
     tools = all(reads_tool_calls(config["engine_kwargs"]) for config in configs.values())
+    if deployment.serving.otlp_endpoint is not None:
+        ingress["traces"] = {"share": deployment.serving.otlp_sample}
     ingress["guard"] = {**deployment.serving.requests.model_dump(mode="json"), "tools": tools}
     if deployment.transport is not None:
         serving = deployment.serving
@@ -191,6 +193,8 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     merged |= deployment.engine_kwargs
     merged |= pool.engine_kwargs
     merged["tensor_parallel_size"] = pool.tp
+    if deployment.serving.otlp_endpoint is not None:
+        merged["otlp_traces_endpoint"] = deployment.serving.otlp_endpoint
     if pool.pp > 1:
         merged["pipeline_parallel_size"] = pool.pp
     if pool.dp > 1:
@@ -292,11 +296,23 @@ def transport_env(transport: Transport, view: ClusterView) -> dict[str, str]:
     return env
 
 
+def traces_env(endpoint: str, role: str) -> dict[str, str]:
+    """How OpenTelemetry sends spans to the endpoint. The provider waits for it when a process ends, as long as the
+    exporter tries: not longer than a replica may take to stop."""
+    return {
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc" if endpoint.startswith("grpc:") else "http/protobuf",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "3",
+        "OTEL_SERVICE_NAME": f"pdlab-{role}",
+    }
+
+
 def engine_env(deployment: Deployment, role: str, view: ClusterView) -> dict[str, str]:
     """Environment of a pool's engines, but the variables that are given by name only (`with_secrets`)."""
     env = cpu_env() if view.device == "cpu" else gpu_env()
     if deployment.transport is not None:
         env |= transport_env(deployment.transport, view)
+    if deployment.serving.otlp_endpoint is not None:
+        env |= traces_env(deployment.serving.otlp_endpoint, role)
     return env | {name: value for name, value in deployment.env_of(role).items() if value is not None}
 
 

@@ -18,13 +18,14 @@ from typing import Any
 from pdlab.core.catalog import ModelShape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
+from pdlab.core.findings import found
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow, is_precision
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
-from pdlab.plan.stack_bands import band_of, saturation
+from pdlab.plan.stack_bands import StackBand, band_of, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
@@ -109,7 +110,12 @@ def predict(
                 ran_on=_ran_on(row),
                 in_flight_per_gpu=in_flight,
             )
-            band = band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
+            unlike = "" if hardware.steps is None else _unlike_public_stacks(row, hardware, own)
+            band = (
+                StackBand(None, (found("no_band", why=unlike),))
+                if unlike
+                else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
+            )
             full = saturation(own) if hardware.steps is not None else None
             said = [*step_findings(hardware, shape, deployment.pools.values()), *band.findings]
             said += [full] if full is not None else []
@@ -169,6 +175,15 @@ def _ran_on(row: RequestedRow) -> RanOn:
     inline = re.search(r"\d+\.\d.*", stated.framework)
     version = major_minor(stated.version or (inline[0] if inline else ""))
     return RanOn(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
+
+
+def _unlike_public_stacks(row: RequestedRow, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> str:
+    """Why a row has no band that another one of its deployment and load may have: another engine version than the
+    tables are corrected for, or prompts that caches answer. Empty: nothing of it."""
+    version, steps = _ran_on(row).version, hardware.steps
+    if steps is not None and version is not None and steps.engine_version not in (None, version):
+        return f"none ran {steps.engine} {version} and was predicted as {steps.engine_version} (give --engine-version)"
+    return why_cached(statistics.fmean(level.hit_share for level in levels))
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:

@@ -34,6 +34,7 @@ from pdlab.plan.stack_prior import (
     prior_of,
     unseen,
 )
+from pdlab.sim.aic import literal_version
 from pdlab.sim.computed_hardware import host_of
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.step_source import Correction
@@ -229,7 +230,9 @@ def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | Non
     precise = [
         name for name in models if name.split()[0] == base and is_precision(name.split()[-1], shape.weight_dtype)
     ]
-    version = hardware.steps.engine_version or major_minor(hardware.steps.version) or UNSTATED
+    steps = hardware.steps
+    tables = literal_version(steps.system, steps.engine, steps.version)
+    version = steps.engine_version or major_minor(tables) or UNSTATED
     pd = deployment is not None and deployment.transport is not None
     return Stack(
         next(iter(precise), base),
@@ -256,7 +259,8 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
 
 
 def error_after(levels: int) -> FitError:
-    """Of hardware whose correction has so many measured levels: what public stacks were off by after as many."""
+    """Of hardware whose correction has so many measured levels: what public stacks were off by after as many. These
+    levels are spread over parallelism and lengths, so levels that share both count as one."""
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]

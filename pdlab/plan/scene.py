@@ -119,9 +119,10 @@ class Scene:
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
     def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
-        """In what this plan is extrapolated, or one deployment of it, or one load on that."""
+        """In what this plan is extrapolated, or one deployment of it, or one load on that. Tables with measured levels
+        are extrapolated too where the public stacks, whose errors they have, are of other kinds."""
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
-        return outside_fit(
+        found = outside_fit(
             self.hardware,
             self.shape.name,
             deployment,
@@ -129,6 +130,14 @@ class Scene:
             ran_on=RanOn(nic=self.nic),
             in_flight_per_gpu=loads,
         )
+        if found or deployment is None or self.hardware.steps is None:
+            return found
+        from pdlab.plan.stack_bands import why_cached, why_without
+
+        load = result.load if result is not None else None
+        why = why_without(self.hardware, self.shape, deployment, self.longest, load, loads)
+        why = why or why_cached(self.prefix_hit_rate)
+        return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
 
     def step_findings(self, deployment: Deployment | None = None) -> tuple[Finding, ...]:
         """What the step times rest on; of a deployment's pools too. Raises UsageError."""

@@ -2,7 +2,8 @@
 
 - **Constants of a fit** have the band of the fit, inside of it (`pdlab.plan.extrapolation`).
 - **Tables with measured levels** have what public stacks were off by after as many levels. TP, lengths and loads that
-  were not measured are in those errors; another GPU, model, version, mode or network is not.
+  were not measured are in those errors; another GPU, model, version, mode or network is not. An engine or a mode that
+  no public stack has, such as P:D, has no band here either.
 - **Tables alone** have the errors of public stacks that the others predicted, wider for a model or an engine version
   that none of them has. There is no band where no stack that was left out was as far from the others, and outside of
   what the points cover: lengths, loads, TP, closed loops.
@@ -25,6 +26,8 @@ from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
 
 WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of stacks with measured levels cover
+MEASURED = "SILICON"  # `pdlab.sim.hardware.TableMode` of the public stacks
+CACHED = 0.05  # share of prompt tokens: public benchmarks draw every prompt anew
 FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory: beyond, a level is near saturation
 
 
@@ -48,11 +51,15 @@ def band_of(
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
     catalog = public_errors()
-    reason = _not_covered(catalog, deployment, workload, load, in_flight_per_gpu)
     if hardware.error is not None:
         others = sorted({each.dimension for each in outside} - WITHIN)
-        reason = f"its levels are of another {' and '.join(others)}" if others else reason
+        reason = (
+            f"its levels are of another {' and '.join(others)}"
+            if others
+            else why_without(hardware, shape, deployment, workload, load, in_flight_per_gpu)
+        )
         return _without(reason) if reason else StackBand(hardware.error)
+    reason = _not_covered(catalog, hardware, deployment, workload, load, in_flight_per_gpu)
     stack = stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
     names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
@@ -77,6 +84,27 @@ def band_of(
     return StackBand(error, (said,))
 
 
+def why_without(
+    hardware: Hardware,
+    shape: ModelShape,
+    deployment: Deployment,
+    workload: Workload,
+    load: Load | None = None,
+    in_flight_per_gpu: Sequence[float] = (),
+) -> str:
+    """Why tables with measured levels have no band, because the public points are not like this; empty: they are.
+    ``load`` None: it is not judged."""
+    catalog, stack = public_errors(), stack_of(hardware, shape, deployment)
+    if not any((each.engine, each.mode) == (stack.engine, stack.mode) for each in catalog.stacks):
+        return f"none of them is {deployment.mode} with {stack.engine}"
+    return _not_covered(catalog, hardware, deployment, workload, load, in_flight_per_gpu)
+
+
+def why_cached(share: float) -> str:
+    """Why a load whose caches answer that share of the prompt tokens has no band on tables; empty: it is small."""
+    return f"none has prefix caches that answer {share:.0%} of the prompt tokens" if share > CACHED else ""
+
+
 def _median(catalog: ErrorCatalog, metric: str) -> float:
     known = [each.errors_percent[metric] for each in catalog.stacks if metric in each.errors_percent]
     return round(statistics.median(known), 1)
@@ -88,15 +116,19 @@ def _without(reason: str) -> StackBand:
 
 def _not_covered(
     catalog: ErrorCatalog,
+    hardware: Hardware,
     deployment: Deployment,
     workload: Workload,
-    load: Load,
+    load: Load | None,
     in_flight_per_gpu: Sequence[float],
 ) -> str:
     """What the public points are not of; empty: nothing."""
     covered = catalog.covered
     pools = list(deployment.pools.values())
-    if not isinstance(load, Closed):
+    mode = hardware.steps.mode if hardware.steps is not None else MEASURED
+    if mode != MEASURED:
+        return f"their step times are measured ones, not those of {mode}"
+    if load is not None and not isinstance(load, Closed):
         return "they are closed loops"
     if any(pool.tp not in covered.tp for pool in pools):
         return f"their TP is {', '.join(map(str, covered.tp))}"

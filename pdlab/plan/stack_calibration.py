@@ -37,7 +37,7 @@ from pdlab.plan.scoring import ERRORS, TPOT, TTFT, at, moved, slopes_at, with_co
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import Correction
+from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 SEED = (0,)
 ROUNDS = 3  # of Gauss and Newton: responses are straight lines only nearby
@@ -93,7 +93,8 @@ def calibrated(
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
         still = bool(np.all(np.abs(after.mean - theta) < 0.01))
-        theta = after.mean
+        # The host takes no less than no time, so the next responses are of that.
+        theta = np.array([max(after.mean[0], 0.0), *after.mean[1:]])
         if still:
             break
     targets = candidates(hardware, shape, sweeps, theta)
@@ -101,16 +102,15 @@ def calibrated(
     names = [(sweep.name, name_of(level.load)) for sweep in sweeps for level in sweep.levels]
     shares = gains(prior, theta, responses, sds, slopes)
     before, left = (float(np.sqrt(prediction_variance(belief, slopes).mean())) for belief in (prior, after))
+    earlier = hardware.steps.correction if hardware.steps else NO_CORRECTION
+    settings = {(sweep.deployment.label, sweep.workload.label) for sweep in sweeps}
+    correction = correction_of(after, earlier.fitted_levels + len(names), SOURCE)
     return StackCalibration(
-        correction=correction_of(after, _fitted_before(hardware) + len(names), SOURCE),
+        correction=correction.model_copy(update={"fitted_settings": earlier.fitted_settings + len(settings)}),
         helped=tuple(Helped(*name, share) for name, share in zip(names, shares, strict=True)),
         next_level=_next(prior, theta, responses, targets, sds, slopes),
         spread=(before, left),
     )
-
-
-def _fitted_before(hardware: Hardware) -> int:
-    return hardware.steps.correction.fitted_levels if hardware.steps else 0
 
 
 def prior_belief(hardware: Hardware) -> Belief:

@@ -7,13 +7,19 @@ from collections.abc import Iterable
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
 from pdlab.core.findings import Finding, found
-from pdlab.sim.hardware import Hardware
+from pdlab.plan.extrapolation import major_minor
+from pdlab.sim.aic import literal_version
+from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.steps import tables_of
 
+CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
 
-def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] = ()) -> tuple[Finding, ...]:
+
+def step_findings(
+    hardware: Hardware, shape: ModelShape | None = None, pools: Iterable[Pool] = ()
+) -> tuple[Finding, ...]:
     """Of the hardware and of the types beside it; nothing for constants that were fitted. ``pools``: of the plan, whose
-    tables are looked at for values that are estimated. Raises UsageError where they cannot be had."""
+    tables of that model are looked at for values that are estimated. Raises UsageError where they cannot be had."""
     findings: list[Finding] = []
     own_pools = list(pools)
     for each in (hardware, *hardware.beside):
@@ -33,23 +39,24 @@ def step_findings(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool] =
     return tuple(findings)
 
 
-def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> Iterable[Finding]:
+def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Pool]) -> Iterable[Finding]:
     steps = hardware.steps
     assert steps is not None
-    tables = ".".join(steps.version.split(".")[:2])
+    literal = literal_version(steps.system, steps.engine, steps.version)
+    tables = major_minor(literal) or literal
     planned = steps.engine_version or tables
     if planned == tables:
-        yield found(
-            "tables_of_version", gpu=hardware.gpu_type or hardware.gpu, engine=steps.engine, tables=steps.version
-        )
+        yield found("tables_of_version", gpu=hardware.gpu_type or hardware.gpu, engine=steps.engine, tables=literal)
     else:
         yield found(
             "tables_of_another_version",
             gpu=hardware.gpu_type or hardware.gpu,
             engine=steps.engine,
-            tables=steps.version,
+            tables=literal,
             planned=planned,
         )
+    if steps.mode in CALCULATED:
+        yield found("step_times_calculated", gpu=hardware.gpu_type or hardware.gpu, mode=steps.mode)
     correction = steps.correction
     yield found(
         "host_time",
@@ -57,6 +64,7 @@ def _of_tables(hardware: Hardware, shape: ModelShape, pools: Iterable[Pool]) -> 
         sd_ms=correction.host_sd_ms or 0.0,
         source=correction.source or "not known",
     )
-    kinds = sorted({kind for pool in pools for kind in tables_of(steps, shape, pool).estimated})
-    if kinds:
+    looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in pools]
+    kinds = sorted({kind for each in looked_at for kind in each.estimated})
+    if kinds and steps.mode not in CALCULATED:
         yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, FiniteFloat
 
 from pdlab.core.schema import Frozen
 
@@ -69,9 +69,9 @@ class KvRead(NamedTuple):
     ``bytes`` of all, and how many ``reads`` they were."""
 
     rank: int
-    posted_ms: float
-    seen_ms: float
-    nixl_us: float
+    posted_ms: FiniteFloat
+    seen_ms: FiniteFloat
+    nixl_us: FiniteFloat
     bytes: int
     reads: int = 1
 
@@ -102,8 +102,8 @@ class RequestTimeline(Frozen):
     boot: str | None = None
     attempt: int = Field(default=0, alias="try")
     path: Path
-    t: dict[str, float]
-    p: dict[str, float] = Field(default_factory=dict)
+    t: dict[str, FiniteFloat]
+    p: dict[str, FiniteFloat] = Field(default_factory=dict)
     wire: tuple[KvRead, ...] = ()
     err: str | None = None
     early: bool = False

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -93,6 +94,7 @@ def tabulate(
         mode = "HYBRID"
     key = {
         "core": VERSION,
+        "grid": _digest([QUESTIONS, BESIDE, _axes()]),
         "system": system,
         "engine": engine,
         "version": literal_version(system, engine, version),
@@ -161,11 +163,11 @@ def _filled(of: Mapping[str, str], asked: _Asked) -> Tabulated:
         raise UsageError(f"{what} come from a package that is not installed; {INSTALL}") from error
     if installed != VERSION:
         raise UsageError(f"{what}: {PACKAGE} {installed} is installed, and its tables are others; {INSTALL}")
-    folder = cache_dir() / "step-times" / f"model-{of['model']}"
-    replace(folder / CONFIG, json.dumps(asked.files.config).encode())
-    if asked.files.modelopt is not None:
-        replace(folder / MODELOPT, json.dumps(asked.files.modelopt).encode())
-    with _quiet(), _refused(what, of["mode"]):
+    with TemporaryDirectory() as temporary, _quiet(), _refused(what, of["mode"]):
+        folder = Path(temporary) / f"model-{of['model']}"
+        replace(folder / CONFIG, json.dumps(asked.files.config).encode())
+        if asked.files.modelopt is not None:
+            replace(folder / MODELOPT, json.dumps(asked.files.modelopt).encode())
         compiled = _compiled(folder, of, asked.pool, asked.formats)
         _check_format(compiled, folder, of, asked, what)
         return _grid(compiled.handle, f"{PACKAGE} {VERSION}: {of['engine']} {compiled.literal}, {of['mode']} tables")
@@ -242,16 +244,12 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
         whole_ms = ask(handle.predict_prefill_latency, 1, n + before, before)
         return max(float(whole_ms) * 1e-3 - shared_s(n), 0.0)
 
-    batches = tuple(_geometric(1, LIMITS.batch, 2))
-    contexts = (1.0, *_geometric(128, LIMITS.context, 1))
-    tokens = tuple(_geometric(2, LIMITS.tokens, 3))
-    chunks = tuple(_geometric(16, LIMITS.prefill_tokens, 2))
-    prefixes = (0.0, *_geometric(512, LIMITS.prefix, 1))
+    axes = _axes()
     return Tabulated(
-        shared=Polyline(xs=tokens, ys=tuple(map(shared_s, tokens))),
-        decode=_plane(batches, contexts, decode_s),
-        generation_attention=_plane(batches, contexts, generation_s),
-        context_attention=_plane(chunks, prefixes, attention_s),
+        shared=Polyline(xs=axes.tokens, ys=tuple(map(shared_s, axes.tokens))),
+        decode=_plane(axes.batches, axes.contexts, decode_s),
+        generation_attention=_plane(axes.batches, axes.contexts, generation_s),
+        context_attention=_plane(axes.chunks, axes.prefixes, attention_s),
         limits=LIMITS,
         provenance=provenance,
         estimated=tuple(sorted(kinds)),
@@ -259,6 +257,27 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
 
 
 BESIDE = 64
+QUESTIONS = 1  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+
+
+class _Axes(NamedTuple):
+    """Of the grid."""
+
+    tokens: tuple[float, ...]
+    batches: tuple[float, ...]
+    contexts: tuple[float, ...]
+    chunks: tuple[float, ...]
+    prefixes: tuple[float, ...]
+
+
+def _axes() -> _Axes:
+    return _Axes(
+        tokens=tuple(_geometric(2, LIMITS.tokens, 3)),
+        batches=tuple(_geometric(1, LIMITS.batch, 2)),
+        contexts=(1.0, *_geometric(128, LIMITS.context, 1)),
+        chunks=tuple(_geometric(16, LIMITS.prefill_tokens, 2)),
+        prefixes=(0.0, *_geometric(512, LIMITS.prefix, 1)),
+    )
 
 
 def _plane(xs: tuple[float, ...], ys: tuple[float, ...], at: Callable[[float, float], float]) -> Plane:

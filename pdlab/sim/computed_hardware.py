@@ -14,7 +14,7 @@ from functools import cache
 
 from pydantic import Field
 
-from pdlab.core.catalog import GpuType, known_gpus
+from pdlab.core.catalog import GpuType, known_gpus, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
@@ -110,7 +110,7 @@ def computed(
     type_ = known_gpus().get(name)
     system = type_.step_tables if type_ else None
     if type_ is None or system is None:
-        raise UsageError(f"--hardware {gpu}: there are no step times of it; {choices(name, computed_gpus())}")
+        raise UsageError(f"GPU type {gpu}: there are no step times of it; {choices(name, computed_gpus())}")
     home = load_hardware(HOME)
     tables = aic.literal_version(system, engine)
     planned = version or ".".join(tables.split(".")[:2])
@@ -172,7 +172,7 @@ def hardware_of(
     """What ``word`` names: a hardware file, or a GPU type, for which fitted constants of that model, engine and version
     come first. Raises UsageError."""
     if not is_gpu(word):
-        hardware = load_hardware(word)
+        hardware = load_hardware(word, {"a GPU type": tuple(computed_gpus())})
         if engine or version or quant or bare or mode != "SILICON":
             raise UsageError(
                 f"--hardware {word}: its file says which engine its step times are of; leave --engine, "
@@ -182,7 +182,8 @@ def hardware_of(
         return hardware
     home = load_hardware(HOME)
     fit = home.fit
-    asked = (word.upper(), model, engine or "vllm", version)
+    known = load_model(model)  # by its id too
+    asked = (word.upper(), known.name if known is not None else model, engine or "vllm", version)
     if fit and not (quant or bare or mode != "SILICON") and asked == (fit.gpu, fit.model, fit.engine, fit.version):
         return home
     return computed(word, engine or "vllm", version, quant=quant, mode=mode, bare=bare, gpus_per_node=gpus_per_node)

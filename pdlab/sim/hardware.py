@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -219,10 +220,11 @@ def signed(hardware: Hardware, fit: FitDomain) -> Hardware:
     return fitted.model_copy(update={"fit": fit.model_copy(update={"digest": digest_of(fitted)})})
 
 
-def load_hardware(name_or_path: str) -> Hardware:
+def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Hardware:
     """A file of configs/catalog/ by name, or a YAML file; without ``fit`` and ``error`` where these are not of the
-    constants in the file, because it was changed by hand. Raises UsageError."""
-    hardware = load_yaml(find_config("catalog", name_or_path, "hardware"), Hardware)
+    constants in the file, because it was changed by hand. ``others``: what else the caller takes, with examples.
+    Raises UsageError."""
+    hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
     if hardware.fit is not None and hardware.fit.digest == digest_of(hardware):
         return hardware
     return hardware.model_copy(update={"fit": None, "error": None})

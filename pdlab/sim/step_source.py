@@ -204,7 +204,7 @@ class Correction(Frozen):
     ``factor``: of the GPU time of decoding sequences; ``prefill_factor``: of what prefill adds.
 
     ``covariance``: of (host_ms, ln factor, ln prefill_factor), 3 x 3; None: not known. ``fitted_levels``: how many
-    measured levels it is fitted to (0: a prior).
+    measured levels it is fitted to (0: a prior), ``fitted_settings``: of how many pairs of deployment and lengths.
     """
 
     host_ms: Annotated[float, Ge(0)] = 0.0
@@ -212,7 +212,14 @@ class Correction(Frozen):
     prefill_factor: Annotated[float, Gt(0)] = 1.0
     covariance: tuple[tuple[float, float, float], ...] | None = Field(default=None, min_length=3, max_length=3)
     fitted_levels: Annotated[int, Ge(0)] = 0
+    fitted_settings: Annotated[int, Ge(0)] = 0
     source: str = ""
+
+    @model_validator(mode="after")
+    def _has_variances(self) -> Correction:
+        if self.covariance is not None and any(row[index] < 0 for index, row in enumerate(self.covariance)):
+            raise ValueError("covariance: a variance cannot be below 0")
+        return self
 
     @property
     def host_sd_ms(self) -> float | None:

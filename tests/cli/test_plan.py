@@ -218,7 +218,7 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
         ("--slo-tpot-ms soon", "above 0"),
         ("--slo-quantile 1.5", "--slo-quantile"),
         ("--model gpt-9", "--model gpt-9: "),
-        ("--hardware abacus", "known are cpu-vllm-0.29"),
+        ("--hardware abacus", "nor a GPU type nor a file; known are "),
         ("--node laptop", "--node laptop"),
         ("--workload w.yaml --itl 5", "--workload replaces"),
         ("--workload w.yaml --lengths uniform:0.8-1.0", "--workload replaces"),

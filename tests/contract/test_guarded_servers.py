@@ -250,7 +250,23 @@ def test_requests_have_what_is_asked_of_them() -> None:
 def test_vllms_rule_for_greedy_is_ours() -> None:
     from pdlab.deploy.serving import sequences
 
-    assert quietly("vllm.sampling_params")._SAMPLING_EPS == sequences._GREEDY
+    assert quietly("vllm.sampling_params")._SAMPLING_EPS == sequences.GREEDY
+
+
+def test_every_field_of_a_request_is_known_to_be_free_or_sends_no_token_early() -> None:
+    """A field that vLLM adds or renames falls back until somebody has looked at it."""
+    from pdlab.deploy.serving.early_token import _FREE, early_token
+
+    kind = quietly(f"{SERVE}.core.configs.openai_api_models").CompletionRequest
+    choice = {"text": " ufo", "finish_reason": "length", "prompt_token_ids": [5, 6], "token_ids": [9]}
+    answer = SimpleNamespace(id="x", created=7, model="m", choices=[SimpleNamespace(**choice)])
+    asked = kind(model="m", prompt="ba", stream=True, max_tokens=8, temperature=0.0)
+    assert early_token(asked, answer, 100) is not None
+    assert set(kind.model_fields) >= _FREE
+    others = set(kind.model_fields) - _FREE
+    assert {"n", "stop", "logprobs", "echo", "min_tokens", "response_format", "structured_outputs"} < others
+    for name in others:
+        assert early_token(asked.model_copy(update={name: object()}), answer, 100) is None, name
 
 
 def test_a_message_that_rays_ingress_cannot_read_is_known_by_what_it_says() -> None:

@@ -181,11 +181,14 @@ def test_plain_names_what_is_lost(export: Callable[..., Exported]) -> None:
     always = {number for number, keys in enumerate(kinds) if "guard" in keys}
     of_guard = {number for number, keys in enumerate(kinds) if "kv_guard" in keys}
     of_cpus = {number for number, keys in enumerate(kinds) if not keys}
-    everything = set(range(len(kinds)))
+    of_spans = {number for number, keys in enumerate(kinds) if "traces" in keys}
+    everything = set(range(len(kinds))) - of_spans
     assert lost("--collocated", "--cluster", "p5.48xlarge-x2") == always
     assert lost(*SPREAD) == everything - of_cpus
     assert lost(*SPREAD, "--no-kv-guard") == everything - of_cpus - of_guard
     assert lost("--pd-spread", "--local", "2") == everything
+    traced = ("--otlp-endpoint", "grpc://collector:4317")
+    assert len(of_spans) == 1 and lost("--collocated", "--cluster", "p5.48xlarge-x2", *traced) == always | of_spans
     assert "No API key" in export(*SPREAD, *EVERYWHERE, flag="--export-plain").comments
 
 

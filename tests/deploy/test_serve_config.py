@@ -153,6 +153,28 @@ def pd_engine(transport: Transport, role: str = "decode") -> dict[str, Any]:
     return kwargs
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "protocol"),
+    [("grpc://collector:4317", "grpc"), ("https://collector:4318/v1/traces", "http/protobuf")],
+)
+@pytest.mark.parametrize("label", ["pd-spread-p1xtp4-d1xtp4", "collocated-2xtp4", "collocated-2xtp2dp2"])
+def test_spans_are_made_where_an_endpoint_is_given(endpoint: str, protocol: str, label: str) -> None:
+    quiet = app_of(labelled(label))
+    assert "traces" not in quiet.args and "otlp" not in str(quiet.args).lower()
+    args = app_of(labelled(label, serving=Serving(otlp_endpoint=endpoint, otlp_sample=0.25))).args
+    assert args["traces"] == {"share": 0.25}
+    configs = {role: args[f"{role}_config"] for role in ("prefill", "decode") if f"{role}_config" in args}
+    configs = configs or {"collocated": args["llm_config"] if "llm_config" in args else args["llm_configs"][0]}
+    for role, config in configs.items():
+        assert config["engine_kwargs"]["otlp_traces_endpoint"] == endpoint
+        env = {name: text for name, text in config["runtime_env"]["env_vars"].items() if name.startswith("OTEL_")}
+        assert env == {
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "3",
+            "OTEL_SERVICE_NAME": f"pdlab-{role}",
+        }
+
+
 def test_how_long_a_workers_poll_waits_is_given_where_it_waits() -> None:
     extra = pd_engine(Transport(kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
     assert extra["pdlab_wait_s"] == 0.002

@@ -26,6 +26,7 @@ from pdlab.plan.scene import Scene
 from pdlab.sim.hardware import Hardware, load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
+ERROR = f"{HARDWARE.error.tpot_percent:g}" if HARDWARE.error is not None else "?"
 MODEL = "gpt-oss-120b"
 INTERVAL = re.compile(r"\([+-]\d+ to (more|[+-]\d+)\)")
 
@@ -175,7 +176,7 @@ class TestPlan:
         made, scene, view = planned(MODEL)
         written = facts.ranking_text(made, scene, view, 8)
         assert INTERVAL.search(written) and "No verdict" not in written and "xtrapolated" not in written
-        assert "TPOT 1.7 %" in written and facts.regime_map(made, scene).inside
+        assert f"TPOT {ERROR} %" in written and facts.regime_map(made, scene).inside
 
     @pytest.mark.parametrize(
         ("model", "hardware"),
@@ -184,7 +185,7 @@ class TestPlan:
     def test_outside_there_are_none(self, model: str, hardware: Hardware) -> None:
         made, scene, view = planned(model, hardware)
         written = facts.ranking_text(made, scene, view, 8)
-        assert not INTERVAL.search(written) and "1.7 %" not in written and "PD pays" not in written
+        assert not INTERVAL.search(written) and f"{ERROR} %" not in written and "PD pays" not in written
         assert facts.verdict(made, scene).code == "extrapolated"
         head, *rows = [line for line in written.splitlines() if "over collocated" in line or line.startswith(" 1 ")]
         assert head.endswith("extrapolated") and rows[0].rstrip().endswith("model" if hardware.fit else "fit")
@@ -236,7 +237,7 @@ def test_a_comparison_claims_nothing_of_runs_outside(tmp_path: Path, capsys: pyt
     assert cli_plan.main(["--compare", str(path)]) == 0
     out = capsys.readouterr().out
     assert "own is extrapolated: model tiny-gptoss (fit: gpt-oss-120b), vllm 0.29 (fit: vllm 0.11)" in out
-    assert "elsewhere" not in out and "TPOT 1.7 %" not in out
+    assert "elsewhere" not in out and f"TPOT {ERROR} %" not in out
 
 
 class TestNodes:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from support.made_up_tables import made_up_tables
 
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
-from pdlab.core.workload import Closed, Load, Open, Workload
+from pdlab.core.workload import Closed, Load, Open, Slo, Workload
 from pdlab.plan import csv_predictions
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
+from pdlab.plan.scene import Scene
 from pdlab.plan.stack_bands import StackBand, band_of
+from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
-from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
 from pdlab.sim.step_source import Tabulated
 
 GPT_OSS = require_shape("gpt-oss-120b")
@@ -104,6 +107,58 @@ def test_measured_levels_have_the_errors_of_stacks_with_as_many() -> None:
     assert "GPU" in str(of("GPU", "TP").findings[0].numbers["why"])
 
 
+def measured() -> Hardware:
+    """Tables of H200 that three levels of TP 4 corrected."""
+    fit = FitDomain(
+        model="gpt-oss-120b",
+        gpu="H200",
+        version="0.18",
+        modes=("collocated", "pd-pack"),
+        tp=(4,),
+        input_tokens=(1024, 1024),
+        output_tokens=(1024, 1024),
+        in_flight_per_gpu=(1.0, 8.0),
+    )
+    return computed("H200", "vllm", "0.18").model_copy(update={"error": error_after(3), "fit": fit})
+
+
+def test_measured_levels_give_no_band_to_what_no_public_stack_is() -> None:
+    deployment = Deployment(topology=parse_label("pd-pack-p1xtp4-d1xtp4"))
+    found = band_of(measured(), GPT_OSS, deployment, WORKLOAD, Closed(concurrency=16), [2.0], ())
+    assert found.error is None and "pd-pack" in str(found.findings[0].numbers["why"])
+
+
+@pytest.mark.parametrize("mode", ["HYBRID", "EMPIRICAL", "SOL"])
+@pytest.mark.parametrize("own_levels", [True, False])
+def test_calculated_step_times_have_no_band_of_measured_ones(mode: str, own_levels: bool) -> None:
+    hardware = measured() if own_levels else computed("H200", "vllm", "0.18")
+    assert hardware.steps is not None
+    other = hardware.model_copy(update={"steps": hardware.steps.model_copy(update={"mode": mode})})
+    deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+    given = (deployment, WORKLOAD, Closed(concurrency=16), [4.0], ())
+    assert band_of(hardware, GPT_OSS, *given).error is not None
+    found = band_of(other, GPT_OSS, *given)
+    assert found.error is None and mode in str(found.findings[0].numbers["why"])
+
+
+def test_a_ranking_has_a_verdict_only_where_there_is_a_band() -> None:
+    """The ranking's intervals are of the same errors: P:D and Poisson arrivals have none on tables."""
+    scene = Scene(measured(), GPT_OSS, WORKLOAD, Slo(ttft_s=2.0, tpot_s=0.02))
+    collocated, split = (
+        Deployment(model="gpt-oss-120b", topology=parse_label(label))
+        for label in ("collocated-1xtp4", "pd-pack-p1xtp4-d1xtp4")
+    )
+    assert scene.outside(collocated) == () and scene.outside(collocated, scene.outcome(collocated, CLOSED)) == ()
+    assert [each.dimension for each in scene.outside(split)] == ["errors"]
+    cached = replace(scene, prefix_hit_rate=0.5)
+    assert [each.dimension for each in cached.outside(collocated)] == ["errors"]
+    arrivals = scene.outcome(collocated, Open(rate_rps=1.0), 5.0)
+    assert [each.dimension for each in scene.outside(collocated, arrivals)] == ["errors"]
+
+
+CLOSED = Closed(concurrency=8)
+
+
 def test_a_fit_has_its_own_band_inside_and_none_outside() -> None:
     home, deployment = load_hardware("h100-vllm-0.11"), Deployment(topology=parse_label("collocated-1xtp4"))
     inside = band_of(home, GPT_OSS, deployment, Workload(), Closed(concurrency=16), [4.0], ())
@@ -128,6 +183,24 @@ def test_another_checkpoint_of_a_known_model_is_that_model() -> None:
     assert public_errors().unseen(stack_of(hardware, tuned)) == ()
 
 
+def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
+    hardware = computed("H200", "vllm", "0.24")
+    assert hardware.steps is not None
+    by_hand = hardware.steps.model_copy(update={"version": "current", "engine_version": None})
+    plain = hardware.model_copy(update={"steps": by_hand})
+    said = step_findings(plain, GPT_OSS)
+    assert said[0].code == "tables_of_version" and said[0].numbers["tables"] == "0.24.0"
+    assert stack_of(plain, GPT_OSS).version == "0.24"
+    later = hardware.model_copy(update={"steps": by_hand.model_copy(update={"engine_version": "0.24"})})
+    assert step_findings(later, GPT_OSS)[0].code == "tables_of_version"
+
+
+@pytest.mark.parametrize(("mode", "says"), [("SOL", True), ("EMPIRICAL", True), ("HYBRID", False), ("SILICON", False)])
+def test_calculated_step_times_say_that_they_are(mode: TableMode, says: bool) -> None:
+    said = step_findings(computed("H200", mode=mode), GPT_OSS, [Pool(tp=4)])
+    assert ("step_times_calculated" in [each.code for each in said]) is says
+
+
 ROWS = "tp,isl,osl,concurrency,num_prompts\n"
 
 
@@ -142,6 +215,25 @@ def test_a_predicted_row_has_the_band_and_what_it_rests_on() -> None:
     assert low < value < high
     assert math.log(high / value) == pytest.approx(math.log(value / low), rel=0.01)
     assert "public stacks" in str(row[csv_predictions.NOTE])
+
+
+def test_a_row_of_another_version_than_the_plan_has_no_band() -> None:
+    columns = ROWS.strip() + ",framework,framework_version\n"
+    table = read(columns + "4,1024,1024,8,24,vllm,0.18.1\n4,1024,1024,8,24,vllm,0.11.0\n", "rows.csv", "gpt-oss-120b")
+    same, other = csv_predictions.predict(table.requested, computed("H200", "vllm", "0.18"), seeds=(0,))
+    assert same["predicted_mean_tpot_ms_low"] != "" and other["predicted_mean_tpot_ms_low"] == ""
+    assert other["predicted_mean_tpot_ms"] != "" and "vllm 0.11" in str(other[csv_predictions.NOTE])
+
+
+def test_prompts_that_caches_answer_have_no_band() -> None:
+    hardware = computed("H200", "vllm", "0.18")
+    rows = ROWS.strip() + ",prompts\n" + "".join(f"4,1024,1024,{n},48,{{0}}\n" for n in (4, 8))
+    fresh, repeated = (
+        csv_predictions.predict(read(rows.format(how), "rows.csv", "gpt-oss-120b").requested, hardware, seeds=(0,))[1]
+        for how in ("fresh", "repeated")
+    )
+    assert fresh["predicted_mean_tpot_ms_low"] != "" and repeated["predicted_mean_tpot_ms_low"] == ""
+    assert "prefix caches" in str(repeated[csv_predictions.NOTE])
 
 
 def test_near_saturation_a_row_says_so_and_keeps_the_band_of_tpot_alone() -> None:

@@ -9,10 +9,12 @@ from support import folders
 from support.made_up_tables import made_up_tables
 
 from pdlab.cli import calibrate as cli_calibrate
+from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.first_hour import steps
 from pdlab.plan.accuracy import MeasuredSweep
@@ -123,10 +125,10 @@ def test_more_measured_levels_leave_smaller_errors() -> None:
     assert public_errors().after[1].components["TPOT"].stack > 0
 
 
-def run(folder: Path, gpu: str = "H200", label: str = "collocated-1xtp4") -> str:
+def run(folder: Path, gpu: str = "H200", label: str = "collocated-1xtp4", version: str = "0.29.0") -> str:
     nodes = (ClusterNode(id="a", gpu_type=gpu, gpus=8, head=True),)
     deployment = Deployment(model="gpt-oss-20b", topology=parse_label(label))
-    changes = {"cluster": ClusterView(nodes=nodes), "versions": {"vllm": "0.29.0", "ray": "2.60.0"}}
+    changes = {"cluster": ClusterView(nodes=nodes), "versions": {"vllm": version, "ray": "2.60.0"}}
     return str(folders.write(folder, deployment, loads=(2, 8), repeats=1, **changes))
 
 
@@ -137,11 +139,17 @@ def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: p
     made = load_hardware(str(out))
     assert made.steps is not None and made.steps.correction.fitted_levels == 2
     assert made.fit is not None and (made.fit.gpu, made.fit.version, made.fit.tp) == ("H200", "0.29", (4,))
-    assert made.error == error_after(2)
+    assert made.steps.correction.fitted_settings == 1 and made.error == error_after(1), "two loads of one setting"
     again = tmp_path / "again.yaml"
-    assert cli_calibrate.main(["--runs", run(tmp_path / "two"), "--start", str(out), "--out", str(again)]) == 0
+    assert (
+        cli_calibrate.main(
+            ["--runs", run(tmp_path / "two", label="collocated-1xtp2"), "--start", str(out), "--out", str(again)]
+        )
+        == 0
+    )
     further = load_hardware(str(again))
     assert further.steps is not None and further.steps.correction.fitted_levels == 4
+    assert further.error == error_after(2)
     assert further.fitted_on == ("run", "two")
 
 
@@ -156,6 +164,52 @@ def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
     assert cli_calibrate.main(list(words[1:])) == 0
     made = load_hardware(str(out))
     assert (made.gpu_type, made.steps is not None and made.steps.correction.fitted_levels) == ("H200", 6)
+
+
+def test_levels_of_another_version_or_of_nobody_knows_what_are_not_added_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, changed = tmp_path / "mine.yaml", tmp_path / "changed.yaml"
+    assert cli_calibrate.main(["--runs", run(tmp_path / "run"), "--start", "H200", "--out", str(out)]) == 0
+    changed.write_text(out.read_text().replace("gpus_per_node: 8", "gpus_per_node: 4"))
+    sglang = tmp_path / "sglang.yaml"
+    sglang.write_text(to_yaml(computed("H200", "sglang")))
+    capsys.readouterr()
+    for start, version, part in (
+        (out, "0.18.0", "its levels are of vLLM version 0.29, the runs are of 0.18"),
+        (changed, "0.29.0", "was changed after its levels were measured"),
+        (sglang, "0.30.0", "its tables are of sglang, the runs are of vllm"),
+    ):
+        runs = run(tmp_path / f"of-{version}", version=version)
+        assert cli_calibrate.main(["--runs", runs, "--start", str(start)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and part in error
+
+
+def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None:
+    """Its host time goes to 0 in the first round, from where the next one must still see what the host's time does."""
+    hurried = Correction(host_ms=0.0, factor=0.85, prefill_factor=1.0)
+    slow = Correction(
+        host_ms=2.0, factor=1.0, prefill_factor=1.0, covariance=((4.0, 0.0, 0.0), (0.0, 4e-4, 0.0), (0.0, 0.0, 0.1))
+    )
+    measured = []
+    for label, lengths, loads in SPREAD:
+        made = sweep(label, lengths, loads)
+        values = predict(with_correction(start(), hurried), SHAPE, made, (0,))
+        measured.append(made.model_copy(update={"values": tuple(values)}))
+    found = calibrated(with_correction(start(), slow), SHAPE, measured).correction
+    assert found.host_ms == 0.0
+    assert found.prefill_factor == pytest.approx(1.0, abs=0.01)
+
+
+def test_every_output_says_of_which_version_the_tables_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, picture = run(tmp_path / "run"), tmp_path / "curves.svg"
+    assert cli_calibrate.main(["--runs", runs, "--start", "H200"]) == 0
+    assert "Note: step times of H200 are tables of vllm 0.24.0" in capsys.readouterr().out
+    words = ["--compare", runs, "--hardware", "H200", "--engine-version", "0.29", "--plot", str(picture)]
+    assert cli_plan.main(words) == 0
+    assert "Note: step times of H200 are tables of vllm 0.24.0" in capsys.readouterr().out
+    assert "vllm 0.24.0" in picture.read_text()
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,7 @@ def test_flags_make_the_request_and_json_carries_it() -> None:
         ("--pd-spread --assume-merged", "--assume-merged is for --rehearse"),
         ("--pd-spread --rehearse --local", "--rehearse and --local exclude each other"),
         ("--collocated --rehearse --decode-bench", "--rehearse and --decode-bench exclude each other"),
+        ("--collocated --rehearse --otlp-endpoint grpc://c:4317", "--rehearse and --otlp-endpoint exclude each other"),
         ("--pd-spread --rehearse --cluster auto", "--cluster auto has none"),
         ("--pd-spread --rehearse --cluster local-2", "--cluster local-2 has none"),
         ("--pd-spread --rehearse --slow-down 0.5", "--slow-down"),

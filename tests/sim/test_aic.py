@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -71,6 +72,29 @@ def test_tables_of_another_question_or_damaged_ones_are_not_used(
         kept.write_text(text)
         with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
             tables()
+
+
+def test_tables_of_another_grid_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aic, "PACKAGE", "no-such-package")
+    assert tables().limits == aic.LIMITS
+    monkeypatch.setattr(aic, "LIMITS", aic.LIMITS.model_copy(update={"prefill_tokens": 4096}))
+    with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
+        tables()
+
+
+def test_a_cache_that_cannot_be_written_costs_the_keeping_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tables()
+    blocked = tmp_path / "a-file"
+    blocked.write_text("")
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(blocked))
+    monkeypatch.setattr(aic, "_known", {})
+    monkeypatch.setattr(aic, "PACKAGE", "pydantic")
+    monkeypatch.setattr(aic, "VERSION", importlib.metadata.version("pydantic"))
+    monkeypatch.setattr(aic, "_compiled", lambda folder, *_: aic._Compiled(None, "0", "") if folder.exists() else None)
+    monkeypatch.setattr(aic, "_grid", lambda *_: found)
+    assert tables() == found
 
 
 def test_a_model_without_the_keys_of_a_config_is_refused() -> None:

@@ -74,12 +74,13 @@ def test_every_gpu_type_with_tables_can_be_computed() -> None:
 
 
 def test_a_type_without_tables_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--hardware A100: .*A100-80G"):
+    with pytest.raises(UsageError, match=r"GPU type A100: .*A100-80G"):
         computed("A100")
 
 
 def test_fitted_constants_come_first_where_the_fit_is_of_what_is_asked() -> None:
-    assert hardware_of("H100", "gpt-oss-120b", "vllm", "0.11").name == "h100-vllm-0.11"
+    for name in ("gpt-oss-120b", "openai/gpt-oss-120b"):
+        assert hardware_of("H100", name, "vllm", "0.11").name == "h100-vllm-0.11"
     for model, engine, version in (
         ("gpt-oss-20b", None, "0.11"),
         ("gpt-oss-120b", "sglang", "0.11"),
@@ -87,6 +88,11 @@ def test_fitted_constants_come_first_where_the_fit_is_of_what_is_asked() -> None
         ("gpt-oss-120b", None, None),
     ):
         assert hardware_of("H100", model, engine, version).steps is not None
+
+
+def test_a_word_that_is_nothing_names_the_gpu_types_too() -> None:
+    with pytest.raises(UsageError, match="nor a GPU type nor a file; did you mean H100"):
+        hardware_of("H100X", "gpt-oss-120b", None, None)
 
 
 def test_a_file_says_its_engine_itself() -> None:

@@ -83,3 +83,8 @@ def test_the_host_is_a_term_and_factors_are_of_the_gpu() -> None:
 
 def test_tables_survive_json() -> None:
     assert Tabulated.model_validate_json(TABLES.model_dump_json()) == TABLES
+
+
+def test_a_variance_is_not_below_nothing() -> None:
+    with pytest.raises(ValueError, match="variance"):
+        Correction(covariance=((-1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)))

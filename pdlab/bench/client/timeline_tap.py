@@ -11,7 +11,8 @@ from typing import Any
 
 from pdlab.deploy.serving.timeline import COMMENT, HEADER
 
-_COMMENT, _END = COMMENT.encode(), b"\n\n"
+# At a line's begin, and never the stream's first. A model may write the rest: in JSON its text has no line ends.
+_COMMENT, _END = b"\n" + COMMENT.encode(), b"\n\n"
 Found = Callable[[str], None]
 
 

@@ -383,7 +383,9 @@ def _timelines(outputs: list[Any], told: list[str | None]) -> tuple[RequestTimel
     for output, text in zip(outputs, told, strict=True):
         if text is None or not output.success or not output.ttft:
             continue
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(
+            ValueError, TypeError, RecursionError
+        ):  # of another server: it is not JSON, or no object
             own = {"arrival_s": round(output.start_time - origin, 6), "ttft_s": round(output.ttft, 6)}
             timelines.append(RequestTimeline.model_validate(json.loads(text) | own))
     return tuple(sorted(timelines, key=lambda each: each.arrival_s or 0.0))

@@ -4,10 +4,10 @@ that are served.
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
 `pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
 `pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`, and, with
-``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without pdlab). The
-classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the
-application does. Imports Ray: no module of pdlab's own process imports it but by its name in
-`pdlab.deploy.serve_config`.
+``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without pdlab). With
+``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`). The classes travel to
+the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the application does.
+Imports Ray: no module of pdlab's own process imports it but by its name in `pdlab.deploy.serve_config`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _HERE = (
     *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
     *(
         "ttft_metrics",
+        "traces",
         "timeline",
         "log_stats",
         "early_token",
@@ -212,7 +213,8 @@ def _timed(application: Any, args: dict[str, Any]) -> Any:
     server: Any = importlib.import_module(SERVER)
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
-            _mix_in(application_, TellsTimes, {"marks_reads": bool(args.get("kv_guard"))})
+            traced = args["traces"]["share"] if args.get("traces") else None
+            _mix_in(application_, TellsTimes, {"marks_reads": bool(args.get("kv_guard")), "traced": traced})
     return application
 
 
@@ -224,6 +226,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
     arguments = dict(args)
     rules = arguments.pop("guard")
     kv_guard = arguments.pop("kv_guard", None)
+    arguments.pop("traces", None)
     files = sources(_KV_GUARD) if kv_guard and kv_guard["send_sources"] else None
     if files is not None:
         configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in arguments]

@@ -5,7 +5,7 @@ there. With greedy sampling both take the same token but where two are nearly as
 client is sent prefill's, and decode's text must begin with it: that begin is left out. Where it does not, decode is
 asked anew, to go on from the prompt and prefill's token. Only what is exact for certain is sent early
 (`early_token`; docs/timeline.md has the table). Works on requests and answers of Ray Serve LLM by their public fields;
-runs in its replicas, sent there by value: imports the standard library alone.
+runs in its replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-# vLLM's own: a temperature below it is greedy.
-_GREEDY = 1e-5
-# Fields that may have any value: of the request's way, or without effect on a greedy first token, or of the same
-# effect on prefill's and on decode's.
+from pdlab.deploy.serving.sequences import GREEDY
+
+# Fields that may have any value: they leave a greedy first token as it is, or change prefill's and decode's alike.
 _FREE = frozenset({
     "model", "prompt", "stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "user",
     "repetition_penalty", "priority", "request_id", "session_id", "add_special_tokens", "skip_special_tokens",
@@ -50,7 +49,7 @@ def early_token(request: Any, answer: Any, longest: int) -> EarlyToken | None:
     """
     if not (request.stream and (request.max_tokens or 0) > 1):
         return None
-    if request.temperature is None or not 0 <= request.temperature < _GREEDY:
+    if request.temperature is None or not 0 <= request.temperature < GREEDY:
         return None
     fields = type(request).model_fields
     for name in request.model_fields_set:

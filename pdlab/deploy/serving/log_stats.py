@@ -28,11 +28,15 @@ class EmptiesStats:
 
 
 async def empty(client: Any, every_s: float = LOG_EVERY_S) -> None:
-    """Have vLLM's client log its statistics, and so forget them, until the task is cancelled or the engine is dead."""
+    """Have vLLM's client log its statistics, and so forget them, until the task is cancelled or the engine is dead.
+
+    Where one logger fails, the next time may do, and what is kept would else grow for ever: that is said once."""
+    failed = False
     while not getattr(client, "errored", False):
         await asyncio.sleep(every_s)
         try:
             await client.do_log_stats()
-        except Exception as error:  # a log is no reason to stop
-            logging.getLogger("ray.serve").warning("vLLM's statistics are not logged: %r", error)
-            return
+        except Exception as error:
+            if not failed:
+                logging.getLogger("ray.serve").warning("vLLM's statistics are not logged: %r", error)
+            failed = True

@@ -107,7 +107,7 @@ class CallsPrefill:
         stream: Any = None
         early: EarlyToken | None = None
         if answer is not None and method == "completions" and self.prefill_rules.early_token:
-            early = early_token(request, answer, self._longest)
+            early = self._early(request, answer)
         try:
             if answer is None:
                 decode_request, token_ids = request, None
@@ -130,11 +130,14 @@ class CallsPrefill:
                 with contextlib.suppress(Exception):
                     await stream.aclose()
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the engine's context."""
-        engine: Any = self.engine  # type: ignore[attr-defined]
-        return int(engine._engine_client.model_config.max_model_len)
+    def _early(self, request: Any, answer: Any) -> EarlyToken | None:
+        """The token that may be sent at once. Never a reason for a request to fail."""
+        try:
+            engine: Any = self.engine  # type: ignore[attr-defined]
+            return early_token(request, answer, int(engine._engine_client.model_config.max_model_len))
+        except Exception as error:  # another vLLM, whose requests and answers have other fields
+            logging.getLogger("ray.serve").warning("no first token is sent early: %s", _in_words(error))
+            return None
 
     async def _after_early(
         self, early: EarlyToken, stream: Any, anew: Callable[[], Awaitable[Any]]
@@ -143,10 +146,10 @@ class CallsPrefill:
         # Decode begins beside it, not behind the client's first token.
         first = asyncio.ensure_future(stream.__anext__())
         first.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        await asyncio.sleep(0)
         rest = WithoutBegin(early.text)
         again: Any = None
         try:
+            await asyncio.sleep(0)
             count("early")
             if (timing := current()) is not None:
                 timing.early = True
@@ -160,6 +163,8 @@ class CallsPrefill:
             return
         except AnotherBegin:
             count("early_again")
+            if (timing := current()) is not None:
+                timing.asked_anew = True
             await stream.aclose()
             again = await anew()
             async for item in again:

@@ -24,7 +24,7 @@ _DATA = "data: "
 _OF_ONE = ("metrics",)
 
 # vLLM's own: a temperature below it is greedy.
-_GREEDY = 1e-5
+GREEDY = 1e-5
 
 
 def for_one_engine(request: Any) -> bool:
@@ -36,7 +36,7 @@ def for_one_engine(request: Any) -> bool:
     """
     if request.prompt_logprobs is not None or request.use_beam_search:
         return True
-    if (request.n or 1) > 1 and request.temperature is not None and request.temperature < _GREEDY:
+    if (request.n or 1) > 1 and request.temperature is not None and request.temperature < GREEDY:
         return True
     echoes = bool(getattr(request, "echo", False)) and hasattr(request, "prompt")
     return request.max_tokens == 0 or (echoes and request.logprobs is not None)

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.step_watch import connector_stats
+from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, Traces
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
 HEADER = "x-pdlab-timeline"
@@ -29,11 +31,14 @@ COMMENT = ": pdlab "
 TIMES_KEY = "pdlab_times"
 # The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
 FIELD = "pdlab_timeline"
+_TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
 CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
 _DONE = "data: [DONE]\n\n"
 _ID_CHARS = 128
+# Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
+_HEADER_BYTES = 4096
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_CHARS = 8
 
@@ -87,10 +92,17 @@ class Timing:
         self.orchestrated = False
         self.prefilled = False
         self.early = False
+        self.asked_anew = False
         self.outcome: str | None = None
         self.times: dict[str, Any] = {}
-        self.reads: list[Any] = []
+        self.reads: list[tuple[int, float, float, float, int, int, str]] = []
+        self.trace: RequestTrace | None = None
         self._chunks = 0
+
+    @property
+    def passed_ms(self) -> float:
+        """Since the request reached this server."""
+        return _ms(self._clock() - self.began)
 
     def mark(self, name: str) -> None:
         """Now; where it is marked already, that stays."""
@@ -125,6 +137,12 @@ class Timing:
                     self.event(name, at)
         self.outcome = outcome
 
+    def read(
+        self, rank: int, posted: float, seen: float, microseconds: float, size: int, reads: int, boot: str
+    ) -> None:
+        """What a worker says of its reads of KV cache (`pdlab.guard.marks.ReadMarks.seen`)."""
+        self.reads.append((rank, posted, seen, microseconds, size, reads, boot))
+
     @property
     def path(self) -> str:
         """As `pdlab.results.timeline.RequestTimeline` has it."""
@@ -134,11 +152,16 @@ class Timing:
             return "local"
         return {None: "cached", READ: "pd"}.get(self.outcome, "recomputed")
 
+    @property
+    def engine_id(self) -> str:
+        """The engine's first id of the request, which ends in what the engine made up and holds the client's id."""
+        return self.engine_ids[0][-_ID_CHARS:]
+
     def durations(self, replica: str) -> dict[str, Any]:
         """What prefill's server tells of itself, in ms."""
-        told: dict[str, Any] = {"total": _ms(self._clock() - self.began), "replica": replica}
+        told: dict[str, Any] = {"total": self.passed_ms, "replica": replica}
         if self.engine_ids:
-            told["id"] = self.engine_ids[0]
+            told["id"] = self.engine_id
         for name, begin, end in (("queue", "queued", "scheduled"), ("prefill", "scheduled", "first")):
             if begin in self.marks and end in self.marks:
                 told[name] = _ms(self.marks[end] - self.marks[begin])
@@ -150,16 +173,16 @@ class Timing:
         wire = self._wire(boot)
         path, err = self.path, None
         if len(self.engine_ids) > 1:
-            err = "several sequences"
+            err = "decode was asked anew" if self.asked_anew else "several sequences"
         elif path == "cached" and not guarded:
             path, err = "pd", "without the KV guard nobody marks a read"
         elif "first" not in self.marks:
             err = "the engine told no events"
-        elif path == "pd" and not any(read[7] == boot for read in self.reads):
+        elif path == "pd" and not self._own(boot):
             err = "the reads were on other machines"
         told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
         told["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
-        told |= {"d_id": self.engine_ids[0]} if self.engine_ids else {}
+        told |= {"d_id": self.engine_id} if self.engine_ids else {}
         told |= {"role_d": replica} if replica else {}
         if self.times:
             told |= {"p_id": self.times.get("id"), "role_p": self.times.get("replica")}
@@ -174,18 +197,22 @@ class Timing:
 
     def _wire(self, boot: str) -> list[list[Any]]:
         """The reads; those of another machine's clock begin with the first of this one's."""
-        own = [read for read in self.reads if read[7] == boot]
+        own = self._own(boot)
         if not own:
             return []
-        first = min(read[2] for read in own)
-        self.marks["posted"], self.marks["seen"] = first, max(read[3] for read in own)
+        first = min(read[1] for read in own)
+        self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
         rows = []
-        for _, rank, posted, seen, microseconds, size, reads, where in self.reads:
+        for rank, posted, seen, microseconds, size, reads, where in self.reads:
             begin = posted if where == boot else first
             rows.append(
                 [rank, _ms(begin - self.began), _ms(begin + seen - posted - self.began), microseconds, size, reads]
             )
         return sorted(rows)
+
+    def _own(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:
+        """The reads by this machine's clock. Where machines do not say which boot is theirs, none is known to be."""
+        return [read for read in self.reads if boot and read[6] == boot]
 
 
 class Book:
@@ -193,6 +220,7 @@ class Book:
 
     def __init__(self) -> None:
         self._timings: dict[str, Timing] = {}
+        self._failed = False
 
     def enter(self, engine_id: str) -> None:
         """The engine is given a request, on behalf of the one that is being answered."""
@@ -208,7 +236,19 @@ class Book:
             self._timings.pop(engine_id, None)
 
     def hear(self, outputs: Any) -> None:
-        """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it."""
+        """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it.
+
+        An exception here would be the engine's end, for vLLM takes it for the engine core's: what another vLLM or
+        guard sends in another form is said once, and not heard.
+        """
+        try:
+            self._hear(outputs)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                logging.getLogger("ray.serve").warning("requests have no whole timeline: %r", error)
+
+    def _hear(self, outputs: Any) -> None:
         for stats in connector_stats(outputs):
             self._hear_marks(stats)
         if not self._timings:
@@ -225,9 +265,9 @@ class Book:
         for request_id, *marks in stats.pop(CORE, ()):
             if (timing := self._timings.get(request_id)) is not None:
                 timing.receive(*marks)
-        for read in stats.pop(WIRE, ()):
-            if (timing := self._timings.get(read[0])) is not None:
-                timing.reads.append(read)
+        for request_id, *read in stats.pop(WIRE, ()):
+            if (timing := self._timings.get(request_id)) is not None:
+                timing.read(*read)
 
 
 def listen(client: Any, book: Book) -> None:
@@ -249,10 +289,13 @@ def listen(client: Any, book: Book) -> None:
 
 
 class TellsTimes:
-    """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard."""
+    """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard.
+    ``traced``: the share of requests whose spans are made; None: no endpoint takes spans."""
 
     marks_reads = False
+    traced: float | None = None
     _book: Book | None = None
+    _traces: Traces | None = None
     _counts: CountsParts | None = None
 
     async def start(self) -> None:
@@ -262,6 +305,11 @@ class TellsTimes:
             listen(self.engine._engine_client, self._book)  # type: ignore[attr-defined]
         except AttributeError as error:  # another vLLM or Ray, or no engine of vLLM's: serves all the same
             logging.getLogger("ray.serve").warning("requests have no timeline: %r", error)
+        if self.traced is not None:
+            try:
+                self._traces = Traces(self.traced)
+            except ImportError as error:
+                logging.getLogger("ray.serve").warning("requests have no spans: %r", error)
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         return await self._timed("completions", request, raw_request_info)
@@ -277,11 +325,14 @@ class TellsTimes:
         headers = {} if raw is None else raw.headers
         timing = Timing(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
         prefills = bool((getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode"))
+        if not prefills and raw is not None and (told := self.begin_trace(timing, headers)):
+            raw = copy.copy(raw)
+            raw.headers = _without_trace(headers) | told
         _context.set(timing)
         try:
             stream = await answer(request, raw)
         except BaseException:
-            self._book.leave(timing)
+            self.over(timing, answers=not prefills)
             raise
         return self._told(timing, stream, prefills=prefills)
 
@@ -324,7 +375,15 @@ class TellsTimes:
 
     def header(self, timing: Timing) -> bytes:
         """The timeline as a header's value."""
-        return _json(self._record(timing)).encode()
+        return header_value(self._record(timing))
+
+    def begin_trace(self, timing: Timing, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers that the engines of a request are to get in place of the client's of these names (in lower case
+        in ``headers``); empty: those are left as they are."""
+        if self._traces is None:
+            return {}
+        timing.trace = self._traces.begin(timing.request_id, headers.get(TRACEPARENT), headers.get(TRACESTATE))
+        return timing.trace.headers
 
     def over(self, timing: Timing, *, answers: bool = True) -> None:
         """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
@@ -332,6 +391,8 @@ class TellsTimes:
             return
         if answers and self._counts is not None and {"first", "first_byte"} <= timing.marks.keys():
             self._counts.add(self._record(timing))
+        if timing.trace is not None and self._traces is not None and timing.trace.span is not None:
+            self._traces.end(timing.trace, self._record(timing), timing.passed_ms)
         self._book.leave(timing)
 
 
@@ -349,6 +410,10 @@ class Timed:
         headers = {key.lower(): value for key, value in scope.get("headers", ())}
         request_id = headers.get(ID_HEADER.encode(), b"").decode("latin-1")
         timing = Timing(asked=asks(headers.get(HEADER.encode())), request_id=request_id)
+        texts = {name: headers[name.encode()].decode("latin-1") for name in _TRACE if name.encode() in headers}
+        if told := self.server.begin_trace(timing, texts):
+            kept = [pair for pair in scope["headers"] if pair[0].lower().decode("latin-1") not in _TRACE]
+            scope = {**scope, "headers": [*kept, *((name.encode(), text.encode()) for name, text in told.items())]}
         _context.set(timing)
         try:
             await self.app(scope, receive, _Sending(self.server, timing, send))
@@ -424,10 +489,19 @@ class _WithHeader:
             told = answer.pop(FIELD, None) if isinstance(answer, dict) else None
             if told is not None:
                 body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-                headers.append((HEADER.encode(), _json(told).encode()))
+                headers.append((HEADER.encode(), header_value(told)))
         headers.append((b"content-length", str(len(body)).encode()))
         await self._send({**start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
+
+
+def header_value(told: dict[str, Any]) -> bytes:
+    """A timeline as a header's value, in ASCII. The reads of a request of many sequences and ranks would be longer than
+    clients and proxies take, and are left out."""
+    value = _json(told).encode()
+    if len(value) <= _HEADER_BYTES:
+        return value
+    return _json({**told, "wire": [], "err": told.get("err") or "too long a header"}).encode()
 
 
 def replica_id() -> str:
@@ -438,6 +512,10 @@ def replica_id() -> str:
             serve: Any = sys.modules["ray.serve"]  # a replica has imported it
             _machine["replica"] = serve.get_replica_context().replica_id.unique_id
     return _machine["replica"]
+
+
+def _without_trace(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in headers.items() if name.lower() not in _TRACE}
 
 
 def _boot() -> str:

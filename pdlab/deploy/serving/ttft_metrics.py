@@ -12,7 +12,7 @@ import asyncio
 import importlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 SECONDS, REQUESTS = "pdlab_ttft_seconds", "pdlab_ttft_requests"
@@ -21,8 +21,8 @@ READ_BYTES, READS = "pdlab_kv_read_bytes", "pdlab_kv_reads"
 COUNTERS: Mapping[str, str] = {
     SECONDS: "Seconds of the time to the first token in the server, by part.",
     REQUESTS: "Requests whose time to the first token is in the seconds.",
-    READ_BYTES: "Bytes of KV cache that this decode engine read from prefill.",
-    READS: "Reads of KV cache by this decode engine's ranks.",
+    READ_BYTES: "Bytes of KV cache that this decode engine read from prefill for requests that were answered.",
+    READS: "Reads of KV cache by this decode engine's ranks for requests that were answered.",
 }
 HISTOGRAMS: Mapping[str, str] = {PART_SECONDS: "Parts of the time to the first token in the server; total: all of it."}
 TOTAL = "total"
@@ -53,18 +53,25 @@ def parts_of(told: Mapping[str, Any]) -> dict[str, float]:
 
     Each is at least 0, and their sum is that time. Raises KeyError where the first byte is not marked.
     """
-    marks, path, ends_ms = told["t"], told["path"], told["t"]["first_byte"]
-    at_ms, parts = 0.0, defaultdict[str, float](float)
+    parts = defaultdict[str, float](float)
+    for mark, name, begin_ms, end_ms in intervals(told, told["t"]["first_byte"]):
+        if mark == "answer":
+            _split(told.get("p") or {}, end_ms - begin_ms, parts)
+        else:
+            parts[name] += (end_ms - begin_ms) / 1e3
+    return dict(parts)
+
+
+def intervals(told: Mapping[str, Any], ends_ms: float, at_ms: float = 0.0) -> Iterator[tuple[str, str, float, float]]:
+    """The marks of a timeline as the server tells it, each with its part, which begins where the one before ends: mark,
+    part, begin and end in ms. All are within ``at_ms`` and ``ends_ms``, which is the end of the last one."""
+    marks, path = told["t"], told["path"]
     for mark in _CALLS if told.get("early") else _PARTS:
         if mark not in marks:
             continue
         to_ms = ends_ms if mark == "first_byte" else min(max(at_ms, marks[mark]), ends_ms)
-        if mark == "answer":
-            _split(told.get("p") or {}, to_ms - at_ms, parts)
-        else:
-            parts[_named(mark, path, "answer" in marks)] += (to_ms - at_ms) / 1e3
+        yield mark, _named(mark, path, "answer" in marks), at_ms, to_ms
         at_ms = to_ms
-    return dict(parts)
 
 
 def _named(mark: str, path: str, answered: bool) -> str:
@@ -117,8 +124,8 @@ class CountsParts:
             if name in parts:
                 histogram.observe(max(parts[name], 1e-9), tags={"part": name, "ReplicaId": self._replica})
         if not self._due:
-            self._due = True
             self._later(self.tell)
+            self._due = True
 
     def tell(self) -> None:
         """Have Ray count what was added since."""

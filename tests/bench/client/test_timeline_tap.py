@@ -15,7 +15,7 @@ from pdlab.bench.client.worker import _timelines
 from pdlab.deploy.serving.timeline import HEADER
 from pdlab.results.timeline import RequestTimeline
 
-STREAM = b'data: {"a": ": pdla"}\n\ndata: {"b": 1}\n\n: pdlab {"v":1,"t":{}}\n\ndata: [DONE]\n\n'
+STREAM = b'data: {"a": ": pdla"}\n\ndata: {"b": ": pdlab {}"}\n\n: pdlab {"v":1,"t":{}}\n\ndata: [DONE]\n\n'
 
 
 class Session:
@@ -74,7 +74,25 @@ def test_timelines_have_the_clients_times_and_unreadable_ones_are_left_out() -> 
     (one,) = _timelines(outputs, [good, None, '{"v":2}', good])
     assert (one.arrival_s, one.ttft_s) == (1.0, 0.5)
     assert sum(part.seconds for part in one.parts()) == pytest.approx(0.5)
-    assert _timelines([output(1.0)], ["no JSON"]) == ()
+
+
+NAMED = '"v":1,"id":"x","path":"pd"'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON", "[]", "7", "null", "[" * 100_000,
+        f'{{{NAMED},"t":{{"first_byte":NaN}}}}', f'{{{NAMED},"t":{{"first_byte":1e999}}}}',
+        f'{{{NAMED},"t":{{"first_byte":1}},"p":{{"total":Infinity}}}}',
+        f'{{{NAMED},"t":{{"first_byte":1}},"wire":[[0,NaN,1,1,1,1]]}}',
+    ],
+)  # fmt: skip
+def test_what_no_server_of_ours_tells_loses_no_request(text: str) -> None:
+    """Whatever server is measured: a level's records are not lost for it, and what is kept can be read again."""
+    good = '{"v":1,"id":"x","path":"collocated","t":{"first_byte":400.0}}'
+    (one,) = _timelines([output(1.0), output(2.0)], [text, good])
+    assert one.arrival_s == 1.0
 
 
 def test_timelines_of_several_processes_are_on_one_clock() -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.early_token import AnotherBegin, EarlyToken, WithoutBegin, counted, early_token, going_on
 from pdlab.deploy.serving.prefill_call import CallsPrefill
+from pdlab.deploy.serving.timeline import Timing
 
 LONGEST = 100
 PROMPT = [5, 6, 7]
@@ -191,9 +192,14 @@ def test_the_client_has_the_token_once_and_then_the_rest(told: list[str]) -> Non
     assert texts(sent_by(decode)) == " ufo wan" and told == ["early"] and decode.closed == ["first"]
 
 
-def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(told: list[str]) -> None:
+def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timing = Timing(asked=True)
+    monkeypatch.setattr(prefill_call, "current", lambda: timing)
     decode = Decode([event(" gi"), event(" gi"), DONE], [event(" wan"), event("", "length"), USAGE, DONE])
     sent = sent_by(decode)
+    assert timing.early and timing.asked_anew
     assert texts(sent) == " ufo wan" and told == ["early", "early_again"] and decode.closed == ["first", "again"]
     usage = json.loads(sent[-2].removeprefix("data: "))["usage"]
     assert usage == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
@@ -221,3 +227,39 @@ def test_a_client_that_goes_away_ends_decode(told: list[str]) -> None:
 
     asyncio.run(run())
     assert decode.closed == ["first"]
+
+
+def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list[str]) -> None:
+    """Where decode has begun and says nothing, nobody else would ever end it."""
+    decode = Decode([], [])
+    early = early_token(request(), answer(), LONGEST)
+    assert early is not None
+
+    async def silent() -> AsyncIterator[Any]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            decode.closed.append("silent")
+
+    async def run() -> None:
+        stream = decode._after_early(early, silent(), decode.anew)
+        asking = asyncio.ensure_future(stream.__anext__())
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert decode.closed == ["silent"] and told == []
+
+    asyncio.run(run())
+
+
+def test_a_request_does_not_fail_where_the_engine_has_other_fields() -> None:
+    decode = Decode([], [])
+    decode.engine = SimpleNamespace()  # type: ignore[attr-defined]
+    assert decode._early(request(), answer()) is None
+    decode.engine = SimpleNamespace(  # type: ignore[attr-defined]
+        _engine_client=SimpleNamespace(model_config=SimpleNamespace(max_model_len=LONGEST))
+    )
+    assert decode._early(request(), answer()) is not None
+    assert decode._early(request(), SimpleNamespace(choices=[SimpleNamespace()])) is None

@@ -68,7 +68,7 @@ def test_a_request_whose_kv_cache_moved(timing: Timing, clock: Clock) -> None:
         timing.event(name, at)
     timing.receive(100.05, 100.07, 100.08, "read")
     own = marks.boot()
-    timing.reads += [("d-1", 1, 100.055, 100.066, 900.0, 64, 1, own), ("d-1", 0, 100.052, 100.060, 800.0, 64, 1, own)]
+    timing.reads += [(1, 100.055, 100.066, 900.0, 64, 1, own), (0, 100.052, 100.060, 800.0, 64, 1, own)]
     clock.now = 100.11
     timing.chunk()
     clock.now = 100.5
@@ -88,10 +88,10 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: Timing) -> No
     timing.orchestrated, timing.prefilled = True, True
     timing.event("first", 100.1)
     timing.receive(100.05, 100.07, 100.08, "read")
-    timing.reads.append(("d-1", 0, 7.0, 7.5, 1.0, 64, 1, "another"))
+    timing.reads.append((0, 7.0, 7.5, 1.0, 64, 1, "another"))
     told = timing.record("D", guarded=True)
     assert "posted" not in told["t"] and told["err"] == "the reads were on other machines"
-    timing.reads.append(("d-1", 1, 100.055, 100.066, 1.0, 64, 1, marks.boot()))
+    timing.reads.append((1, 100.055, 100.066, 1.0, 64, 1, marks.boot()))
     told = timing.record("D", guarded=True)
     assert told["wire"][0][:3] == [0, 55, 555] and told["t"]["seen"] == 66 and "err" not in told
 
@@ -118,6 +118,63 @@ def test_what_cannot_be_told_is_said(timing: Timing) -> None:
     assert "KV guard" in timing.record("", guarded=False)["err"]
     timing.engine_ids += ["a", "b"]
     assert timing.record("", guarded=True)["err"] == "several sequences"
+    timing.asked_anew = True
+    assert timing.record("", guarded=True)["err"] == "decode was asked anew"
+
+
+def test_two_machines_that_do_not_know_their_boot_have_two_clocks(
+    timing: Timing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "_boot", lambda: "")
+    timing.orchestrated, timing.prefilled = True, True
+    timing.event("first", 100.1)
+    timing.receive(100.05, 100.07, 100.08, "read")
+    timing.read(0, 7.0, 7.5, 1.0, 64, 1, "")
+    told = timing.record("D", guarded=True)
+    assert "posted" not in told["t"] and told["err"] == "the reads were on other machines"
+
+
+HOSTILE = "x\r\nset-cookie: a\n\ndata: [DONE]\n\n\x00\x7fé" + 20_000 * "y"
+
+
+def test_a_clients_id_of_its_request_cannot_end_a_line_nor_fill_a_header(clock: Clock) -> None:
+    timing = Timing(asked=True, request_id=HOSTILE, clock=clock)
+    timing.engine_ids.append(f"cmpl-{HOSTILE}-12345678")
+    timing.answered(timing.durations("P"))
+    value = timeline.header_value(timing.record("D", guarded=True))
+    assert len(value) < 1500 and value.isascii() and b"\n" not in value and b"\r" not in value
+    told = json.loads(value)
+    assert told["d_id"].endswith("y-12345678") and told["p_id"] == told["d_id"] and len(told["id"]) == 128
+
+
+def test_a_header_is_no_longer_than_clients_take(timing: Timing) -> None:
+    """64 sequences, 8 ranks each: an answer whose header is too long is refused whole by its client."""
+    timing.event("first", 100.1)
+    for number in range(512):
+        timing.read(number % 8, 100.05, 100.06 + number / 1e5, 900.123, 123_456_789, 16, marks.boot())
+    whole = timing.record("D", guarded=True)
+    assert len(whole["wire"]) == 512 and len(timeline._json(whole)) > 8190
+    told = json.loads(timeline.header_value(whole))
+    assert told["wire"] == [] and told["err"] == "too long a header" and told["t"] == whole["t"]
+    assert len(timeline.header_value(whole)) < 4096
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {timeline.CORE: [["r"]]},
+        {timeline.WIRE: [["r", 1, 2]]},
+        {timeline.WIRE: [7]},
+        {timeline.CORE: 7},
+        7,
+    ],
+)
+def test_what_another_guard_says_does_not_end_the_engine(clock: Clock, stats: Any) -> None:
+    book = Book()
+    book._timings["r"] = Timing(asked=True, clock=clock)
+    outputs = SimpleNamespace(outputs=[], scheduler_stats=SimpleNamespace(kv_connector_stats=stats))
+    book.hear(outputs)
+    assert book._failed and not book._timings["r"].reads
 
 
 def event(name: str, at: float) -> Any:

@@ -118,5 +118,21 @@ def test_a_timeline_without_a_first_byte_fails_nothing(ray_metrics: Metrics, cap
     assert "not counted" in caplog.text and not ray_metrics.observed
 
 
+def test_where_nobody_could_be_told_the_next_request_has_ray_told(ray_metrics: Metrics) -> None:
+    waiting: list[Callable[[], None]] = []
+
+    def later(tell: Callable[[], None]) -> None:
+        waiting.append(tell)
+        if len(waiting) == 1:
+            raise RuntimeError("no running event loop")
+
+    counts = CountsParts("r1", later)
+    for number in range(2):
+        counts.add(told(alone(number, 0.0, ALONE_MS)))
+    assert len(waiting) == 2
+    waiting.pop()()
+    assert ray_metrics.of("pdlab_ttft_requests") == 2
+
+
 def test_every_metric_has_a_description() -> None:
     assert all(COUNTERS.values()) and PART_SECONDS not in COUNTERS
