@@ -30,7 +30,8 @@ class RandomRequests(Finite):
 
 class Conversations(Finite):
     """Chats: ``sessions`` of them begin at ``rate_rps`` (Poisson). Every turn sends all that came before, the answer
-    too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before."""
+    too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before, but
+    its first turn is always sent."""
 
     rate_rps: float = Field(gt=0)
     sessions: int = Field(ge=1, le=MOST_SESSIONS)
