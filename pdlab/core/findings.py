@@ -966,7 +966,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "host_time": _of_plan(
         "the host's time of a step is measured on the engine version that is planned for",
-        "the host adds {host_ms:.2g} ms per step, standard deviation {sd_ms:.2g} ms ({source})",
+        "the host adds {host_ms:.2g} ms per step, standard deviation {spread} ({source})",
     ),
     "table_values_estimated": _of_plan(
         "tables are measured with the formats and sizes of the model",

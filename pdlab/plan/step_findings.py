@@ -61,8 +61,8 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
     yield found(
         "host_time",
         host_ms=correction.host_ms,
-        sd_ms=correction.host_sd_ms or 0.0,
-        source=correction.source or "not known",
+        spread="not known" if correction.host_sd_ms is None else f"{correction.host_sd_ms:.2g} ms",
+        source=correction.source or "nothing says where that is from",
     )
     looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in pools]
     kinds = sorted({kind for each in looked_at for kind in each.estimated})

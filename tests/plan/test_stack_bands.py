@@ -16,12 +16,13 @@ from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.scene import Scene
+from pdlab.plan.scoring import with_correction
 from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
-from pdlab.sim.step_source import Tabulated
+from pdlab.sim.step_source import Correction, Tabulated
 
 GPT_OSS = require_shape("gpt-oss-120b")
 OTHER = require_shape("gpt-oss-20b")
@@ -193,6 +194,19 @@ def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
     assert stack_of(plain, GPT_OSS).version == "0.24"
     later = hardware.model_copy(update={"steps": by_hand.model_copy(update={"engine_version": "0.24"})})
     assert step_findings(later, GPT_OSS)[0].code == "tables_of_version"
+
+
+def test_a_host_time_of_unknown_spread_says_so() -> None:
+    hardware = computed("H200", "vllm", "0.18")
+    for correction, spread in ((Correction(host_ms=1.0), "not known"), (known_correction(hardware), "1 ms")):
+        said = step_findings(with_correction(hardware, correction), GPT_OSS)
+        assert [each.numbers["spread"] for each in said if each.code == "host_time"] == [spread]
+
+
+def known_correction(hardware: Hardware) -> Correction:
+    """What the host's file says of vLLM 0.18."""
+    assert hardware.steps is not None
+    return hardware.steps.correction
 
 
 @pytest.mark.parametrize(("mode", "says"), [("SOL", True), ("EMPIRICAL", True), ("HYBRID", False), ("SILICON", False)])
