@@ -57,7 +57,7 @@ def cache_rules(deployment: Deployment | None, pools: Mapping[str, KvPool], *, l
     if shape is None or not isinstance(block_tokens, int):
         return None
     blocks = {replica: int(held.tokens) // block_tokens for replica, held in pools.items() if held.role == role}
-    retention = arguments.get("prefix_cache_retention_interval", 0)
+    retention = deployment.retention_tokens(pool)
     return CacheRules(shape, block_tokens, retention, blocks, isinstance(topology, Collocated)) if blocks else None
 
 

@@ -722,6 +722,11 @@ class Deployment(Frozen):
         """GPUs in use, all pools together; of a pool whose number of replicas moves, of those that begin."""
         return sum(pool.gpus for pool in self.pools.values())
 
+    def retention_tokens(self, pool: Pool) -> int | None:
+        """vLLM's engine argument ``prefix_cache_retention_interval`` of a pool: 0 where nobody gives another."""
+        kept: int | None = {**self.engine_kwargs, **pool.engine_kwargs}.get("prefix_cache_retention_interval", 0)
+        return kept
+
     @model_validator(mode="after")
     def _no_reserved_engine_kwargs(self) -> Deployment:
         for role, pool in self.pools.items():

@@ -132,6 +132,9 @@ class System(Stepping):
             for role, pool in pools.items()
             for engine in self.engines[role]
         }
+        self.retention = {
+            engine: deployment.retention_tokens(pool) for role, pool in pools.items() for engine in self.engines[role]
+        }
         self.links: tuple[Links, ...] = ()
         if isinstance(topology, Disaggregated):
             self.links = (Links(transfer_costs(hardware, shape, topology, link or link_of(deployment))),)
@@ -238,6 +241,7 @@ class System(Stepping):
             self.pool_blocks[engine],
             self.block_tokens,
             hybrid=hardware.hybrid_kv,
+            retention=self.retention[engine],
             step_tokens=hardware.step_tokens,
         )
 

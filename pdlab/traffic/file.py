@@ -12,7 +12,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.lengths import beside
 from pdlab.core.schema import Finite, load_yaml
 from pdlab.core.workload import Workload
-from pdlab.traffic.quantity import Varying
+from pdlab.traffic.quantity import Varying, VaryingSeconds
 
 SOURCES = ("random", "conversations", "agents", "replay")
 MOST_SESSIONS = 1_000_000
@@ -30,14 +30,15 @@ class RandomRequests(Finite):
 
 class Conversations(Finite):
     """Chats: ``sessions`` of them begin at ``rate_rps`` (Poisson). Every turn sends all that came before, the answer
-    too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before."""
+    too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before, but
+    its first turn is always sent."""
 
     rate_rps: float = Field(gt=0)
     sessions: int = Field(ge=1, le=MOST_SESSIONS)
     turns: Varying
     user_tokens: Varying
     answer_tokens: Varying
-    think_s: Varying
+    think_s: VaryingSeconds
     system_tokens: int = Field(default=0, ge=0)
     most_tokens: int | None = Field(default=None, ge=2)
 
@@ -66,7 +67,7 @@ class Agents(Finite):
     task_tokens: Varying = Field(default="200 lognormal:0.8", validate_default=True)
     growth_tokens: Varying
     answer_tokens: Varying
-    tool_gap_s: Varying
+    tool_gap_s: VaryingSeconds
     parallel: float = Field(default=0.0, ge=0, le=1)
     branches: int = Field(default=2, ge=2, le=64)
     compact_at_tokens: int | None = Field(default=None, ge=1)
@@ -113,7 +114,7 @@ class TrafficFile(Finite):
     endpoint: Literal["completions", "chat"] = "completions"
     tenants: dict[str, Tenant] | None = Field(default=None, min_length=1)
     rate_rps: float | None = Field(default=None, gt=0)
-    think_s: Varying | None = None
+    think_s: VaryingSeconds | None = None
     block_tokens: int | None = Field(default=None, ge=1)
     output_tokens: int | None = Field(default=None, ge=1)
     tokenizer: str | None = None
@@ -136,6 +137,8 @@ class TrafficFile(Finite):
                 raise ValueError(f"{unused[0]} is of a replay, and {given[0]} is none; leave it out")
         if self.tenants is not None and self.conversations is None and self.agents is None:
             raise ValueError(f"tenants are of conversations and agents, not of {given[0]}; leave them out")
+        if self.tenants is not None and self.conversations is not None and self.conversations.system_tokens:
+            raise ValueError("conversations: system_tokens is of each tenant where there are tenants; leave it out")
         return self
 
     @property

@@ -63,6 +63,8 @@ def _at_speed(spec: TrafficFile, requests: Iterator[TrafficRequest]) -> Iterator
 
 def _random(spec: TrafficFile, asked: RandomRequests) -> Iterator[TrafficRequest]:
     workload = asked.workload
+    if "seed" not in workload.model_fields_set:
+        workload = workload.model_copy(update={"seed": spec.seed})
     load = Open(rate_rps=asked.rate_rps, burstiness=asked.burstiness)
     level = Level(load=load, num_requests=asked.requests, seed=spec.seed)
     arrivals = workload.arrivals(level)

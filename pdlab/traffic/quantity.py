@@ -11,12 +11,13 @@ import random
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import FIXED, Fixed, Lognormal, Uniform, parse_lengths
 from pdlab.core.schema import Finite
 
+FORMS_S = "20, 20 uniform:0.5-1.5 or 20 lognormal:0.8[,median][,max=SECONDS]"
 FORMS = "60, 60 uniform:0.5-1.5, 60 lognormal:0.8[,median][,max=TOKENS] or 60 geometric[:max=N]"
 MS = 1000
 
@@ -33,18 +34,19 @@ class Quantity(Finite):
         """A number of tokens or turns, at least 1."""
         if self.geometric:
             return self._geometric(rng)
-        return self._drawn(max(1, round(self.nominal)), rng)
+        return self._drawn(max(1, round(self.nominal)), rng, 1)
 
     def seconds(self, rng: random.Random) -> float:
-        """A time, in whole milliseconds; 0 where the nominal value is 0."""
+        """A time, in whole milliseconds; 0 where the nominal value is 0. Not of a geometric distribution."""
         nominal_ms = round(MS * self.nominal)
-        return self._drawn(nominal_ms, rng) / MS if nominal_ms else 0.0
+        return self._drawn(nominal_ms, rng, MS) / MS if nominal_ms else 0.0
 
-    def _drawn(self, nominal: int, rng: random.Random) -> int:
+    def _drawn(self, nominal: int, rng: random.Random, per_unit: int) -> int:
+        """In ``per_unit``-ths of the unit in which the limit is written."""
         around = self.around
         if isinstance(around, Lognormal) and around.most_tokens is not None:
             # Its limit is of a pair, of which the second is 1 here.
-            around = around.model_copy(update={"most_tokens": around.most_tokens + 1})
+            around = around.model_copy(update={"most_tokens": per_unit * around.most_tokens + 1})
         return next(around.sequence((nominal, 1), rng))[0]
 
     def _geometric(self, rng: random.Random) -> int:
@@ -75,5 +77,13 @@ def _read(value: Any) -> Any:
     return Quantity(nominal=nominal, around=around)
 
 
+def _continuous(quantity: Quantity) -> Quantity:
+    if quantity.geometric:
+        raise ValueError(f"geometric is of whole numbers, and this is a time; give {FORMS_S}")
+    return quantity
+
+
 Varying = Annotated[Quantity, BeforeValidator(_read)]
 """A quantity as a workload file writes it, in one of `FORMS`."""
+VaryingSeconds = Annotated[Varying, AfterValidator(_continuous)]
+"""A time, in one of `FORMS_S`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def is_compiled(path: Path) -> bool:
     """Whether a file begins with the head of a compiled workload."""
     try:
         with path.open(encoding="utf-8") as stream:
-            return stream.readline(4096).startswith('{"traffic":')
+            return re.match(r'\s*\{\s*"traffic"\s*:', stream.readline(4096)) is not None
     except (OSError, UnicodeDecodeError):
         return False
 

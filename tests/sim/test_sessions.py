@@ -124,6 +124,16 @@ def test_a_session_of_a_fluid_pool_moves_with_its_engine_alone() -> None:
     }
 
 
+def test_a_retention_interval_lets_the_second_prompt_hit() -> None:
+    given = Trace.of([
+        TrafficRequest(name, name, (("system", 1600), (name, 100)), 10, at_s=at_s)
+        for name, at_s in (("a", 0.0), ("b", 60.0))
+    ])  # fmt: skip
+    kept = Pool(tp=2, engine_kwargs={"prefix_cache_retention_interval": 512})
+    computed = [simulated(given, Collocated(pool=pool)).computed_tokens for pool in (Pool(tp=2), kept)]
+    assert computed == [[1700, 1700], [1700, 1700 - 1536]]
+
+
 def test_the_same_again() -> None:
     assert simulated(trace("agents.yaml")) == simulated(trace("agents.yaml"))
 

@@ -64,6 +64,8 @@ def requests(path: Path) -> list[TrafficRequest]:
         ({"replay": "x.jsonl", "spread_ticks": math.nan}, "got nan"),
         ({"conversations": CHAT, "speed": math.inf}, "speed: must be a finite number, got inf"),
         ({"conversations": {**CHAT, "rate_rps": math.inf}}, "conversations.rate_rps: must be a finite number, got inf"),
+        ({"conversations": {**CHAT, "think_s": "5 geometric"}}, "think_s: geometric is of whole numbers, and this"),
+        ({"conversations": {**CHAT, "system_tokens": 9}, "tenants": {"a": {"share": 1}}}, "is of each tenant"),
         ({"conversations": {**CHAT, "turns": "inf geometric"}}, "turns.nominal: must be a finite number, got inf"),
         ({"conversations": {**CHAT, "turns": "1e300 geometric"}}, "turns.nominal: must be at most 1e+12"),
     ],
@@ -74,6 +76,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, keys: dict[str, Any], co
         requests(path)
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_seed_of_the_file_draws_lengths_too(tmp_path: Path) -> None:
+    def lengths(of_file: int, **own: int) -> list[int]:
+        workload = {"input_tokens": 1000, "output_tokens": 50, "lengths": "uniform:0.5-1.5"} | own
+        path = written(tmp_path, seed=of_file, random={"rate_rps": 1, "requests": 20, "workload": workload})
+        return [each.new_tokens for each in requests(path)]
+
+    own = {"seed": 5}
+    assert lengths(1) == lengths(1) != lengths(2)
+    assert lengths(1, **own) == lengths(2, **own) == lengths(5), "the workload's own seed, where it has one"
+
+
+def test_the_limit_of_a_time_is_in_seconds(tmp_path: Path) -> None:
+    got = requests(written(tmp_path, conversations={**CHAT, "think_s": "20 lognormal:0.7,max=30"}))
+    gaps_s = [each.gap_s for each in got if each.parent]
+    assert max(gaps_s) == 30.0
+    assert 15 < statistics.fmean(gaps_s) < 20
 
 
 def test_a_file_of_lengths_alone_is_no_workload_file() -> None:
@@ -187,7 +207,8 @@ class TestAgents:
 class TestRandom:
     def test_lengths_are_those_of_the_workload(self) -> None:
         got = requests(DATA / "random.yaml")
-        workload = Workload(input_tokens=500, output_tokens=20, lengths="uniform:0.5-1.0", shared_prefix_tokens=100)
+        lengths = {"input_tokens": 500, "output_tokens": 20, "lengths": "uniform:0.5-1.0"}
+        workload = Workload.model_validate({**lengths, "shared_prefix_tokens": 100, "seed": 5})
         drawn = workload.draw(Level(load=Open(rate_rps=4), num_requests=50, seed=5))
         assert [(each.new_tokens, each.out) for each in got] == [*drawn]
         assert all(each.blocks[0] == ("prefix", 100) for each in got)

@@ -244,6 +244,7 @@ TEXT = {"rate_rps": 1.0}
         ("\n \n", {}, "trace: is empty"),
         ("arrival_s,input_tokens,output_tokens,session_id\n0,5,1,\"a\nb\"\n", {}, "line 3: session_id must be a text"),
         (CSV + "0,5,1\n0,5," + 200_000 * "9" + "\n", {}, "line 3: is no CSV (field larger than field limit"),
+        (CHAT.replace('"chat_id": 1', '"chat_id": false'), {}, "line 1: chat_id must be a whole number"),
         (2 * CHAT, {}, "line 2: chat_id 1 is there twice; give every request its own"),
         (2 * AGENT, TEXT, "line 2: id 'x' is there twice; give every conversation its own"),
         (AGENT.replace('"x"', r'"\ud800"'), TEXT, "line 1: id must be a text of 1 to 160 printable characters"),

@@ -9,6 +9,7 @@ import pytest
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.compiled import compiled
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, is_compiled, read_head, read_requests, write_requests
 
 ROOT = TrafficRequest("a", "s", (("sys", 64), ("a/u", 20)), 40, at_s=1.5, tenant="t")
@@ -58,6 +59,14 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     with pytest.raises(UsageError) as refused:
         list(read_requests(path))
     assert complaint in str(refused.value)
+
+
+def test_a_head_may_have_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    written(path, ROOT)
+    path.write_text(path.read_text(encoding="utf-8").replace('{"traffic":1,', '{ "traffic": 1, '), encoding="utf-8")
+    assert is_compiled(path)
+    assert [*compiled(path)[1]] == [ROOT]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -115,8 +115,9 @@ def json_object(text: str, where: str) -> dict[str, Any]:
 def whole(row: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
     """A whole number of a row. Raises UsageError."""
     value = row.get(key)
-    if isinstance(value, int | float) and value is not True and least <= value <= MOST and value == int(value):
-        return int(value)
+    known = None if isinstance(value, bool) or not isinstance(value, int | float) else value
+    if known is not None and least <= known <= MOST and known == int(known):
+        return int(known)
     found = f"{value!r} is none" if key in row else "it is missing"
     raise UsageError(f"{where}: {key} must be a whole number of at least {least}: {found}")
 
