@@ -305,6 +305,13 @@ def test_a_token_more_in_a_hundred_is_no_other_count(tmp_path: Path) -> None:
     assert run.validity.valid
 
 
+def test_sglangs_own_figure_of_whole_requests_stays(tmp_path: Path) -> None:
+    """Its requests end with their streams, after their last tokens: the times that the file keeps are shorter."""
+    longer = SGLANG | {"mean_e2e_latency_ms": 295.0}
+    (run,) = runs_of(written(tmp_path / "x", {"a.jsonl": [longer]}))
+    assert run.whole.e2el is not None and run.whole.e2el.mean_s == pytest.approx(0.295)
+
+
 def test_rates_of_aiperf_are_over_the_time_of_its_requests(tmp_path: Path) -> None:
     longer = AIPERF | {"benchmark_duration": aiperf_metric("sec", 2.1)}
     (run,) = runs_of(written(tmp_path / "x", {"profile_export_aiperf.json": longer}))

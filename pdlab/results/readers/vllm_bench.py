@@ -48,6 +48,9 @@ def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> tuple[dict[str, 
             level = {**_of_server(info), **level}
         if isinstance(level.get("errors"), list):
             level.setdefault("num_prompts", len(level["errors"]))
+        # A request's end is when its stream ended, after the last token: not in the requests that the file keeps.
+        for name in [name for name in level if name.endswith("_e2e_latency_ms")]:
+            level[name.replace("_e2e_latency_ms", "_e2el_ms")] = level.pop(name)
         if str(level.get("request_rate")) == "trace":
             level["arrivals"] = level.pop("request_rate")
     try:
