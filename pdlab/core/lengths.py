@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 
 from pdlab.core import mixes
 from pdlab.core.errors import UsageError
-from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
+from pdlab.core.length_distribution import LengthDistribution, LengthsOfFile, MeanTokens, Pair
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
 
@@ -194,7 +194,7 @@ def _mean_of(lengths: Lognormal, nominal: Pair) -> MeanTokens:
     return MeanTokens(fmean(a for a, _ in pairs), fmean(b for _, b in pairs))
 
 
-class Pairs(LengthDistribution):
+class Pairs(LengthsOfFile):
     """The (input, output) pairs of a file, each as often as the others: in random order, then in another one.
 
     ``sha256`` is over the pairs, whatever the form of the file. The pairs and where the file is are not kept with
@@ -202,20 +202,7 @@ class Pairs(LengthDistribution):
     """
 
     kind: Literal["file"] = "file"
-    name: str
-    sha256: str
-    requests: int = Field(ge=1)
-    mean_tokens: tuple[float, float]
-    longest_request: Pair
-    input_range: Pair
-    path: str | None = Field(default=None, exclude=True, repr=False)
     pairs: tuple[Pair, ...] = Field(default=(), exclude=True, repr=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pairs) and self.sha256 == other.sha256
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
 
     @property
     def label(self) -> str:
@@ -228,18 +215,6 @@ class Pairs(LengthDistribution):
     @property
     def identity(self) -> str:
         return f"file {self.sha256}"
-
-    def mean(self, nominal: Pair) -> MeanTokens:
-        return MeanTokens(*self.mean_tokens)
-
-    def shortest_input(self, nominal: Pair) -> int:
-        return self.input_range[0]
-
-    def longest(self, nominal: Pair) -> Pair:
-        return self.longest_request
-
-    def longest_input(self, nominal: Pair) -> int:
-        return self.input_range[1]
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         if not self.pairs:

@@ -9,10 +9,10 @@ from typing import Literal
 from pydantic import Field
 
 from pdlab.core.errors import UsageError
-from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
+from pdlab.core.length_distribution import LengthsOfFile, Pair
 
 
-class Replayed(LengthDistribution):
+class Replayed(LengthsOfFile):
     """What is known of the requests of a compiled workload, which results do not keep in here.
 
     ``name``: the file that it was compiled from; ``sha256``: of the compiled form, which alone makes two of them equal.
@@ -22,25 +22,12 @@ class Replayed(LengthDistribution):
     """
 
     kind: Literal["replay"] = "replay"
-    name: str
-    sha256: str
-    requests: int = Field(ge=1)
     sessions: int = Field(ge=1)
     groups: int = Field(ge=1)
     endpoint: Literal["completions", "chat"] = "completions"
     speed: float = Field(default=1.0, gt=0)
     last_s: float = Field(ge=0)
     chained_s: float = Field(default=0.0, ge=0)
-    mean_tokens: tuple[float, float]
-    longest_request: Pair
-    input_range: Pair
-    path: str | None = Field(default=None, exclude=True, repr=False)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Replayed) and self.sha256 == other.sha256
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
 
     @property
     def label(self) -> str:
@@ -58,18 +45,6 @@ class Replayed(LengthDistribution):
     def least_s(self) -> float:
         """The replay takes at least so long, answers aside."""
         return max(self.last_s, self.chained_s)
-
-    def mean(self, nominal: Pair) -> MeanTokens:
-        return MeanTokens(*self.mean_tokens)
-
-    def shortest_input(self, nominal: Pair) -> int:
-        return self.input_range[0]
-
-    def longest(self, nominal: Pair) -> Pair:
-        return self.longest_request
-
-    def longest_input(self, nominal: Pair) -> int:
-        return self.input_range[1]
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         raise UsageError(
