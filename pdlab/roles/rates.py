@@ -13,6 +13,7 @@ from pdlab.roles.observed import Count, EngineLoad
 
 HALF_LIFE_S = 10.0  # of an engine's own time
 ANSWERS_HALF_LIFE_S = 60.0
+CACHED_HALF_LIFE_S = 60.0  # of the share of prompts that prefix caches answer
 LEAST_BUSY_S = 0.2  # engine-seconds of prefill from which the rate is known
 STEADY = 0.3  # change of a batch, as a share of it, up to which its step is one
 MIXED = 0.5  # share of the time with prompts to prefill from which an engine does not decode alone

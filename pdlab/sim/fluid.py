@@ -2,7 +2,8 @@
 
 The controller is the real one (`pdlab.roles.policy`); it looks twice a second. Roles take effect at once, requests end
 where they are. Routing is that of `pdlab.deploy.serving.fluid_router`: several routers, each of which knows the loads
-that all engines told a quarter of a second ago at most, and what it has sent itself since. Times in seconds.
+that all engines told a quarter of a second ago at most, and what it has sent itself since. Which engine has the
+beginning of a prompt follows from the record of the real one (`pdlab.roles.prefixes`). Times in seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pdlab.roles.assign import assign
 from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
 from pdlab.roles.policy import Decision, Policy
+from pdlab.roles.prefixes import Prefixes, to_compute
+from pdlab.roles.rates import CACHED_HALF_LIFE_S, Fading
 from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
 from pdlab.sim.level import RoleSplit
@@ -77,8 +80,30 @@ class PoolMember:
         return seen
 
 
+@dataclass(frozen=True, slots=True)
+class SentPrompt:
+    """Where a prompt of ``tokens`` went, to one engine or two. ``waits``: the tokens of it that count as waiting where
+    it is prefilled; ``computed``: those that are to be computed there, as far as is known. ``chunks``: its own, where
+    somebody asks who has them."""
+
+    prefiller: PoolMember
+    decoder: PoolMember
+    tokens: int
+    waits: int
+    computed: int
+    chunks: Sequence[int]
+
+    @property
+    def local(self) -> bool:
+        """Whether it is prefilled where it is decoded."""
+        return self.prefiller is self.decoder
+
+
 class FluidPool:
-    """The engines of a level, on nodes of so many, behind so many routers; ``controller`` None: the topology's own."""
+    """The engines of a level, on nodes of so many, behind so many routers; ``controller`` None: the topology's own.
+
+    ``pool_tokens``: what the KV pool of an engine holds (None: not known). ``sparse``: engines keep the ends of prompts
+    alone (`pdlab.roles.prefixes.Prefixes.keep`)."""
 
     def __init__(
         self,
@@ -88,6 +113,9 @@ class FluidPool:
         routers: int,
         rng: random.Random,
         controller: Controller | None,
+        *,
+        pool_tokens: int | None = None,
+        sparse: bool = False,
     ) -> None:
         digits = len(str(len(engines) - 1))
         self.members = [
@@ -104,6 +132,9 @@ class FluidPool:
         if controller is None and topology.split is None:
             self.controller = Policy(spec)
         self.by_session = topology.pool.routing == "session"
+        self.affinity = topology.prefix_affinity
+        self.prefixes, self.pool_tokens, self.sparse = Prefixes(), pool_tokens, sparse
+        self.prompt_tokens, self.computed_tokens = Fading(CACHED_HALF_LIFE_S), Fading(CACHED_HALF_LIFE_S)
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
         self.splits: list[RoleSplit] = []
@@ -116,6 +147,7 @@ class FluidPool:
         self._prompts: dict[int, Count] = {}
         self._answers: dict[int, Count] = {}
         self._local: dict[int, int] = {}
+        self._prefilled_tokens = self._computed_tokens = 0
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
 
@@ -139,19 +171,40 @@ class FluidPool:
         sent[chosen.index] += 1
         return chosen
 
-    def to_prefill(self, decoder: PoolMember, tokens: int) -> PoolMember:
-        """The engine that is to prefill its prompt, never itself: of two at random that with fewer prompt tokens, or
-        one on the node if it has at most this prompt more to do."""
+    def to_prefill(self, decoder: PoolMember, tokens: int, chunks: Sequence[int] = ()) -> tuple[PoolMember, int]:
+        """The engine that is to prefill its prompt, never itself, and the tokens that it is asked to compute: of two
+        at random that with fewer prompt tokens, or one on the node if it has at most this prompt more to do. One that
+        has most of the prompt, chosen in the same way, if it is done with the rest earlier."""
         others = [member for member in self.prefilling if member is not decoder]
+        work = {member: to_compute(tokens, held) for member, held in self._held(others, chunks).items()}
         others = others or [member for member in self.members if member is not decoder]
         sent = self.tokens_sent[decoder.index]
-        chosen = self._lighter(others, sent, 0)
-        near = [member for member in others if member.node == decoder.node]
+        chosen = self._lighter_or_near(others, decoder, sent, tokens)
+        if work and (least := min(work.values())) < tokens:
+            holders = [member for member in others if work.get(member) == least]
+            holder = self._lighter_or_near(holders, decoder, sent, least)
+            loads = [member.told[0] + sent[member.index] + work.get(member, tokens) for member in (holder, chosen)]
+            if loads[0] < loads[1]:
+                chosen = holder
+        asked = work.get(chosen, tokens)
+        sent[chosen.index] += asked
+        return chosen, asked
+
+    def _held(self, members: Sequence[PoolMember], chunks: Sequence[int]) -> dict[PoolMember, int]:
+        """How many tokens of the prompt each engine has that has some; nobody asks without affinity."""
+        if not self.affinity or not chunks:
+            return {}
+        return {member: held for member in members if (held := self.prefixes.tokens(member.name, chunks))}
+
+    def _lighter_or_near(
+        self, members: Sequence[PoolMember], decoder: PoolMember, sent: Sequence[int], tokens: int
+    ) -> PoolMember:
+        chosen = self._lighter(members, sent, 0)
+        near = [member for member in members if member.node == decoder.node]
         if near and chosen.node != decoder.node:
             nearest = self._lighter(near, sent, 0)
             if nearest.told[0] + sent[nearest.index] <= chosen.told[0] + sent[chosen.index] + tokens:
-                chosen = nearest
-        sent[chosen.index] += tokens
+                return nearest
         return chosen
 
     def _lighter(self, members: Sequence[PoolMember], sent: Sequence[int], kind: int) -> PoolMember:
@@ -164,25 +217,38 @@ class FluidPool:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def arrives(self, tokens: int, session: str | None = None) -> tuple[PoolMember, PoolMember]:
-        """Where a prompt goes to be prefilled and decoded: the same engine, or two."""
+    @property
+    def knows(self) -> bool:
+        """Whether somebody asks what engines have in their caches."""
+        return self.affinity or self.locally_below is not None
+
+    def arrives(self, tokens: int, session: str | None = None, chunks: Sequence[int] = ()) -> SentPrompt:
+        """Where a prompt with these chunks goes to be prefilled and decoded."""
+        chunks = chunks if self.knows else ()
         decoder = self.to_decode(session)
-        if tokens < self.below_tokens:
+        cached = min(self.prefixes.tokens(decoder.name, chunks), tokens)
+        if tokens - cached < self.below_tokens:
             decoder.running += 1
             size = size_class(tokens)
             self._local[size] = self._local.get(size, 0) + 1
-            return decoder, decoder
-        prefiller = self.to_prefill(decoder, tokens)
+            return SentPrompt(decoder, decoder, tokens, 0, tokens - cached, chunks)
+        prefiller, asked = self.to_prefill(decoder, tokens, chunks)
         decoder.coming += 1
-        prefiller.waiting_tokens += tokens
-        _count(self._prompts, tokens, tokens)
-        return prefiller, decoder
+        computed = to_compute(tokens, self.prefixes.tokens(prefiller.name, chunks))
+        sent = SentPrompt(prefiller, decoder, tokens, computed if self.affinity else tokens, computed, chunks)
+        prefiller.waiting_tokens += sent.waits
+        self._keep(prefiller, chunks, pulled=False)
+        _count(self._prompts, tokens, asked)
+        return sent
 
-    def moves(self, decoder: Engine) -> None:
+    def _keep(self, member: PoolMember, chunks: Sequence[int], *, pulled: bool) -> None:
+        if chunks:
+            self.prefixes.keep(member.name, chunks, self.pool_tokens, pulled=pulled, sparse=self.sparse)
+
+    def moves(self, sent: SentPrompt) -> None:
         """The KV of a prompt is on its way."""
-        member = self.by_engine[decoder]
-        member.coming -= 1
-        member.running += 1
+        sent.decoder.coming -= 1
+        sent.decoder.running += 1
 
     def enters(self, engine: Engine, now_s: float) -> None:
         """A prompt is in the engine's queue."""
@@ -191,17 +257,22 @@ class FluidPool:
             member.busy_since_s = now_s
         member.prompts += 1
 
-    def prefilled(self, engine: Engine, tokens: int, now_s: float, *, local: bool) -> None:
-        member = self.by_engine[engine]
+    def prefilled(self, sent: SentPrompt, now_s: float) -> None:
+        member = sent.prefiller
         member.prompts -= 1
-        member.prefilled_tokens += tokens
-        if not local:
-            member.waiting_tokens -= tokens
+        if sent.local:
+            member.prefilled_tokens += sent.tokens
+        else:
+            member.waiting_tokens -= sent.waits
+            member.prefilled_tokens += sent.waits
+            self._prefilled_tokens += sent.waits
+            self._computed_tokens += sent.computed
         if not member.prompts:
             member.busy_s += now_s - member.busy_since_s
 
-    def first_token(self, ttft_s: float) -> None:
+    def first_token(self, sent: SentPrompt, ttft_s: float) -> None:
         self._ttft_s.append(ttft_s)
+        self._keep(sent.decoder, sent.chunks, pulled=not sent.local)
 
     def ended(self, engine: Engine, prompt_tokens: int, answer_tokens: int, tpot_s: float) -> None:
         self.by_engine[engine].running -= 1
@@ -236,6 +307,8 @@ class FluidPool:
             tpot_s=tuple(self._tpot_s),
             local=self._local,
         )
+        self.prompt_tokens.add(self._prefilled_tokens, window.seconds)
+        self.computed_tokens.add(self._computed_tokens, window.seconds)
         decision = controller.decide(ObservedPool(now_s, seen, window))
         self._take(decision.roles)
         if decision.changed:
@@ -245,7 +318,10 @@ class FluidPool:
             if rate is not None:
                 running = sum(member.running for member in self.decoding) / len(self.decoding)
                 waiting_tokens = sum(member.waiting_tokens for member in self.prefilling) / len(self.prefilling)
-                self.below_tokens = locally_below(rate, running, waiting_tokens / rate, transfer_s)
+                # Who decides on a prompt compares what is to be computed of it; the rate may be one of whole prompts.
+                whole, computed = self.prompt_tokens.total, self.computed_tokens.total
+                computed_rate = rate * computed / whole if whole else rate
+                self.below_tokens = locally_below(computed_rate, running, waiting_tokens / rate, transfer_s)
         self._begin(now_s)
 
 

@@ -9,6 +9,9 @@ request router). So many routers, or few requests, spread load almost at random.
 With direct streaming the replica that answers is the next one in turn, whatever its queue (Ray Serve LLM's
 `RoundRobinRouter`), and a decode replica, whose router is its own, asks for prefill as above. The Ray that has direct
 streaming has routers that also count down when a request of theirs ends (`decrement_queue_len_cache` of 2.60).
+
+A pool may have a policy of its own (`Routed`): each of its routers takes the replicas in turn, or all of them know the
+replica of a session.
 """
 
 from __future__ import annotations
@@ -85,22 +88,33 @@ class Router:
 
 
 class Routed:
-    """A pool's own way to choose (`pdlab.core.deployment.Pool.routing`)."""
+    """The policy of a pool (`pdlab.core.deployment.Pool.routing`) that is not power of two, as Ray's routers have it:
+    ``count`` of them."""
 
-    def __init__(self, routing: Routing) -> None:
-        self.routing = routing
-        self._turns = InTurn()
+    def __init__(self, routing: Routing, rng: random.Random, count: int) -> None:
+        self.routing, self.random, self.count = routing, rng, count
+        self._turns: dict[int, int] = {}  # of each router: it begins anywhere (`RoundRobinRouter`)
 
-    def choose(self, replicas: Sequence[R], session: str | None) -> R | None:
-        """The replica for a prompt of the session; it counts there from now on. None: this pool has no way of its own,
-        or the request no session."""
+    def choose(self, replicas: Sequence[R], session: str | None, router: int | None = None) -> R | None:
+        """The replica for a prompt of the session (None: of none); it counts there from now on. ``router``: the one
+        that it comes to (None: any). None: of the pool with power of two choices."""
+        if self.routing == "power-of-two":
+            return None
         if self.routing == "round-robin":
-            return self._turns.choose(replicas)[1]
-        if self.routing == "session" and session is not None:
+            chosen = self._in_turn(replicas, self.random.randrange(self.count) if router is None else router)
+        elif session is not None:
             chosen = replicas[of_session(range(len(replicas)), session)]
-            chosen.load += 1
-            return chosen
-        return None
+        else:  # Ray hashes the request's own id then
+            chosen = self.random.choice(replicas)
+        chosen.load += 1
+        return chosen
+
+    def _in_turn(self, replicas: Sequence[R], router: int) -> R:
+        turn = self._turns.get(router)
+        if turn is None:
+            turn = self.random.randrange(len(replicas))
+        self._turns[router] = turn + 1
+        return replicas[turn % len(replicas)]
 
 
 def of_session(replicas: Iterable[int], session: str) -> int:

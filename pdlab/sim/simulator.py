@@ -35,8 +35,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
+from pdlab.roles.prefixes import CHUNK_TOKENS
 from pdlab.sim.engine import Engine, PrefixCache
-from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool
+from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
@@ -121,6 +122,7 @@ class System(Stepping):
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
+        self.deployment = deployment
         self.hardware, self.shape, self.block_tokens = hardware, shape, hardware.block_tokens
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology
@@ -146,8 +148,10 @@ class System(Stepping):
         self.router = Router(self.random, max(round(value("routers")), 1), value("router_memory_s"))
         self.in_turn = InTurn() if deployment.serving.direct_streaming else None
         of_front = next(iter(pools.values()))
-        self.front_routing = Routed(pools.get("prefill", of_front).routing)
-        self.decode_routing = Routed(pools.get("decode", of_front).routing)
+        count = 1 if self.in_turn is not None else self.router.count
+        # With direct streaming one router picks who answers, and every decode replica asks for prefill by itself.
+        self.front_routing = Routed(pools.get("prefill", of_front).routing, self.random, count)
+        self.decode_routing = Routed(pools.get("decode", of_front).routing, self.random, count)
         self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
@@ -315,7 +319,7 @@ class System(Stepping):
 
     def _front_engine(self, request: int, now_s: float, router: int | None = None) -> Engine:
         """The engine that a prompt enters."""
-        routed = self.front_routing.choose(self.front, self._session(request))
+        routed = self.front_routing.choose(self.front, self._session(request), router)
         return routed or self.router.choose(self.front, now_s, router)
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
@@ -411,8 +415,20 @@ class _FluidSystem(System):
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
         super()._begin(level, workload, trace)
         routers = self.router.count
-        self.pool = FluidPool(self.topology, self.all_engines, self.per_node, routers, self.random, self.controller)
-        self.decoder: dict[int, Engine] = {}  # of the requests that are prefilled elsewhere, until then
+        self.pool = FluidPool(
+            self.topology,
+            self.all_engines,
+            self.per_node,
+            routers,
+            self.random,
+            self.controller,
+            pool_tokens=self.pool_blocks[self.all_engines[0]] * self.block_tokens,
+            sparse=self._keeps_ends_alone,
+        )
+        chunks = TrafficPrompts(CHUNK_TOKENS, remembered=len(self.requests))
+        asked = self.requests if self.pool.knows else ()
+        self.chunks = [chunks.of(request)[0].keys for request in asked]
+        self.sent: dict[int, SentPrompt] = {}
         self.left = self.count
         self.push(TELL_EVERY_S, TELLS, self.all_engines[0], 0)
 
@@ -431,28 +447,33 @@ class _FluidSystem(System):
             self.pool.enters(engine, now_s)
         super().happens(kind, engine, number, now_s)
 
+    @property
+    def _keeps_ends_alone(self) -> bool:
+        """As `pdlab.deploy.serving.kv_pool.keeps_ends_alone`."""
+        retention = self.retention[self.all_engines[0]]
+        return self.hardware.hybrid_kv and bool(self.shape.sliding_window) and retention is not None
+
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
-        prefiller, decoder = self.pool.arrives(self.log.input_tokens[request], self._session(request))
-        if prefiller is not decoder:
-            self.decoder[request] = decoder.engine
-        return prefiller.engine, decoder.engine
+        chunks = self.chunks[request] if self.chunks else ()
+        sent = self.pool.arrives(self.log.input_tokens[request], self._session(request), chunks)
+        self.sent[request] = sent
+        return sent.prefiller.engine, sent.decoder.engine
 
     def moves_on(self, engine: Engine, request: int) -> bool:
-        return request in self.decoder
+        return not self.sent[request].local and not self.log.first_token_s[request]
 
     def keep(self, engine: Engine, request: int) -> None:
         super().keep(engine, request)
         if not self.log.first_token_s[request]:  # else it was preempted, and is recomputed
-            local = request not in self.decoder
-            self.pool.prefilled(engine, self.log.input_tokens[request], self.log.prefill_end_s[request], local=local)
+            self.pool.prefilled(self.sent[request], self.log.prefill_end_s[request])
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
-        decoder = self.decoder.pop(request)
-        self.pool.moves(decoder)
-        return decoder
+        sent = self.sent[request]
+        self.pool.moves(sent)
+        return sent.decoder.engine
 
     def first_token(self, engine: Engine, request: int, now_s: float) -> None:
-        self.pool.first_token(now_s - self.log.arrival_s[request])
+        self.pool.first_token(self.sent[request], now_s - self.log.arrival_s[request])
 
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         log, tokens = self.log, self.log.output_tokens[request]

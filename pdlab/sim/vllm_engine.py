@@ -166,6 +166,7 @@ class VllmSystem(System):
             pool,
             role={"prefill": "kv_producer", "decode": "kv_consumer"}.get(role),  # type: ignore[arg-type]
             asynchronous=self.asynchronous,
+            retention_tokens=self.deployment.retention_tokens(pool),
         )
         costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)

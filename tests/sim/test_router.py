@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pdlab.sim.router import InTurn, ReportedLoad, Router
+from pdlab.sim.router import InTurn, ReportedLoad, Routed, Router
 
 
 @dataclass(eq=False)
@@ -79,6 +79,33 @@ def test_in_turn_whatever_the_queues() -> None:
     servers, in_turn = [Server(load=9), Server(), Server()], InTurn()
     assert [in_turn.choose(servers)[0] for _ in range(5)] == [0, 1, 2, 0, 1]
     assert [server.load for server in servers] == [11, 2, 1]
+
+
+def test_each_router_takes_the_replicas_in_turn_by_itself() -> None:
+    """And begins anywhere: Ray's routers know nothing of each other."""
+    begun = set()
+    for seed in range(30):
+        servers, routed = [Server() for _ in range(4)], Routed("round-robin", random.Random(seed), 2)
+
+        def taken(router: int, routed: Routed = routed, servers: list[Server] = servers) -> int:
+            chosen = routed.choose(servers, None, router)
+            assert chosen is not None
+            return servers.index(chosen)
+
+        first, other = taken(0), taken(1)
+        assert [taken(0) for _ in range(4)] == [(first + step) % 4 for step in (1, 2, 3, 4)]
+        assert taken(1) == (other + 1) % 4
+        begun.add((first - other) % 4)
+    assert begun == {0, 1, 2, 3}
+
+
+def test_a_request_of_no_session_goes_to_any_replica_whatever_its_queue() -> None:
+    servers, routed = [Server(load=1000), Server(), Server()], Routed("session", random.Random(0), 16)
+    for _ in range(600):
+        assert routed.choose(servers, None) is not None
+    assert all(150 < server.load - before < 250 for server, before in zip(servers, (1000, 0, 0), strict=True))
+    homes = {servers.index(routed.choose(servers, "s") or servers[0]) for _ in range(20)}
+    assert len(homes) == 1
 
 
 def longest_queue(memory_s: float) -> float:

@@ -161,3 +161,60 @@ def test_sessions_that_stick_hit_more(kind: str) -> None:
         assert together.transferred_bytes < 0.8 * apart.transferred_bytes
     else:
         assert abs(under("round-robin").hit_share - apart.hit_share) < 0.15
+
+
+def test_prompts_go_where_their_beginning_is_cached() -> None:
+    """Four engines prefill: without affinity a follow-up is sent to any of them."""
+    given = trace("agents.yaml")
+    shares = {}
+    for affinity in (False, True):
+        pool = Fluid(pool=Pool(replicas=8, tp=1), roles="4:4", prefix_affinity=affinity)
+        shares[affinity] = simulated(given, pool, hybrid=False).hit_share
+    assert shares[True] > shares[False] + 0.1
+
+
+def fluid_pool(topology: Fluid, sparse: bool = False) -> FluidPool:
+    assert SHAPE is not None
+    engines = [engine_of(HARDWARE, SHAPE, topology.pool, prefills_only=False) for _ in range(topology.pool.replicas)]
+    return FluidPool(topology, engines, 4, 1, random.Random(0), None, pool_tokens=100_000, sparse=sparse)
+
+
+CHUNKS = tuple(range(1, 33))  # 2,048 tokens
+
+
+def test_a_prompt_goes_to_who_has_it_as_long_as_that_ends_earlier() -> None:
+    pool = fluid_pool(Fluid(pool=Pool(replicas=4, tp=1), roles="3:1", prefix_affinity=True))
+    first = pool.arrives(2100, None, CHUNKS)
+    assert (first.waits, first.computed) == (2100, 2100)
+    pool.enters(first.prefiller.engine, 0.0)
+    pool.prefilled(first, 0.2)
+    pool.tell(0.2, 0.0)
+    again = [pool.arrives(2200, None, CHUNKS) for _ in range(3)]
+    assert {sent.prefiller.name for sent in again} == {first.prefiller.name}
+    assert {sent.waits for sent in again} == {256}, "a step takes as long as so many tokens at least"
+    pool.tell(0.0, 0.0)
+    first.prefiller.told = (50_000, 0)
+    away = pool.arrives(2200, None, CHUNKS)
+    assert away.prefiller is not first.prefiller and away.waits == 2200
+    pool.tell(0.0, 0.0)
+    assert pool.arrives(2200, None, tuple(range(500, 532))).waits == 2200, "another beginning"
+
+
+def test_a_fork_is_credited_by_the_rule_of_windowed_layers() -> None:
+    """As `tests/roles/test_prefixes.py` has it of the application: the third prompt with that beginning finds it."""
+    for sparse, computed in ((True, [2500, 2500, 452]), (False, [2500, 452, 452])):
+        pool = fluid_pool(Fluid(pool=Pool(replicas=2, tp=1), roles="1:1", prefix_affinity=True), sparse)
+        own = [tuple(range(100 * n, 100 * n + 7)) for n in (1, 2, 3)]
+        assert [pool.arrives(2500, None, CHUNKS + each).computed for each in own] == computed
+
+
+def test_what_is_cached_where_it_is_decoded_counts_as_short() -> None:
+    """A follow-up of few new tokens stays with the engine that has decoded its parent."""
+    requests = [
+        TrafficRequest("a", "s", (("u", 3200),), 20, at_s=0.0),
+        TrafficRequest("b", "s", (("v", 100),), 5, parent="a", gap_s=1.0),
+    ]
+    pool = Fluid(pool=Pool(replicas=2, tp=2), roles="1:1", prefill_locally_below=500)
+    level = simulated(Trace.of(requests), pool, hybrid=False)
+    assert level.kv_arrived_s[0] > 0 and level.kv_arrived_s[1] == 0
+    assert level.computed_tokens[1] < 200

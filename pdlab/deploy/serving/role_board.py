@@ -28,7 +28,7 @@ from pdlab.roles.messages import EngineOrders, EngineReport, RoleNews, Since
 from pdlab.roles.observed import EngineLoad, ObservedPool, Window
 from pdlab.roles.policy import Policy
 from pdlab.roles.prefixes import Prefixes
-from pdlab.roles.rates import Fading
+from pdlab.roles.rates import CACHED_HALF_LIFE_S, Fading
 from pdlab.roles.spec import AUTO, FluidSpec, counts_of
 
 NAMESPACE = "serve"
@@ -45,7 +45,6 @@ NEWS_S = 1.0
 MOST_PACE = 16.0
 MOST_NEWS_S = 5.0  # routers wait 10 s for an answer
 LOG_ENTRIES = 10_000
-CACHED_HALF_LIFE_S = 60.0  # of the share of prompts that prefix caches answer
 # An engine that is "joining" or "leaving" takes no work unless there is no other (`pdlab.deploy.serving.elastic`).
 PLAYING = ("prefill", "decode", "draining")
 
