@@ -1,0 +1,106 @@
+"""Replays on this machine's CPUs, for the benchmarks that compare deployments by them: an experiment made of plain
+data, run or gone on with, and its levels."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdlab.analysis.replays import ReplayFacts, replay_facts  # noqa: E402
+from pdlab.bench.experiment.schedule import make_schedule  # noqa: E402
+from pdlab.results.schema import Run  # noqa: E402
+from pdlab.results.store import Store  # noqa: E402
+from pdlab.steps.runner import StepRunner  # noqa: E402
+
+# Servers say how many tokens of each prompt were cached.
+TOLD = {"enable_prompt_tokens_details": True}
+
+
+class Replayed(NamedTuple):
+    """One level. ``foreseen``: share of prompt tokens that the rules say were cached (None: nobody can follow them)."""
+
+    configuration: str
+    workload: str
+    run: Run
+    facts: ReplayFacts
+    foreseen: float | None
+
+
+def measured(name: str, deployments: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any], out: Path) -> int:
+    """Write the workload files and the experiment into ``out``, and run what is not measured yet; its exit code."""
+    out.mkdir(parents=True, exist_ok=True)
+    for each, content in workloads.items():
+        (out / f"{each}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    experiment = {
+        "name": name,
+        "where": {"local": 2},
+        "deployments": [{**each, "engine_args": {**TOLD, **each.get("engine_args", {})}} for each in deployments],
+        "workloads": [{"name": each, "file": f"{each}.yaml"} for each in workloads],
+        "repeats": 1,
+        "launch_timeout_s": 300,
+    }
+    file = out / f"{name}.experiment.yaml"
+    file.write_text(yaml.safe_dump(experiment, sort_keys=False), encoding="utf-8")
+    return StepRunner().run_shown("-m", "pdlab", "experiment", str(file), "--out", str(out), "--resume")
+
+
+def levels(name: str, out: Path) -> Iterator[Replayed]:
+    """What is measured of an experiment, by its configurations in the file's order, then by workload."""
+    plan = make_schedule(str(out / f"{name}.experiment.yaml"))
+    order = [configuration.name for configuration in plan.configurations]
+    visits = sorted(plan.visits, key=lambda visit: (visit.repeat, order.index(visit.configuration.name)))
+    for visit in visits:
+        for part in visit.parts:
+            store = Store(out / name / part.folder)
+            for run in store.runs():
+                if run.key.repeat != visit.repeat:
+                    continue
+                records = store.read_records(run.key)
+                facts = replay_facts(records)
+                if facts is not None:
+                    own = [each.replayed.foreseen_tokens for each in records if each.ok and each.replayed]
+                    known = [tokens for tokens in own if tokens is not None]
+                    prompts = sum(each.input_tokens for each in records if each.ok)
+                    foreseen = sum(known) / prompts if prompts and len(known) == len(own) else None
+                    yield Replayed(visit.configuration.name, part.workload.name, run, facts, foreseen)
+
+
+def percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.1f} %"
+
+
+def milliseconds(seconds: float | None, digits: int = 0) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.{digits}f}"
+
+
+def print_table(columns: Mapping[str, Callable[[Replayed], str]], rows: Iterator[Replayed]) -> None:
+    """Markdown. A level that failed gates is followed by their names."""
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        failed = ", ".join(sorted(row.run.validity.failed_gates))
+        print(f"| {' | '.join(cell(row) for cell in columns.values())} |{f' invalid: {failed}' if failed else ''}")
+
+
+def main(
+    about: str,
+    name: str,
+    deployments: Sequence[Mapping[str, Any]],
+    workloads: Mapping[str, Any],
+    columns: Mapping[str, Callable[[Replayed], str]],
+) -> int:
+    """The command line of a benchmark: run, or go on, and print the table of what is there."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder; what it has is not measured again")
+    parser.add_argument("--table", action="store_true", help="measure nothing, print the table of what is there")
+    args = parser.parse_args()
+    code = 0 if args.table else measured(name, deployments, workloads, args.out)
+    print_table(columns, levels(name, args.out))
+    return code
