@@ -826,6 +826,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.core.rendering import rendered
+    from pdlab.deploy.serve_config import cpu_engine_kwargs
     from pdlab.plan import TEMPLATES, next_steps
     from pdlab.plan.accuracy import mean_rows, median_errors
     from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
@@ -854,7 +855,9 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         if sweep.trace is None:
             points += compare(own, shape, sweep)
         else:
-            replays += compared(folder, experiment, sweep, own, shape)
+            replays += compared(
+                folder, experiment, sweep, own, shape, cpu_engine_kwargs() if experiment.manifest.local else {}
+            )
         findings |= {each.text: each for each in step_findings(own, shape, sweep.deployment.pools.values())}
         outside[experiment.name] = outside_fit(
             hardware,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.analysis.replays import replay_facts
 from pdlab.core.catalog import ModelShape
@@ -23,6 +23,7 @@ from pdlab.sim.level import Trace, to_run
 from pdlab.sim.simulator import simulate
 
 BLOCK_BYTES = 2**20
+ONE_GROUP = "disable_hybrid_kv_cache_manager"
 
 
 class Pair(NamedTuple):
@@ -84,13 +85,21 @@ def compared(
     sweep: MeasuredSweep,
     hardware: Hardware,
     shape: ModelShape,
+    engine_kwargs: Mapping[str, Any],
     seeds: Sequence[int] = SEEDS,
 ) -> list[ComparedReplay]:
     """Predicted and measured figures of each replay of an experiment that is valid. Raises UsageError where the model
-    or a request does not fit."""
+    or a request does not fit.
+
+    Caches are those of the engines that were measured, whatever those have that the hardware file describes:
+    ``engine_kwargs`` are what the launch gave them beside the deployment's own.
+    """
+    deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
+    hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
+    hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
     trials = [
         simulate(
-            sweep.deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace
+            deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace
         )
         for seed in seeds
     ]  # fmt: skip

@@ -33,9 +33,9 @@ def requests() -> list[TrafficRequest]:
     return made
 
 
-def measured(folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0) -> Path:
+def measured(folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0, **engine_kwargs: object) -> Path:
     """What the simulator says of one engine pair, with other times to the first token and between tokens."""
-    shape, hardware = load_model("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
+    shape, hardware = load_model("gpt-oss-120b"), load_hardware("h100-vllm-0.11").model_copy(update={"hybrid_kv": True})
     assert shape is not None
     sent = requests()
     trace = Trace.of(sent)
@@ -58,7 +58,7 @@ def measured(folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0
                 replayed=own.model_copy(update={"cached_tokens": round(cached)}),
             )
         )
-    return write_replay(folder, LABEL, sent, records)
+    return write_replay(folder, LABEL, sent, records, engine_kwargs=engine_kwargs)
 
 
 def test_what_is_measured_is_simulated_with_the_requests_that_were_sent(
@@ -84,6 +84,12 @@ def test_it_is_the_median_of_the_requests(tmp_path: Path, capsys: pytest.Capture
     tpot_ms = 1000 * statistics.median(r.tpot_s for r in records if r.tpot_s is not None)
     assert row[3].split()[2:] == [f"{ttft_ms:.0f}", "(+0", "%)"] and row[5].split()[2] == f"{tpot_ms:.2f}"
     assert (tmp_path / "plot.svg").stat().st_size > 1000
+
+
+def test_engines_have_the_kv_cache_that_they_were_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 MB hold some 1,000 tokens, fewer than a prompt; the hardware file alone has room for all of them."""
+    assert plan.main(["--compare", str(measured(tmp_path / "small", kv_cache_memory_bytes=40_000_000))]) == 2
+    assert "does not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{}\n", "what was sent has"), (None, "cannot be read")])

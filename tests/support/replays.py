@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pdlab.bench.traffic import read_traffic
 from pdlab.core.deployment import Deployment, parse_label
@@ -23,6 +24,7 @@ def write_replay(
     records: Sequence[RequestRecord],
     *,
     model: str = "gpt-oss-120b",
+    engine_kwargs: Mapping[str, object] = MappingProxyType({}),
 ) -> Path:
     """One replay of the requests, with the records of it and the compiled workload."""
     folder.mkdir(parents=True)
@@ -30,7 +32,7 @@ def write_replay(
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(source="chat.yaml"), requests)
     workload = Workload(lengths=read_traffic(path).lengths)
-    deployment = Deployment(model=model, topology=parse_label(label))
+    deployment = Deployment(model=model, topology=parse_label(label), engine_kwargs=dict(engine_kwargs))
     done = sum(record.ok for record in records)
     run = Run(
         origin="measured", label=label, key=RunKey(kind="replay", value=1.0), workload=workload, load=Replay(),
