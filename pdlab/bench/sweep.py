@@ -26,10 +26,11 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import Search
 from pdlab.bench.target import Target, normal_url, resolve_target
-from pdlab.bench.traffic import PLAN, keep_plan, replayed
+from pdlab.bench.traffic import keep_plan, replayed
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
+from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.text import minutes
@@ -241,7 +242,7 @@ def _run_held(
         plan = None
         if (lengths := replayed(workload)) is not None:
             manifest = manifest.model_copy(update={"traffic": keep_plan(store.folder, lengths)})
-            path = str(store.folder.resolve() / PLAN)
+            path = str(store.folder.resolve() / COMPILED)
             plan = ReplayedPlan(path=path, groups=lengths.groups, endpoint=lengths.endpoint)
         store.write_manifest(manifest)
         with client or LoadClient() as started:

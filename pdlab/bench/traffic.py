@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.replayed import Replayed
+from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Workload
 from pdlab.traffic.compiled import compiled
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
-
-PLAN = "workload.jsonl"
-"""The compiled workload, beside the results of its replay."""
 
 
 class ReadTraffic(NamedTuple):
@@ -95,8 +92,8 @@ def keep_plan(folder: Path, lengths: Replayed) -> TrafficHead:
     if lengths.path is None:
         raise UsageError(f"{lengths.label}: where the file is is not kept with results; give --workload {lengths.name}")
     head, requests = compiled(Path(lengths.path))
-    target = folder / PLAN
-    part = target.with_name(f".{PLAN}.{os.getpid()}")
+    target = folder / COMPILED
+    part = target.with_name(f".{COMPILED}.{os.getpid()}")
     try:
         with part.open("w", encoding="utf-8") as stream:
             digest = write_requests(stream, head, requests)

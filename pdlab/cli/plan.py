@@ -826,31 +826,38 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.core.rendering import rendered
+    from pdlab.deploy.serve_config import cpu_engine_kwargs
     from pdlab.plan import TEMPLATES, next_steps
     from pdlab.plan.accuracy import mean_rows, median_errors
     from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
     from pdlab.plan.extrapolation import outside_fit, ran_on
+    from pdlab.plan.replay_accuracy import compared, trace_sent
     from pdlab.plan.step_findings import step_findings
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
-    points, experiments, predicted, names, rehearsed = [], [], [], [], []
+    points, replays, experiments, predicted, names, rehearsed = [], [], [], [], [], []
     outside: dict[str, tuple[OutsideFit, ...]] = {}
     findings: dict[str, Finding] = {}
     for folder in distinct(experiment_folders(settings.compare), "--compare"):
         experiment = load_experiment(folder)
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = settings.prompts or ("repeated" if published else "fresh")
-        sweep = measured(experiment, prompts)
+        sweep = measured(experiment, prompts, trace_sent(folder, experiment))
         shape = _measured_shape(settings.model, sweep.deployment.model, folder)
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:
             print(f"note: {other}: give --hardware", file=sys.stderr)
         own = _with_prior(hardware, shape)
-        points += compare(own, shape, sweep)
+        if sweep.trace is None:
+            points += compare(own, shape, sweep)
+        else:
+            replays += compared(
+                folder, experiment, sweep, own, shape, cpu_engine_kwargs() if experiment.manifest.local else {}
+            )
         findings |= {each.text: each for each in step_findings(own, shape, sweep.deployment.pools.values())}
         outside[experiment.name] = outside_fit(
             hardware,
@@ -872,6 +879,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
             models=list(dict.fromkeys(names)),
             hardware=hardware,
             rows=mean_rows(points),
+            replays=replays,
             rehearsed=rehearsed,
             errors=median_errors(points, skip_first=False),
             outside=outside,

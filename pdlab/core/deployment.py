@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
@@ -726,6 +727,15 @@ class Deployment(Frozen):
         """vLLM's engine argument ``prefix_cache_retention_interval`` of a pool: 0 where nobody gives another."""
         kept: int | None = {**self.engine_kwargs, **pool.engine_kwargs}.get("prefix_cache_retention_interval", 0)
         return kept
+
+    def with_engine_kwargs(self, defaults: Mapping[str, Any]) -> Deployment:
+        """The same with all engine arguments in its pools: a pool's own, the deployment's, and ``defaults``."""
+        pools = {
+            name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs, **pool.engine_kwargs}})
+            for name in ("pool", "prefill", "decode")
+            if (pool := getattr(self.topology, name, None)) is not None
+        }
+        return self.model_copy(update={"topology": self.topology.model_copy(update=pools)})
 
     @model_validator(mode="after")
     def _no_reserved_engine_kwargs(self) -> Deployment:

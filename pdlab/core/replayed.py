@@ -11,6 +11,9 @@ from pydantic import Field
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthsOfFile, Pair
 
+COMPILED = "workload.jsonl"
+"""The compiled workload, beside the results of its replay."""
+
 
 class Replayed(LengthsOfFile):
     """What is known of the requests of a compiled workload, which results do not keep in here.

@@ -19,6 +19,7 @@ from pdlab.core.workload import Level, Load, Open, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
 from pdlab.sim.hardware import ErrorParts
+from pdlab.sim.level import Trace
 from pdlab.sim.simulator import Prompts
 
 ACCURACY = TEMPLATES / "accuracy.txt"
@@ -36,7 +37,8 @@ class LevelFigures(NamedTuple):
 
 
 class MeasuredSweep(Frozen):
-    """One experiment to fit to: levels in the order in which they ran, and the figures of each."""
+    """One experiment to fit to: levels in the order in which they ran, and the figures of each. ``trace``: the requests
+    that each of them replayed."""
 
     name: str
     deployment: Deployment
@@ -44,6 +46,7 @@ class MeasuredSweep(Frozen):
     levels: tuple[Level, ...]
     values: tuple[LevelFigures, ...]
     prompts: Prompts
+    trace: Trace | None = None
 
 
 class PredictedPoint(Frozen):

@@ -37,7 +37,7 @@ from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import FitDomain, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
-from pdlab.sim.level import SimulatedLevel, figures, gaps
+from pdlab.sim.level import SimulatedLevel, Trace, figures, gaps
 from pdlab.sim.simulator import Prompts, simulate
 
 # TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
@@ -53,9 +53,9 @@ ENOUGH = 0.01  # of the loss: a step that gains less is not taken
 SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
 
 
-def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
+def measured(experiment: Experiment, prompts: Prompts, trace: Trace | None = None) -> MeasuredSweep:
     """The levels to fit to. Open-loop levels far below their offered rate are left out; open loops always have
-    fresh prompts.
+    fresh prompts. ``trace``: the requests that it replayed.
 
     Raises StoreError if the experiment does not record its deployment, or had lengths of a file, which are not kept.
     """
@@ -82,7 +82,8 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
         for run in runs
     )
     try:
-        runs[0].workload.draw(levels[0].model_copy(update={"num_requests": 1}))
+        if trace is None:
+            runs[0].workload.draw(levels[0].model_copy(update={"num_requests": 1}))
     except UsageError as error:
         raise StoreError(f"{experiment.name}: cannot be simulated: {error}") from error
     return MeasuredSweep(
@@ -92,6 +93,7 @@ def measured(experiment: Experiment, prompts: Prompts) -> MeasuredSweep:
         levels=levels,
         values=tuple(_values(run) for run in runs),
         prompts="fresh" if isinstance(runs[0].load, Open) else prompts,
+        trace=trace,
     )
 
 
@@ -157,6 +159,7 @@ def _trials(
                 shape,
                 seed=seed,
                 prompts=experiment.prompts,
+                trace=experiment.trace,
                 scattered=scattered,
             )
         ]

@@ -141,6 +141,7 @@ def as_measured(
         shape,
         seed=seed,
         prompts=experiment.prompts,
+        trace=experiment.trace,
     )
     label = experiment.deployment.label
     return Experiment(

@@ -14,7 +14,7 @@ from pdlab.bench.sweep import SweepOptions, build, run_sweep
 from pdlab.cli.bench import options
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.replayed import Replayed
+from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Closed, Open, Replay, Workload
 from pdlab.deploy.endpoint import Running, save_running
 from pdlab.results.schema import Manifest
@@ -127,7 +127,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     assert manifest.traffic is not None and manifest.workload is not None
     assert (manifest.traffic.scale, manifest.traffic.ticks_s, manifest.traffic.spread) == (16, 3.0, True)
     assert isinstance(manifest.workload.lengths, Replayed)
-    assert (folder / traffic.PLAN).read_bytes() == text
+    assert (folder / COMPILED).read_bytes() == text
     assert manifest.workload.lengths.sha256 == sweep.workload.lengths.identity.split()[1]
     records = {each.replayed.id: each for each in Store(folder).read_records(run.key) if each.replayed}
     assert records["c1t1"].replayed and records["c1t1"].replayed.turn == 2
