@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""What a timeline of every request costs, and what an early first token saves: rounds in pairs on one deployment.
+"""What a timeline of every request costs, and what an early first token saves: rounds in turn on one deployment.
 
-``timeline``: requests that ask for one, against requests that do not. ``early-token``: on a deployment launched with
---early-token, requests that have one against the same kind of requests that fall back (they set return_token_ids to
-false, which says nothing and is not known to be exact). Rounds alternate (on, off, off, on, ...), prompts are new in
-each, and the ratio of each pair has a 95 % interval over pairs. Where the deployment is on local nodes, the CPU time of
-their processes per token is compared too: it hears less of what else the machine does. With --texts as many prompts are
-asked twice, early and not, and their texts compared. Wants an idle machine.
+``timeline``: requests that ask for one (*asked*), against requests that do not (*counted*: marks and metrics alone).
+With --launch, which starts a local PD deployment and takes it down, also against a server that keeps no marks and
+counts nothing (*off*; what the KV guard notes in the engine core stays, about 7 us per request). ``early-token``: on a
+deployment launched with --early-token, requests that have one (*early*) against the same kind of requests that fall
+back (*late*: they set return_token_ids to false, which says nothing and is not known to be exact).
+
+Rounds alternate (asked, counted, counted, asked, ...): the ratio of each turn has a 95 % interval over turns, by a
+BCa bootstrap. Prompts are new in each. Where the deployment is on local nodes, the CPU time of their
+processes per token is compared too: it hears less of what else the machine does. With --texts as many prompts are asked
+twice, early and not, and their texts compared. Wants an idle machine.
 """
 
 from __future__ import annotations
@@ -18,33 +22,76 @@ import json
 import math
 import random
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.analysis.student import student_t  # noqa: E402
 from pdlab.bench.client.timeline_tap import TappedSession  # noqa: E402
 from pdlab.cluster import local_nodes  # noqa: E402
 from pdlab.deploy.serving.timeline import HEADER  # noqa: E402
 from pdlab.results.timeline import RequestTimeline  # noqa: E402
 
 LATE = {"return_token_ids": False}
+MOST_COST = 0.01  # of tokens/s
+# A launcher whose servers keep no marks and count no parts while the file at its first word is there.
+SWITCHED = """
+import os, sys
+import pdlab.deploy.serving.timeline as timeline
+from pdlab.deploy.serving.step_watch import connector_stats
+from pdlab.deploy.serving.timeline import CORE, WIRE, Book, TellsTimes, Timed
+
+FILE = sys.argv.pop(1)
+call, timed, hear = Timed.__call__, TellsTimes._timed, Book.hear
+
+async def call_or_not(self, scope, receive, send):
+    if os.path.exists(FILE):
+        await self.app(scope, receive, send)
+    else:
+        await call(self, scope, receive, send)
+
+async def timed_or_not(self, method, request, raw):
+    if os.path.exists(FILE):
+        return await getattr(super(TellsTimes, self), method)(request, raw)
+    return await timed(self, method, request, raw)
+
+def hear_or_not(self, outputs):
+    if not os.path.exists(FILE):
+        hear(self, outputs)
+        return
+    for stats in connector_stats(outputs):
+        stats.pop(CORE, None)
+        stats.pop(WIRE, None)
+
+Timed.__call__, TellsTimes._timed, Book.hear = call_or_not, timed_or_not, hear_or_not
+from pdlab.__main__ import script
+script("launch")
+"""
 
 
 class Reply(NamedTuple):
-    """One streamed answer: seconds, tokens by its usage, its text, and its timeline where it was asked for."""
+    """One streamed answer: seconds, tokens by its usage, its text, and its timeline's JSON (empty: none came)."""
 
     ttft_s: float
     second_s: float
     e2el_s: float
     tokens: int
     text: str
-    timeline: RequestTimeline | None
+    told: str
+
+    @property
+    def timeline(self) -> RequestTimeline | None:
+        """Read when no round is measured."""
+        return RequestTimeline.model_validate(json.loads(self.told) | {"ttft_s": self.ttft_s}) if self.told else None
 
 
 async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *, told: bool, **more: Any) -> Reply:
@@ -72,12 +119,29 @@ async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *
                         times.append(now - began)
                         text += chunk["choices"][0]["text"]
     ttft_s, second_s = times[0], times[1] if len(times) > 1 else math.nan
-    timeline = RequestTimeline.model_validate(json.loads(found[0]) | {"ttft_s": ttft_s}) if found else None
-    return Reply(ttft_s, second_s, time.perf_counter() - began, usage["completion_tokens"], text, timeline)
+    told_text = found[0] if found else ""
+    return Reply(ttft_s, second_s, time.perf_counter() - began, usage["completion_tokens"], text, told_text)
 
 
-async def measure(args: argparse.Namespace) -> None:
+@contextlib.contextmanager
+def launched(port: int) -> Iterator[Path]:
+    """A local PD deployment at that port; the path of the file that keeps its servers from noting times."""
+    launcher = [sys.executable, "launch_gptoss.py", "--port", str(port)]
+    with tempfile.TemporaryDirectory(prefix="pdlab-ttft-pairs-") as folder:
+        switch = Path(folder) / "off"
+        start = [sys.executable, "-c", SWITCHED, str(switch), "--pd-spread", "--local", "--detach", "--port", str(port)]
+        try:
+            subprocess.run(start, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            yield switch
+        finally:
+            subprocess.run([*launcher, "--shutdown"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+async def measure(args: argparse.Namespace, switch: Path | None) -> None:
     import aiohttp
+
+    early = args.what == "early-token"
+    kinds = ("early", "late") if early else ("asked", "counted", "off")[: 3 if switch else 2]
 
     rng = random.Random(args.seed)
 
@@ -88,40 +152,56 @@ async def measure(args: argparse.Namespace) -> None:
         async with session.get(f"{args.url}/v1/models") as response:
             model = (await response.json())["data"][0]["id"]
 
-        async def load(on: bool) -> tuple[list[Reply], float]:
+        async def load(kind: str) -> tuple[list[Reply], float]:
             todo, replies = prompts(args.requests), list[Reply]()
-            early = args.what == "early-token"
-            more = LATE if early and not on else {}
+            more = LATE if kind == "late" else {}
+            if switch is not None:
+                switch.touch() if kind == "off" else switch.unlink(missing_ok=True)
 
             async def place() -> None:
                 while todo:
-                    prompt = todo.pop()
-                    replies.append(await ask(session, args.url, model, prompt, args.otl, told=early or on, **more))
+                    prompt, told = todo.pop(), early or kind == "asked"
+                    replies.append(await ask(session, args.url, model, prompt, args.otl, told=told, **more))
 
             began = time.perf_counter()
             await asyncio.gather(*(place() for _ in range(args.concurrency)))
             return replies, time.perf_counter() - began
 
         nodes = local_nodes.running()
-        await load(True), await load(False)
-        pairs = []
+        for kind in kinds:
+            await load(kind)
+        if switch is not None:  # off is the last one
+            reply = await ask(session, args.url, model, *prompts(1), args.otl, told=True)
+            if reply.told:
+                raise SystemExit("the servers note times although they were told not to")
+        rounds = []
         for number in range(args.pairs):
-            both = {}
-            for on in (True, False) if number % 2 == 0 else (False, True):
+            found = {}
+            for kind in kinds if number % 2 == 0 else kinds[::-1]:
                 before_s = cpu_s(nodes)
-                replies, seconds = await load(on)
-                both[on] = figures(replies, seconds)
+                replies, seconds = await load(kind)
+                wrong = sum(bool(reply.told) is not (early or kind == "asked") for reply in replies)
+                if wrong:
+                    raise SystemExit(f"{wrong} of {len(replies)} answers ({kind}) have, or lack, a timeline")
+                found[kind] = figures(replies, seconds)
                 if nodes:
                     tokens = sum(reply.tokens for reply in replies)
-                    both[on]["CPU ms per token"] = 1e3 * (cpu_s(nodes) - before_s) / tokens
-                print("on " if on else "off", ", ".join(f"{name} {value:.4f}" for name, value in both[on].items()))
-            pairs.append(both)
-        for name in pairs[0][True].keys() & pairs[0][False].keys():
-            told(f"on / off: {name}", [both[True][name] / both[False][name] for both in pairs])
-        if args.what == "early-token":
-            told(
-                "on: TTFT less the front, over server + call + queue + prefill", [both[True]["over"] for both in pairs]
-            )
+                    found[kind]["CPU ms per token"] = 1e3 * (cpu_s(nodes) - before_s) / tokens
+                line = ", ".join(f"{name} {value:.4f}" for name, value in found[kind].items())
+                print(f"{kind:8} {line}", flush=True)
+            rounds.append(found)
+        first, *others = kinds
+        for kind, base in [*((first, other) for other in others), *([("counted", "off")] if switch else [])]:
+            for name in [name for name in rounds[0][kind] if name in rounds[0][base]]:
+                ratios = [each[kind][name] / each[base][name] for each in rounds]
+                least, most = told_ratio(f"{kind} / {base}: {name}", ratios)
+                if name == "tokens/s" and not early:
+                    bound = 1 - MOST_COST
+                    verdict = "yes" if least >= bound else "no" if most < bound else "not resolved"
+                    print(f"  costs at most {MOST_COST:.0%} of tokens/s: {verdict}")
+        if early:
+            over = [each["early"]["over"] for each in rounds]
+            told_ratio("early: TTFT less the front, over server + call + queue + prefill", over)
         differ = 0
         for prompt in prompts(args.texts):
             first = await ask(session, args.url, model, prompt, args.otl, told=False)
@@ -151,7 +231,8 @@ def figures(replies: list[Reply], seconds: float) -> dict[str, float]:
         "second token p50 s": statistics.median(reply.second_s for reply in replies),
         "E2EL p50 s": statistics.median(reply.e2el_s for reply in replies),
     }
-    parts = [dict(reply.timeline.parts()) for reply in replies if reply.timeline is not None]
+    timelines = [reply.timeline for reply in replies]
+    parts = [dict(timeline.parts()) for timeline in timelines if timeline is not None]
     own = ("server", "call", "prefill_server", "queue", "prefill")
     if parts and all("front" in each for each in parts):
         served = [sum(each.values()) - each["front"] for each in parts]
@@ -160,24 +241,40 @@ def figures(replies: list[Reply], seconds: float) -> dict[str, float]:
     return found
 
 
-def told(what: str, ratios: list[float]) -> None:
-    half = student_t(0.975, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
-    print(f"{what} {statistics.fmean(ratios):.4f} +- {half:.4f} (95 %, {len(ratios)} pairs of rounds)")
+def told_ratio(what: str, ratios: list[float]) -> tuple[float, float]:
+    """Print the mean over rounds; returns the ends of its interval."""
+    drawn = bootstrap((np.array(ratios),), np.mean, method="BCa", random_state=np.random.default_rng(0))
+    least, most = drawn.confidence_interval
+    print(f"{what} {statistics.fmean(ratios):.4f} ({least:.4f} to {most:.4f}: 95 %, {len(ratios)} turns)")
+    return float(least), float(most)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("timeline", "early-token"))
-    parser.add_argument("-u", "--url", default="http://127.0.0.1:8000")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-u", "--url", default="http://127.0.0.1:8000", help="default %(default)s")
+    where.add_argument("--launch", action="store_true", help="timeline: a local PD deployment that can note no times")
     parser.add_argument("-c", "--concurrency", type=int, default=4, help="default %(default)s")
     parser.add_argument("--requests", type=int, default=40, help="per round (default %(default)s)")
-    parser.add_argument("--pairs", type=int, default=6, help="default %(default)s")
+    parser.add_argument("--pairs", type=int, default=6, help="rounds of each kind (default %(default)s)")
     parser.add_argument("--itl", type=int, default=512, help="input tokens (default %(default)s)")
     parser.add_argument("--otl", type=int, default=32, help="output tokens (default %(default)s)")
     parser.add_argument("--texts", type=int, default=0, help="prompts to compare texts of (default %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=1000, help="token ids below it (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    asyncio.run(measure(parser.parse_args(argv)))
+    args = parser.parse_args(argv)
+    if args.pairs < 3:
+        parser.error(f"--pairs {args.pairs}: an interval needs 3 rounds at least")
+    if not args.launch:
+        asyncio.run(measure(args, None))
+        return
+    if args.what != "timeline":
+        parser.error("--launch goes with timeline alone")
+    held, port = local_nodes.hold_port()  # nobody else is given it meanwhile
+    args.url = f"http://127.0.0.1:{port}"
+    with held, launched(port) as switch:
+        asyncio.run(measure(args, switch))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from contract.conftest import quietly
@@ -18,6 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.collector import Collector, collecting
 
 from pdlab.core.deployment import Deployment, Serving, parse_label
 from pdlab.deploy.engine_arguments import known
@@ -94,47 +92,10 @@ def test_vllms_server_reads_the_header_from_the_request() -> None:
         assert "_get_trace_headers(raw_request.headers)" in inspect.getsource(module)
 
 
-class Collector(ThreadingHTTPServer):
-    """Takes OTLP by HTTP, as an OpenTelemetry collector does."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Takes)
-        self.bodies: list[bytes] = []
-
-    @property
-    def spans(self) -> list[tuple[str, Any]]:
-        """Each with the name of its service."""
-        service = quietly("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-        found = []
-        for body in self.bodies:
-            for resource in service.ExportTraceServiceRequest.FromString(body).resource_spans:
-                names = {each.key: each.value.string_value for each in resource.resource.attributes}
-                found += [(names["service.name"], span) for scope in resource.scope_spans for span in scope.spans]
-        return found
-
-
-class Takes(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        assert isinstance(self.server, Collector) and self.path == "/v1/traces"
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.bodies.append(quietly("gzip").decompress(body) if self.headers["content-encoding"] else body)
-        self.send_response(200)
-        self.send_header("content-type", "application/x-protobuf")
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        """No words."""
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with collecting() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 REPLICA = """
@@ -153,10 +114,9 @@ for number in range(40):
 
 def test_a_collector_gets_both_in_one_trace(collector: Collector) -> None:
     """In a process whose provider vLLM sets up, as in a replica; the spans are sent when it ends."""
-    endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
-    env = {**os.environ, **traces_env(endpoint, "decode")}
+    env = {**os.environ, **traces_env(collector.endpoint, "decode")}
     done = subprocess.run(
-        [sys.executable, "-c", REPLICA, endpoint], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", REPLICA, collector.endpoint], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     chosen = {f"r-{number}" for number in range(40) if sampled(f"r-{number}", 0.5)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -19,7 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support import timed
 from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes, two_hosts
@@ -30,6 +33,7 @@ from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.results.timeline import RequestTimeline
 from tests.live.conftest import BUSY_MACHINE, ROOT, Stack
 
 
@@ -441,6 +445,51 @@ class TestEngines:
         assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
         assert eventually(lambda: nothing_is_left(stack))
         assert stack.nodes() is None and stack.running() is None
+
+
+@pytest.mark.long
+class TestTransferPart:
+    """The decode engine is idle, so that it polls every millisecond or two and not once in a step."""
+
+    def test_it_follows_bytes_over_bandwidth(self, stack: Stack) -> None:
+        """Bytes are checked against what the kernel says has crossed the link, and the bandwidth is the shaper's."""
+        assert stack.launch("--pd-spread", "--two-hosts", "--link-rate", "100mbit").code == 0
+        rng = random.Random(11)
+        lines, wrong = [], []
+        for mbit_per_s in (50, 100, 200, 400):
+            assert hosts(stack, "shape", "--rate", f"{mbit_per_s}mbit").code == 0
+            pair = stack.nodes().two_hosts
+            told = []
+            with reach(stack.url):
+                for tokens in (1000, 2000, 3000, 4000, 6000, 8000) * 2:
+                    before = link_bytes(pair)[0]
+                    prompt = [rng.randrange(300, 1000) for _ in range(tokens)]
+                    told.append(timed.ask(stack.url, stream=True, prompt=prompt))
+                    read = read_bytes(told[-1])
+                    assert read < link_bytes(pair)[0] - before < 1.1 * read + 200_000, "frames, and other traffic"
+            timed.check(told, "pd")
+            points = [(read_bytes(each), dict(each.parts())["transfer"]) for each in told]
+            seconds_per_byte, fixed_s = np.polyfit(*zip(*points, strict=True), 1)
+            slope = float(seconds_per_byte) * mbit_per_s * 1e6 / 8
+            ratios = [seconds * mbit_per_s * 1e6 / 8 / size for size, seconds in points]
+            lines.append(
+                f"{mbit_per_s} Mbit/s: slope {slope:.3f} of bytes over bandwidth, {1e3 * fixed_s:.1f} ms besides, "
+                f"single ones {min(ratios):.3f} to {max(ratios):.3f}, {min(points)[1]:.3f} to {max(points)[1]:.3f} s"
+            )
+            wrong += [lines[-1]] if not 0.9 < slope < 1.1 else []
+            # A short read is prolonged by a poll and by what else the processors do.
+            wrong += [f"{mbit_per_s}: {point}" for point, ratio in zip(points, ratios, strict=True)
+                      if point[1] > 0.1 and not 0.9 < ratio < 1.1]  # fmt: skip
+        print("\n".join(lines))
+        assert not wrong, wrong
+
+    def test_shutdown_leaves_nothing(self, stack: Stack) -> None:
+        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+        assert eventually(lambda: nothing_is_left(stack))
+
+
+def read_bytes(told: RequestTimeline) -> int:
+    return sum(each.bytes for each in told.wire)
 
 
 CUT_S = 180.0

@@ -6,7 +6,8 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,16 +19,24 @@ from pdlab.results.timeline import DISORDER_S, RequestTimeline
 FRONT_LEAST_S = -1e-3
 
 
-def ask(url: str, route: str = "/v1/completions", *, stream: bool, asks: bool = True, **more: Any) -> Any:
+def ask(
+    url: str,
+    route: str = "/v1/completions",
+    *,
+    stream: bool,
+    asks: bool = True,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    **more: Any,
+) -> Any:
     """The timeline of one request of a fresh prompt, with the TTFT that was measured here; None: none came."""
     words = " ".join(random.Random().choices(["ba", "ufo", "wan", "gi", "jekor"], k=120))
     given = {"messages": [{"role": "user", "content": words}]} if "chat" in route else {"prompt": words}
     body = {"model": "tiny-gptoss", "max_tokens": 4, "temperature": 0, "stream": stream, **given, **more}
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-    headers = {"content-type": "application/json", "x-request-id": "mine"} | ({HEADER: "1"} if asks else {})
+    sent = {"content-type": "application/json", "x-request-id": "mine"} | ({HEADER: "1"} if asks else {})
     began = time.perf_counter()
-    connection.request("POST", route, json.dumps(body), headers)
+    connection.request("POST", route, json.dumps(body), {**sent, **headers})
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     if not stream:
