@@ -26,7 +26,7 @@ BLOCK_BYTES = 2**20
 ONE_GROUP = "disable_hybrid_kv_cache_manager"
 
 
-class Pair(NamedTuple):
+class PredictedMeasured(NamedTuple):
     """A figure as predicted (a mean over seeds) and as measured."""
 
     predicted: float
@@ -43,11 +43,11 @@ class ComparedReplay(NamedTuple):
 
     name: str
     load: str
-    ttft_p50: Pair
-    ttft_p90: Pair
-    tpot_p50: Pair | None
-    requests_per_s: Pair
-    hit_share: Pair | None
+    ttft_p50: PredictedMeasured
+    ttft_p90: PredictedMeasured
+    tpot_p50: PredictedMeasured | None
+    requests_per_s: PredictedMeasured
+    hit_share: PredictedMeasured | None
 
 
 def trace_sent(folder: Path, experiment: Experiment) -> Trace | None:
@@ -117,10 +117,10 @@ def compared(
 def _compared(
     name: str, run: Run, ours: Sequence[Summary], hit_share: float | None, simulated_share: float
 ) -> ComparedReplay:
-    def pair(metric: str, part: str) -> Pair | None:
+    def pair(metric: str, part: str) -> PredictedMeasured | None:
         values = [value for each in ours if (value := _percentile(each, metric, part)) is not None]
         measured = _percentile(run.whole, metric, part)
-        return Pair(statistics.fmean(values), measured) if values and measured else None
+        return PredictedMeasured(statistics.fmean(values), measured) if values and measured else None
 
     ttft_p50, ttft_p90 = pair("ttft", "p50"), pair("ttft", "p90")
     assert ttft_p50 is not None and ttft_p90 is not None
@@ -130,8 +130,8 @@ def _compared(
         ttft_p50=ttft_p50,
         ttft_p90=ttft_p90,
         tpot_p50=pair("tpot", "p50"),
-        requests_per_s=Pair(statistics.fmean(each.requests_per_s for each in ours), run.whole.requests_per_s),
-        hit_share=None if hit_share is None else Pair(simulated_share, hit_share),
+        requests_per_s=PredictedMeasured(statistics.fmean(each.requests_per_s for each in ours), run.whole.requests_per_s),
+        hit_share=None if hit_share is None else PredictedMeasured(simulated_share, hit_share),
     )
 
 
