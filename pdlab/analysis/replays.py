@@ -19,7 +19,7 @@ LENGTH_STEP = 4
 HitSource = Literal["server", "rules"]
 
 
-class Latencies(NamedTuple):
+class TimesOfSome(NamedTuple):
     """TTFT and TPOT of so many answered requests, seconds. ``tpot`` None: none has a second output token."""
 
     requests: int
@@ -27,7 +27,7 @@ class Latencies(NamedTuple):
     tpot: Distribution | None
 
     @classmethod
-    def of(cls, answered: Sequence[RequestRecord]) -> Latencies:
+    def of(cls, answered: Sequence[RequestRecord]) -> TimesOfSome:
         times = (
             [value for r in answered if (value := r.ttft_s) is not None],
             [value for r in answered if (value := r.tpot_s) is not None],
@@ -38,8 +38,8 @@ class Latencies(NamedTuple):
 class ByHit(NamedTuple):
     """Requests of which some of the prompt came from a cache, and others."""
 
-    hit: Latencies
-    miss: Latencies
+    hit: TimesOfSome
+    miss: TimesOfSome
 
 
 class WithinSlo(NamedTuple):
@@ -65,14 +65,14 @@ class ReplayFacts(NamedTuple):
     requests: int
     answered: int
     requests_per_s: float
-    every: Latencies
+    every: TimesOfSome
     sessions: int
     complete: int
     complete_per_s: float
     completion: Distribution | None
     interactivity_p90: float | None
-    by_turn: dict[int, Latencies]
-    by_length: dict[int, Latencies]
+    by_turn: dict[int, TimesOfSome]
+    by_length: dict[int, TimesOfSome]
     hit_share: float | None
     hits_from: HitSource | None
     by_hit: ByHit | None
@@ -105,7 +105,7 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
         requests=len(replayed),
         answered=len(answered),
         requests_per_s=len(answered) / lasted_s if lasted_s > 0 else 0.0,
-        every=Latencies.of(answered),
+        every=TimesOfSome.of(answered),
         sessions=len(sessions),
         complete=len(complete),
         complete_per_s=len(complete) / lasted_s if lasted_s > 0 else 0.0,
@@ -124,11 +124,11 @@ def _hit_tokens(record: RequestRecord) -> int:
     return (record.replayed.hit_tokens or 0) if record.replayed else 0
 
 
-def _classes(answered: Sequence[RequestRecord], key: Callable[[RequestRecord], int]) -> dict[int, Latencies]:
+def _classes(answered: Sequence[RequestRecord], key: Callable[[RequestRecord], int]) -> dict[int, TimesOfSome]:
     classes: defaultdict[int, list[RequestRecord]] = defaultdict(list)
     for record in answered:
         classes[key(record)].append(record)
-    return {name: Latencies.of(members) for name, members in sorted(classes.items())}
+    return {name: TimesOfSome.of(members) for name, members in sorted(classes.items())}
 
 
 def _turn(record: RequestRecord) -> int:
@@ -144,7 +144,7 @@ def _length_class(record: RequestRecord) -> int:
 
 
 def _by_hit(answered: Sequence[RequestRecord]) -> ByHit:
-    hits, misses = (Latencies.of([r for r in answered if bool(_hit_tokens(r)) is hit]) for hit in (True, False))
+    hits, misses = (TimesOfSome.of([r for r in answered if bool(_hit_tokens(r)) is hit]) for hit in (True, False))
     return ByHit(hits, misses)
 
 

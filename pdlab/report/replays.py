@@ -3,13 +3,14 @@ the same requests beside what was measured. Facts: `pdlab.analysis.replays`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
-from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, Latencies, ReplayFacts, replay_facts
+from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfSome, replay_facts
 from pdlab.core.errors import UsageError
 from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
@@ -29,7 +30,7 @@ MOST = 4  # of one picture of classes
 CLASSES_IN = (9.0, 6.0)
 
 
-class Replayed(NamedTuple):
+class ReplayRecords(NamedTuple):
     """One replay: its facts and its requests."""
 
     facts: ReplayFacts
@@ -42,8 +43,8 @@ class ReplayedLevel(NamedTuple):
     label: str
     workload: str
     run: Run
-    measured: Replayed
-    simulated: Replayed | None = None
+    measured: ReplayRecords
+    simulated: ReplayRecords | None = None
 
     @property
     def valid(self) -> bool:
@@ -114,10 +115,10 @@ def replays(
     return found
 
 
-def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> Replayed | None:
+def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> ReplayRecords | None:
     records = Store(folder).read_records(run.key)
     facts = replay_facts(records, slos)
-    return None if facts is None else Replayed(facts, records)
+    return None if facts is None else ReplayRecords(facts, records)
 
 
 def section(each: ReplayedLevel) -> Section:
@@ -130,7 +131,7 @@ def section(each: ReplayedLevel) -> Section:
 
 
 def figure_rows(measured: ReplayFacts, simulated: ReplayFacts) -> Iterator[FigureRow]:
-    """Latencies in ms; shares in percent."""
+    """TimesOfSome in ms; shares in percent."""
     both = (measured, simulated)
     for name in ("ttft", "tpot"):
         for statistic in SHOWN:
@@ -152,7 +153,7 @@ def class_rows(measured: ReplayFacts, simulated: ReplayFacts | None) -> Iterator
     """By turn, by prompt length, and by whether some of the prompt was cached."""
     other = _classes(simulated) if simulated else {}
     for name, each in _classes(measured).items():
-        beside = other.get(name, Latencies(0, None, None))
+        beside = other.get(name, TimesOfSome(0, None, None))
         yield ClassRow(
             name,
             each.requests,
@@ -164,17 +165,19 @@ def class_rows(measured: ReplayFacts, simulated: ReplayFacts | None) -> Iterator
         )
 
 
-def _classes(facts: ReplayFacts) -> dict[str, Latencies]:
+def _classes(facts: ReplayFacts) -> dict[str, TimesOfSome]:
+    turns = {f"turn {_turn_name(turn)}": each for turn, each in facts.by_turn.items()}
+    lengths = {f"{_length_name(longest, ' ')} tokens": each for longest, each in facts.by_length.items()}
     hits = {"some of the prompt cached": facts.by_hit.hit, "nothing cached": facts.by_hit.miss} if facts.by_hit else {}
-    return {**_turns(facts), **_lengths(facts), **{name: each for name, each in hits.items() if each.requests}}
+    return {**turns, **lengths, **{name: each for name, each in hits.items() if each.requests}}
 
 
-def _turns(facts: ReplayFacts) -> dict[str, Latencies]:
-    return {f"turn {turn}{' and later' if turn == LAST_TURN else ''}": each for turn, each in facts.by_turn.items()}
+def _turn_name(turn: int) -> str:
+    return f"{turn}{' and later' if turn == LAST_TURN else ''}"
 
 
-def _lengths(facts: ReplayFacts) -> dict[str, Latencies]:
-    return {f"{longest // LENGTH_STEP + 1:,} to {longest:,} tokens": each for longest, each in facts.by_length.items()}
+def _length_name(longest: int, gap: str = "\n") -> str:
+    return f"{longest // LENGTH_STEP + 1:,}{gap}to {longest:,}"
 
 
 def _known(latency: object, requests: int, statistics: Sequence[str]) -> tuple[float | None, ...]:
@@ -195,6 +198,13 @@ def figure(each: ReplayedLevel) -> TimeFigure:
     return TimeFigure(timelines.panels(series, replayed=True), timelines.TIME_NAME, "s")
 
 
+class ClassLine(NamedTuple):
+    """``heights`` in ms, NaN where not known; ``look``: keywords of matplotlib."""
+
+    heights: list[float]
+    look: dict[str, Any]
+
+
 def draw_classes(levels: Sequence[ReplayedLevel], path: Path) -> None:
     """TTFT and TPOT by turn and by prompt length, at most `MOST` replays: medians, 90th percentiles dashed, and the
     medians of simulations dotted with hollow marks. Raises StoreError."""
@@ -204,40 +214,45 @@ def draw_classes(levels: Sequence[ReplayedLevel], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogFormatter
 
+    shown = levels[:MOST]
+    columns: list[tuple[str, str, Callable[[int], str]]] = [
+        ("turn", "by_turn", _turn_name),
+        ("prompt tokens", "by_length", _length_name),
+    ]
     with plt.style.context(STYLE_FILE):
         figure, grid = plt.subplots(2, 2, figsize=CLASSES_IN, sharex="col", layout="constrained")
         try:
-            for column, (of, axis_name) in enumerate(((_turns, "turn"), (_lengths, "prompt tokens"))):
-                names = list(dict.fromkeys(name for each in levels[:MOST] for name in of(each.facts)))
-                for row, (metric, unit) in enumerate((("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"))):
-                    axes = grid[row][column]
-                    for number, each in enumerate(levels[:MOST]):
-                        lines = [(each.facts, "p50", "solid", "o", each.label), (each.facts, "p90", "dashed", "", None)]
-                        lines += [(each.simulated.facts, "p50", "dotted", "s", None)] if each.simulated else []
-                        for facts, statistic, dash, mark, label in lines:
-                            classes = of(facts)
-                            ys = [
-                                _known(getattr(classes[name], metric), classes[name].requests, (statistic,))[0]
-                                if name in classes
-                                else None
-                                for name in names
-                            ]
-                            face = "white" if dash == "dotted" else None
-                            look = {"linestyle": dash, "marker": mark, "markerfacecolor": face, "label": label}
-                            points = [float("nan") if y is None else y for y in ys]
-                            axes.plot(range(len(names)), points, color=HUES[number % len(HUES)], markersize=4, **look)
+            for column, (axis_name, of, name_of) in enumerate(columns):
+                classes = sorted({key for each in shown for key in getattr(each.facts, of)})
+                for axes, (metric, unit) in zip(
+                    grid[:, column], (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms")), strict=True
+                ):
+                    for number, each in enumerate(shown):
+                        for line in _class_lines(each, of, metric, classes):
+                            axes.plot(range(len(classes)), line.heights, color=HUES[number], markersize=4, **line.look)
                     axes.set_yscale("log")
                     axes.yaxis.set_major_formatter(LogFormatter())
                     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
                     axes.set_ylabel(unit)
-                    short = [
-                        name.removeprefix("turn ").removesuffix(" tokens").replace(" to ", "\nto ") for name in names
-                    ]
-                    axes.set_xticks(range(len(names)), short, fontsize=7)
-                    axes.set_xlabel(axis_name if row else "")
-            handles, labels = grid[0][0].get_legend_handles_labels()
+                axes.set_xticks(range(len(classes)), map(name_of, classes), fontsize=7)
+                axes.set_xlabel(axis_name)
             figure.suptitle("solid: p50, dashed: p90, dotted with squares: p50 simulated", fontsize=9)
+            handles, labels = grid[0][0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
             save(figure, path)
         finally:
             plt.close(figure)
+
+
+def _class_lines(each: ReplayedLevel, of: str, metric: str, classes: Sequence[int]) -> Iterator[ClassLine]:
+    looks: list[tuple[ReplayFacts, str, dict[str, Any]]] = [
+        (each.facts, "p50", {"marker": "o", "label": each.label}),
+        (each.facts, "p90", {"linestyle": "dashed"}),
+    ]
+    if each.simulated:
+        looks.append((each.simulated.facts, "p50", {"linestyle": "dotted", "marker": "s", "markerfacecolor": "white"}))
+    nothing = TimesOfSome(0, None, None)
+    for facts, statistic, look in looks:
+        members = [getattr(facts, of).get(key, nothing) for key in classes]
+        heights = [_known(getattr(one, metric), one.requests, (statistic,))[0] for one in members]
+        yield ClassLine([math.nan if height is None else height for height in heights], look)
