@@ -17,7 +17,7 @@ import importlib
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.bench.client.vllm_names import REQUESTS
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.session import SESSION_HEADER
 from pdlab.results.schema import ReplayedRequest
 from pdlab.traffic.blocks import drawn_words
@@ -263,8 +263,9 @@ class SessionSender:
 
 
 def tee_answers() -> None:
-    """Have vLLM's request functions tell `SessionSender` what their streams hold, and drop chunks before an answer's
-    first token, such as the role of chat: they are no token, and TTFT would begin with them."""
+    """Have vLLM's request functions fail a request whose stream holds an error, which they pass over, and tell
+    `SessionSender` what the streams of a replay hold. Of these chunks without a token are dropped, such as the role of
+    chat: TTFT would begin with them, and they would be gaps between tokens."""
     requests: Any = importlib.import_module(REQUESTS)
     handler = requests.StreamedResponseHandler
     if getattr(handler, "tees", False):
@@ -274,26 +275,33 @@ def tee_answers() -> None:
         tees = True
 
         def add_chunk(self, chunk_bytes: bytes) -> list[str]:
-            return list(_told(super().add_chunk(chunk_bytes)))
+            answer = _answer.get(None)
+            return [message for message in super().add_chunk(chunk_bytes) if _holds(message, answer)]
 
     requests.StreamedResponseHandler = TeeingHandler
 
 
-def _told(messages: list[str]) -> Iterator[str]:
-    """Messages of a stream without those before the first token."""
-    answer = _answer.get(None)
-    for message in messages:
-        text = message.removeprefix("data: ")
-        if answer is not None and message != text != "[DONE]":
-            data = json.loads(text)
-            details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
-            answer.cached = details.get("cached_tokens", answer.cached)
-            for choice in data.get("choices") or ():
-                answer.ids.extend(choice.get("token_ids") or ())
-                answer.begun = answer.begun or _has_token(choice)
-            if not answer.begun:
-                continue
-        yield message
+def _holds(message: str, answer: Answer | None) -> bool:
+    """Whether a message of a stream is for vLLM's function; ``answer`` keeps what it says. Raises BenchError for an
+    error event."""
+    text = message.removeprefix("data: ")
+    # Only replays pay for reading every message twice.
+    if message == text or text == "[DONE]" or (answer is None and '"error"' not in text):
+        return True
+    data = json.loads(text)
+    if error := data.get("error"):
+        told = error.get("message") if isinstance(error, dict) else error
+        raise BenchError(f"the answer's stream ended with an error: {' '.join(str(told or error).split())}")
+    if answer is None:
+        return True
+    details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
+    answer.cached = details.get("cached_tokens", answer.cached)
+    choices = data.get("choices") or ()
+    for choice in choices:
+        answer.ids.extend(choice.get("token_ids") or ())
+    token = any(map(_has_token, choices))
+    answer.begun = answer.begun or token
+    return token or not choices
 
 
 def _has_token(choice: dict[str, Any]) -> bool:

@@ -171,8 +171,8 @@ async def _drive(
     numbered = [sample.request_id for sample in samples]
     send: RequestFunc = partial(meter.request, _request_func(level))
     path, extra_body = "completions", {"temperature": 0.0}
+    tee_answers()
     if replay is not None:
-        tee_answers()
         meter.total = len(samples)
         send = partial(replay.request, send, meter.leave_out)
         path = "chat/completions" if replay.chat else path

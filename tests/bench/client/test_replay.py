@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.completions import Asked, CompletionsServer, completions_server
+from support.completions import TOKEN_S, Asked, CompletionsServer, completions_server
 
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
@@ -188,6 +188,63 @@ def test_chat_contains_the_answers_text_and_no_role_is_a_token(
     assert len(first[0]["content"].split()) == 16 + 5 == records["c0t0"].input_tokens
     assert min(record.ttft_s or 0.0 for record in records.values()) >= 0.03, "the role's chunk counts as a token"
     assert all(len(record.itl_s) == record.output_tokens - 1 for record in records.values())
+
+
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, tells_ids: bool
+) -> None:
+    server.tells_ids, server.ends_apart = tells_ids, True
+    call = {"index": 0, "function": {"name": "f", "arguments": "{"}}
+    server.deltas = [{"reasoning": " hm"}, {"tool_calls": [call]}, {"content": " said"}]
+    path = written(tmp_path, conversations(2), endpoint="chat")
+    records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
+    for record in records.values():
+        assert record.ok and record.asked is not None and record.output_tokens == record.asked[1]
+        assert len(record.itl_s) == record.output_tokens - 1
+        assert record.ttft_s is not None and record.e2el_s is not None
+        # A first token is the first that came: reasoning.
+        assert record.e2el_s - record.ttft_s >= (record.output_tokens - 1) * TOKEN_S * 0.9
+    follow_up = next(each.body for each in server.asked if each.headers["x-request-id"].endswith("c0t1"))
+    assert follow_up["messages"][1]["content"].split()[0] == "said", "the history has what was said, and no reasoning"
+
+
+def test_chat_and_completions_are_asked_for_the_same_answer(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    for endpoint in ("completions", "chat"):
+        path = written(tmp_path, conversations(1), endpoint=endpoint)
+        client.run(level(path, server, tokenizer, endpoint=endpoint))
+    sampling = {"ignore_eos": True, "temperature": 0.0, "return_token_ids": True}
+    assert len(server.asked) == 2 * TURNS
+    assert all(sampling.items() <= each.body.items() for each in server.asked)
+    assert [each.body["max_completion_tokens"] for each in server.asked[TURNS:]] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_an_error_in_the_stream_fails_the_request(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, endpoint: str
+) -> None:
+    server.breaks = lambda prompt: len(server.asked) == 1
+    path = written(tmp_path, conversations(1), endpoint=endpoint)
+    records = by_id(client.run(level(path, server, tokenizer, endpoint=endpoint)).records)
+    first, second = records["c0t0"], records["c0t1"]
+    assert not first.ok and first.error is not None and first.error.endswith("with an error: the engine has died")
+    assert second.error == "not sent: c0t0 failed" and len(server.asked) == 1
+
+
+def test_an_error_in_the_stream_fails_a_request_of_any_level(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path
+) -> None:
+    server.breaks = lambda prompt: len(server.asked) == 1
+    records = client.run(
+        ClientLevel(
+            name="c1", base_url=server.url, model="m", tokenizer=str(tokenizer), input_tokens=20, output_tokens=4,
+            num_requests=3, seed=1, concurrency=1,
+        )
+    ).records  # fmt: skip
+    assert [record.ok for record in records] == [False, True, True]
+    assert records[0].error is not None and "the engine has died" in records[0].error
 
 
 def test_real_text_is_sent_as_it_is(
