@@ -23,10 +23,10 @@ from pdlab.results.slo import bounds_of_one
 CONFIDENCE = 0.95
 # What is said of a difference in TTFT by the parts (`pdlab.results.timeline.PARTS`) that make most of it.
 CAUSES: Mapping[str, tuple[str, ...]] = {
-    "replay_by_servers": ("front", "server", "failed_calls", "out"),
+    "replay_by_servers": ("front", "server", "prefill_server", "failed_calls", "out"),
     "replay_by_queue": ("queue", "admission", "wait"),
     "replay_by_prefill": ("prefill", "recompute"),
-    "replay_by_transfer": ("call", "prefill_server", "submit", "post", "transfer", "step_lag", "guard"),
+    "replay_by_transfer": ("call", "submit", "post", "transfer", "step_lag", "guard"),
     "replay_by_first_step": ("first_step",),
 }
 # So much of a difference in computing prompts must follow from the tokens that were computed to be due to cache hits.
