@@ -234,7 +234,8 @@ class SessionSender:
         headers = {**(asked.extra_headers or {}), SESSION_HEADER: request.session}
         changed = replace(asked, prompt=ids, prompt_len=len(ids) or request.new_tokens, extra_headers=headers)
         if self.chat:
-            changed = replace(changed, chat_messages=messages)
+            body = {**(asked.extra_body or {}), **(request.extra or {})}
+            changed = replace(changed, chat_messages=messages, extra_body=body)
         output = await send(changed, session, pbar)
         self._cached[asked.request_id] = own.cached
         if due_s is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,8 +280,11 @@ def test_real_text_is_sent_as_it_is(
     (record,) = client.run(level(path, server, tokenizer)).records
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    requests = [dataclasses.replace(requests[0], extra={"tools": tools})]
     client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
-    assert server.asked[1].body["messages"] == [message]
+    asked = server.asked[1].body
+    assert (asked["messages"], asked["tools"], asked["temperature"]) == ([message], tools, 0.0)
 
 
 def test_times_of_a_stretched_replay_are_longer(
