@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from pdlab.core.workload import Slo
@@ -13,26 +13,33 @@ from pdlab.results.schema import Distribution, RequestRecord
 from pdlab.results.slo import stresses
 
 LAST_TURN = 6
-"""Turns from this one on are one row."""
+"""Turns from this one on are one class."""
+LENGTH_STEP = 4
+"""Prompt lengths from one power of it to the next are one class: some five classes of any trace."""
 HitSource = Literal["server", "rules"]
 
 
-class TurnTtft(NamedTuple):
-    """TTFT of the answered requests of one ``turn`` (the last row: of that turn and later ones), seconds."""
+class TimesOfSome(NamedTuple):
+    """TTFT and TPOT of so many answered requests, seconds. ``tpot`` None: none has a second output token."""
 
-    turn: int
     requests: int
-    ttft: Distribution
+    ttft: Distribution | None
+    tpot: Distribution | None
+
+    @classmethod
+    def of(cls, answered: Sequence[RequestRecord]) -> TimesOfSome:
+        times = (
+            [value for r in answered if (value := r.ttft_s) is not None],
+            [value for r in answered if (value := r.tpot_s) is not None],
+        )
+        return cls(len(answered), *map(distribution, times))
 
 
-class HitTtft(NamedTuple):
-    """TTFT of requests of which some of the prompt came from a cache, or none, seconds (None: there is no such
-    request)."""
+class ByHit(NamedTuple):
+    """Requests of which some of the prompt came from a cache, and others."""
 
-    hits: int
-    hit: Distribution | None
-    misses: int
-    miss: Distribution | None
+    hit: TimesOfSome
+    miss: TimesOfSome
 
 
 class WithinSlo(NamedTuple):
@@ -51,20 +58,24 @@ class ReplayFacts(NamedTuple):
     that is slower than 90 %: the inverse of the 90th percentile of E2EL over output tokens. That quotient is the
     normalised latency of Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023). ``hit_share``: of the prompt
     tokens of answered requests (None: not known), by what ``hits_from`` says: as the server counted them, or by vLLM's
-    rules. ``by_hit`` is None where nobody says it.
+    rules. ``by_hit`` is None where nobody says it. ``by_turn``: keyed by turn, `LAST_TURN` and later ones together.
+    ``by_length``: keyed by the longest prompt of a class, tokens.
     """
 
     requests: int
     answered: int
+    requests_per_s: float
+    every: TimesOfSome
     sessions: int
     complete: int
     complete_per_s: float
     completion: Distribution | None
     interactivity_p90: float | None
-    by_turn: tuple[TurnTtft, ...]
+    by_turn: dict[int, TimesOfSome]
+    by_length: dict[int, TimesOfSome]
     hit_share: float | None
     hits_from: HitSource | None
-    by_hit: HitTtft | None
+    by_hit: ByHit | None
     within: tuple[WithinSlo, ...]
 
 
@@ -93,12 +104,15 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     return ReplayFacts(
         requests=len(replayed),
         answered=len(answered),
+        requests_per_s=len(answered) / lasted_s if lasted_s > 0 else 0.0,
+        every=TimesOfSome.of(answered),
         sessions=len(sessions),
         complete=len(complete),
         complete_per_s=len(complete) / lasted_s if lasted_s > 0 else 0.0,
         completion=distribution(spans_s),
         interactivity_p90=1 / slowest_s if slowest_s > 0 else None,
-        by_turn=tuple(_by_turn(answered)),
+        by_turn=_classes(answered, _turn),
+        by_length=_classes(answered, _length_class),
         hit_share=sum(map(_hit_tokens, known)) / prompts if whole and prompts else None,
         hits_from=("server" if told else "rules") if whole else None,
         by_hit=_by_hit(answered) if whole else None,
@@ -110,21 +124,28 @@ def _hit_tokens(record: RequestRecord) -> int:
     return (record.replayed.hit_tokens or 0) if record.replayed else 0
 
 
-def _by_turn(answered: Sequence[RequestRecord]) -> Iterable[TurnTtft]:
-    turns: defaultdict[int, list[float]] = defaultdict(list)
+def _classes(answered: Sequence[RequestRecord], key: Callable[[RequestRecord], int]) -> dict[int, TimesOfSome]:
+    classes: defaultdict[int, list[RequestRecord]] = defaultdict(list)
     for record in answered:
-        if record.replayed is not None and record.ttft_s is not None:
-            turns[min(record.replayed.turn, LAST_TURN)].append(record.ttft_s)
-    for turn, values_s in sorted(turns.items()):
-        ttft = distribution(values_s)
-        assert ttft is not None
-        yield TurnTtft(turn, len(values_s), ttft)
+        classes[key(record)].append(record)
+    return {name: TimesOfSome.of(members) for name, members in sorted(classes.items())}
 
 
-def _by_hit(answered: Sequence[RequestRecord]) -> HitTtft:
-    hits = [record.ttft_s for record in answered if record.ttft_s is not None and _hit_tokens(record)]
-    misses = [record.ttft_s for record in answered if record.ttft_s is not None and not _hit_tokens(record)]
-    return HitTtft(len(hits), distribution(hits), len(misses), distribution(misses))
+def _turn(record: RequestRecord) -> int:
+    assert record.replayed is not None
+    return min(record.replayed.turn, LAST_TURN)
+
+
+def _length_class(record: RequestRecord) -> int:
+    longest = LENGTH_STEP
+    while longest < record.input_tokens:
+        longest *= LENGTH_STEP
+    return longest
+
+
+def _by_hit(answered: Sequence[RequestRecord]) -> ByHit:
+    hits, misses = (TimesOfSome.of([r for r in answered if bool(_hit_tokens(r)) is hit]) for hit in (True, False))
+    return ByHit(hits, misses)
 
 
 def _within(slo: Slo, complete: Sequence[Sequence[RequestRecord]], lasted_s: float) -> WithinSlo:

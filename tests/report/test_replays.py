@@ -92,7 +92,7 @@ def test_a_replay_has_a_picture_over_time(tmp_path: Path) -> None:
     folder = replay(tmp_path / "a", "collocated-2xtp1")
     report = pdlab.build_report(pdlab.load(folder))
     made = draw(report, tmp_path / "plot.png")
-    assert [each.path.name for each in made] == ["plot.png", "plot-roles.png"]
+    assert [each.path.name for each in made] == ["plot.png", "plot-roles.png", "plot-classes.png"]
     assert all(each.path.stat().st_size > 10_000 for each in made)
     (level,) = report.timelines
     series = timelines.bins(level.records)
