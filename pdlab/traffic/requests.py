@@ -63,7 +63,7 @@ class TrafficRequest:
     ``waits``: further requests to wait for. ``gap_s``: between the last end of these and the moment at which this is
     due. ``blocks``: the whole prompt of a request without a parent and of a fresh one, else what is new in it.
     ``out``: output tokens. ``messages``: the real text of the blocks as chat messages, where the source has it;
-    else it is drawn. ``extra``: what else of a chat request's body is part of its prompt, such as ``tools``.
+    else it is drawn. ``extra``: what else of a chat request's body is part of its prompt, such as tools.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
