@@ -419,7 +419,7 @@ CODES: dict[str, FindingCode] = {
     "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
     "hits_not_foreseen": _unchecked(
         "what a prefix cache has of each prompt is foreseen",
-        "hits are foreseen of token-id prompts whose engine, with its model, pool and block size, is known",
+        "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
     ),
     "replicas_not_told": _unchecked(
         "timelines tell which replica served each request", "no timeline tells which replica served a request"
