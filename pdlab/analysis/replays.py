@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from pdlab.core.workload import Slo
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution
 from pdlab.results.schema import Distribution, RequestRecord
-from pdlab.results.slo import stresses
+from pdlab.results.slo import bounds_of_one, stresses
 
 LAST_TURN = 6
 """Turns from this one on are one class."""
@@ -42,12 +43,22 @@ class ByHit(NamedTuple):
     miss: TimesOfSome
 
 
+class SlowestTenth(NamedTuple):
+    """The tenth of the answers with most E2EL per output token: of each token's time, seconds, so much is of TTFT and
+    so much of decode."""
+
+    ttft_s: float
+    decode_s: float
+
+
 class WithinSlo(NamedTuple):
-    """Sessions of which every request was answered within an SLO, and how many of them per second."""
+    """Sessions of which every request was answered within an SLO, and how many of them per second. ``missed``: bound ->
+    complete sessions that did not keep it."""
 
     slo: Slo
     sessions: int
     per_s: float
+    missed: dict[str, int]
 
 
 class ReplayFacts(NamedTuple):
@@ -71,6 +82,7 @@ class ReplayFacts(NamedTuple):
     complete_per_s: float
     completion: Distribution | None
     interactivity_p90: float | None
+    slowest: SlowestTenth | None
     by_turn: dict[int, TimesOfSome]
     by_length: dict[int, TimesOfSome]
     hit_share: float | None
@@ -92,9 +104,8 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     complete = [each for each in sessions.values() if all(record.ok for record in each)]
     spans_s = [max(r.finish_s or 0.0 for r in each) - min(r.arrival_s for r in each) for each in complete]
     lasted_s = max((r.finish_s or 0.0 for r in answered), default=0.0) - min(r.arrival_s for r in replayed)
-    per_token_s = distribution(
-        record.e2el_s / record.output_tokens for record in answered if record.e2el_s and record.output_tokens
-    )
+    spoken = sorted((r for r in answered if r.e2el_s and r.output_tokens), key=_per_token_s)
+    per_token_s = distribution(map(_per_token_s, spoken))
     slowest_s = per_token_s.percentiles_s["p90"] if per_token_s else 0.0
     known = [record for record in answered if record.replayed and record.replayed.hit_tokens is not None]
     # A share of some of the requests would not be that of the replay.
@@ -111,6 +122,7 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
         complete_per_s=len(complete) / lasted_s if lasted_s > 0 else 0.0,
         completion=distribution(spans_s),
         interactivity_p90=1 / slowest_s if slowest_s > 0 else None,
+        slowest=_slowest(spoken[9 * len(spoken) // 10 :]),
         by_turn=_classes(answered, _turn),
         by_length=_classes(answered, _length_class),
         hit_share=sum(map(_hit_tokens, known)) / prompts if whole and prompts else None,
@@ -118,6 +130,17 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
         by_hit=_by_hit(answered) if whole else None,
         within=tuple(_within(slo, complete, lasted_s) for slo in slos),
     )
+
+
+def _per_token_s(record: RequestRecord) -> float:
+    return (record.e2el_s or 0.0) / record.output_tokens
+
+
+def _slowest(records: Sequence[RequestRecord]) -> SlowestTenth | None:
+    if not records:
+        return None
+    ttft_s = fmean((record.ttft_s or 0.0) / record.output_tokens for record in records)
+    return SlowestTenth(ttft_s, fmean(map(_per_token_s, records)) - ttft_s)
 
 
 def _hit_tokens(record: RequestRecord) -> int:
@@ -149,5 +172,13 @@ def _by_hit(answered: Sequence[RequestRecord]) -> ByHit:
 
 
 def _within(slo: Slo, complete: Sequence[Sequence[RequestRecord]], lasted_s: float) -> WithinSlo:
-    count = sum(bool((stresses(LevelData.of(each), slo) <= 1).all()) for each in complete)
-    return WithinSlo(slo, count, count / lasted_s if lasted_s > 0 else 0.0)
+    sessions = [LevelData.of(each) for each in complete]
+    given = slo.model_dump(exclude={"quantile"}, exclude_none=True)
+    alone = [Slo(**{name: bound_s}) for name, bound_s in given.items()]
+    missed = {bounds_of_one(each): len(sessions) - _kept(each, sessions) for each in alone}
+    count = _kept(slo, sessions)
+    return WithinSlo(slo, count, count / lasted_s if lasted_s > 0 else 0.0, missed)
+
+
+def _kept(slo: Slo, sessions: Sequence[LevelData]) -> int:
+    return sum(bool((stresses(each, slo) <= 1).all()) for each in sessions)

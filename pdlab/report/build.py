@@ -26,6 +26,7 @@ from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
+from pdlab.core.findings import Finding
 from pdlab.core.workload import Replay, Slo, parse_slo
 from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
 from pdlab.report.load import ReportNote, Results
@@ -85,6 +86,11 @@ class Report:
     def crossovers(self) -> tuple[GroupCrossovers, ...]:
         """Which configuration is best at which throughput, for each kind of load and group."""
         return tuple(group_crossovers(self.curves, self.view))
+
+    @cached_property
+    def replay_verdicts(self) -> tuple[Finding, ...]:
+        """Which deployment is best for each workload that several replayed, and why."""
+        return tuple(replays.verdicts(self.replays, self.parts))
 
     @cached_property
     def costs(self) -> tuple[LevelCost, ...]:

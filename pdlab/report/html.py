@@ -103,6 +103,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
         soaks=[{"sentence": each.sentence, "drawings": drawings(soaks.figure([each]))} for each in report.soaks],
         moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
+        replay_verdicts=[each.text for each in report.replay_verdicts],
         replayed=[_replayed(each) for each in report.replays],
         ttft=TtftBars.of(report) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],

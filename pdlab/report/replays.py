@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.curves import Gpus, gpus_of, short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
+from pdlab.analysis.replay_verdict import Contender, verdict
 from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfSome, replay_facts
+from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.core.errors import UsageError
+from pdlab.core.findings import Finding
 from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
@@ -38,9 +41,12 @@ class ReplayRecords(NamedTuple):
 
 
 class ReplayedLevel(NamedTuple):
-    """A level that replays a compiled workload; ``workload``: its label. ``simulated``: its requests, simulated."""
+    """A level that replays a compiled workload; ``workload``: its label. ``curve``: the deployment's label, on
+    ``gpus``. ``simulated``: its requests, simulated."""
 
     label: str
+    curve: str
+    gpus: Gpus
     workload: str
     run: Run
     measured: ReplayRecords
@@ -105,7 +111,8 @@ def replays(
             ]
             used |= {path for path, _ in ours}
             simulation = _replayed(*ours[0], slos) if ours else None
-            found.append(ReplayedLevel(text, run.workload.lengths.label, run, measured, simulation))
+            workload = run.workload.lengths.label
+            found.append(ReplayedLevel(text, label, gpus_of(experiment), workload, run, measured, simulation))
     for folder in simulations:
         if folder not in used:
             raise UsageError(
@@ -119,6 +126,31 @@ def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> ReplayRecords | No
     records = Store(folder).read_records(run.key)
     facts = replay_facts(records, slos)
     return None if facts is None else ReplayRecords(facts, records)
+
+
+def verdicts(levels: Sequence[ReplayedLevel], parts: Sequence[TtftParts] = ()) -> list[Finding]:
+    """Of each compiled workload and speed that several deployments replayed: which is best for it, and why."""
+    groups: dict[tuple[str, float, str], dict[str, list[ReplayedLevel]]] = {}
+    for each in levels:
+        key = (each.run.workload.lengths.identity, each.run.key.value, each.run.origin)
+        groups.setdefault(key, {}).setdefault(each.curve, []).append(each)
+    findings = []
+    for (_, speed, origin), members in groups.items():
+        contenders = [
+            Contender(
+                label,
+                own[0].gpus.total,
+                own[0].gpus.device,
+                tuple((each.run, each.facts) for each in own if each.valid),
+                next((each for each in parts if (each.label, each.kind, each.load) == (label, "replay", speed)), None),
+                failed=sum(not each.valid for each in own),
+            )
+            for label, own in members.items()
+        ]
+        workload = next(iter(members.values()))[0].workload
+        workload += f" at {speed:g} times its speed" if speed != 1 else ""
+        findings += verdict(f"{workload} ({origin})", contenders)
+    return findings
 
 
 def section(each: ReplayedLevel) -> Section:

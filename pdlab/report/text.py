@@ -82,4 +82,4 @@ def verdict_text(report: Report) -> str:
         lines += map(str, verdicts.bound_answers(answers, curves, view))
     if not report.at and len(own(curves)) > 1:
         lines.append(verdicts.NO_BOUND)
-    return "\n".join([*lines, *slo_sentences(report)])
+    return "\n".join([*lines, *slo_sentences(report), *(each.text for each in report.replay_verdicts)])

@@ -59,7 +59,9 @@ class CompletionsServer:
         digest = hashlib.sha256(json.dumps(prompt).encode()).digest()
         words = sum(len(each["content"].split()) for each in prompt) if chat else len(_tokens(prompt))
         if chat:
-            await self.send(response, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            asked = {"prompt_token_ids": _ids(prompt)} if body.get("return_token_ids") and self.tells_ids else {}
+            role = {"role": "assistant", "content": ""}
+            await self.send(response, {"choices": [{"index": 0, "delta": role}], **asked})
         await asyncio.sleep(FIRST_S)
         for number in range(count):
             if number == 2 and self.breaks is not None and self.breaks(prompt):
@@ -92,6 +94,12 @@ class CompletionsServer:
 def _tokens(prompt: Any) -> Any:
     """Of a text its words, for the tests' vocabulary has tokens of whole words."""
     return prompt.split() if isinstance(prompt, str) else prompt
+
+
+def _ids(messages: list[dict[str, Any]]) -> list[int]:
+    """A token for every word."""
+    words = " ".join(each["content"] for each in messages).split()
+    return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:2], "big") for word in words]
 
 
 @contextmanager

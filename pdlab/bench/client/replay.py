@@ -23,13 +23,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.bench.client.protocol import ClientLevel
+from pdlab.bench.client.protocol import ClientLevel, ToldPrompt
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.session import SESSION_HEADER
 from pdlab.results.schema import ReplayedRequest
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.groups import Groups
+from pdlab.traffic.prompts import token_keys
 from pdlab.traffic.requests import TrafficRequest, read_requests
 
 KEPT_BLOCKS = 4096
@@ -40,10 +41,11 @@ _answer: contextvars.ContextVar[Answer] = contextvars.ContextVar("answer")
 
 @dataclass
 class Answer:
-    """What the stream of one answer held beside text: its token ids, whether a chunk had any of the answer, and how
-    many tokens of the prompt came from a cache (None: the server does not say)."""
+    """What the stream of one answer held beside text: its token ids and those of the ``prompt``, whether a chunk had
+    any of the answer, and how many tokens of the prompt came from a cache (None: the server does not say)."""
 
     ids: list[int]
+    prompt: Sequence[int] = ()
     begun: bool = False
     cached: int | None = None
 
@@ -129,6 +131,10 @@ class SessionSender:
         assert level.replay is not None
         self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
         self._name, self._words = id_prefix(level.name, level.seed), words
+        # Of real text, and of answers by their text, the file does not have the tokens.
+        unforeseen = self.chat or any(request.messages is not None for request in requests)
+        self._block_tokens = level.replay.block_tokens if unforeseen else None
+        self.prompts: dict[str, ToldPrompt] = {}
         self._requests = {self._name + request.id: request for request in requests}
         self._turns: dict[str, int] = {}
         for request in requests:
@@ -228,7 +234,8 @@ class SessionSender:
         headers = {**(asked.extra_headers or {}), SESSION_HEADER: request.session}
         changed = replace(asked, prompt=ids, prompt_len=len(ids) or request.new_tokens, extra_headers=headers)
         if self.chat:
-            changed = replace(changed, chat_messages=messages)
+            body = {**(asked.extra_body or {}), **(request.extra or {})}
+            changed = replace(changed, chat_messages=messages, extra_body=body)
         output = await send(changed, session, pbar)
         self._cached[asked.request_id] = own.cached
         if due_s is not None:
@@ -238,6 +245,11 @@ class SessionSender:
         self._asked[asked.request_id] = (output.prompt_len if self.chat else len(ids), request.out)
         if not output.success:
             return output, Unknown(f"{request.id} failed")
+        prompt = own.prompt if self.chat else ids
+        if self._block_tokens and prompt and len(own.ids) == output.output_tokens:
+            computed = [*prompt, *own.ids[:-1]]
+            keys = token_keys(computed, self._block_tokens)
+            self.prompts[request.id] = ToldPrompt(tokens=len(prompt), computed=len(computed), keys=keys)
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif self._wanted[request.id] and len(own.ids) != output.output_tokens:
@@ -296,6 +308,7 @@ def _holds(message: str, answer: Answer | None) -> bool:
         return True
     details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
     answer.cached = details.get("cached_tokens", answer.cached)
+    answer.prompt = data.get("prompt_token_ids") or answer.prompt
     choices = data.get("choices") or ()
     for choice in choices:
         answer.ids.extend(choice.get("token_ids") or ())

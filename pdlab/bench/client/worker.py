@@ -244,6 +244,7 @@ async def _drive(
         name=level.name,
         records=tuple(_records(outputs, output_lens, facts)),
         timelines=_timelines(outputs, [meter.told.get(sample.request_id) for sample in samples]),
+        prompts=replay.prompts if replay is not None else {},
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,7 +73,7 @@ def level(path: Path, server: CompletionsServer, tokenizer: Path, **changes: Any
     for each in requests:
         groups.add(each)
     fields: dict[str, Any] = {"path": str(path), "groups": groups.count}
-    fields |= {name: changes.pop(name) for name in ("endpoint", "stretch") if name in changes}
+    fields |= {name: changes.pop(name) for name in ("endpoint", "stretch", "block_tokens") if name in changes}
     given = {"seed": 5, "num_requests": len(requests), "model": "m", "tokenizer": str(tokenizer), **changes}
     return ClientLevel(
         name="replay1", base_url=server.url, input_tokens=20, output_tokens=4, replay=ReplayedPlan(**fields), **given
@@ -209,6 +210,26 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
     assert follow_up["messages"][1]["content"].split()[0] == "said", "the history has what was said, and no reasoning"
 
 
+def test_prompts_that_the_file_does_not_foresee_are_told_in_blocks(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path, conversations(3), endpoint="chat")
+    told = client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
+    assert told.keys() == {request.id for request in conversations(3)}
+    first, follow_up, third, second = (told[name] for name in ("c0t0", "c0t1", "c2t0", "c1t0"))
+    assert (first.tokens, first.computed, len(first.keys)) == (16 + 5, 16 + 5 + 4 - 1, 24 // 4)
+    assert follow_up.tokens == 16 + 5 + 4 + 5 and follow_up.keys[:5] == first.keys[:5]
+    assert follow_up.keys[5] != first.keys[5], "the answer's text is other tokens here than the model's"
+    assert third.keys[:4] == first.keys[:4] and third.keys[4] != first.keys[4]
+    assert not set(first.keys) & set(second.keys)
+    assert not client.run(level(path, server, tokenizer, endpoint="chat")).prompts
+    drawn = written(tmp_path, conversations(1))
+    assert not client.run(level(drawn, server, tokenizer, block_tokens=4)).prompts, "the file has the tokens"
+    server.tells_ids = False
+    path = written(tmp_path, conversations(1), endpoint="chat")
+    assert not client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
+
+
 def test_chat_and_completions_are_asked_for_the_same_answer(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -259,8 +280,11 @@ def test_real_text_is_sent_as_it_is(
     (record,) = client.run(level(path, server, tokenizer)).records
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    requests = [dataclasses.replace(requests[0], extra={"tools": tools})]
     client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
-    assert server.asked[1].body["messages"] == [message]
+    asked = server.asked[1].body
+    assert (asked["messages"], asked["tools"], asked["temperature"]) == ([message], tools, 0.0)
 
 
 def test_times_of_a_stretched_replay_are_longer(
