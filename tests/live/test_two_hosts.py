@@ -477,7 +477,7 @@ class TestTransferPart:
                 f"single ones {min(ratios):.3f} to {max(ratios):.3f}, {min(points)[1]:.3f} to {max(points)[1]:.3f} s"
             )
             wrong += [lines[-1]] if not 0.9 < slope < 1.1 else []
-            # A short read is prolonged by a poll, and any by what else the processors do: of two the quicker one counts.
+            # A short read is prolonged by a poll, any by what else the machine does: the quicker one of a size counts.
             for size in {size for size, _ in points}:
                 seconds = min(seconds for each, seconds in points if each == size)
                 if seconds > 0.1 and not 0.9 < seconds * mbit_per_s * 1e6 / 8 / size < 1.1:
