@@ -306,7 +306,8 @@ def sessions_file(path: Path, count: int) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["figures", "replay"])
 def test_peak_memory_of_ten_times_as_many_requests(tmp_path: Path, what: str) -> None:
-    """59,000 requests have 354,000 blocks: more than are kept of either already."""
+    """59,000 requests have 354,000 blocks: more than are kept of either already. What holds them grows once more by a
+    third while others come and go, and then no more; all of them would take a gigabyte."""
     peaks_mb = []
     for count in (59_000, 590_000):
         path = sessions_file(tmp_path / f"{count}.jsonl", count)
@@ -315,7 +316,7 @@ def test_peak_memory_of_ten_times_as_many_requests(tmp_path: Path, what: str) ->
         requests, sessions, peak_kb = map(int, done.stdout.split())
         assert (requests, sessions) == (count, count // 2)
         peaks_mb.append(peak_kb / 1024)
-    assert peaks_mb[1] - peaks_mb[0] < 8, peaks_mb
+    assert peaks_mb[1] - peaks_mb[0] < 40, peaks_mb
 
 
 class TestBounded:
