@@ -16,6 +16,7 @@ from pdlab.deploy.serving import timeline
 from pdlab.deploy.serving.timeline import (
     FIELD,
     HEADER,
+    IDS_KEY,
     TIMES_KEY,
     Book,
     HandsOnTimes,
@@ -24,6 +25,7 @@ from pdlab.deploy.serving.timeline import (
     Timing,
     current,
     listen,
+    unpacked,
 )
 from pdlab.guard import marks
 from pdlab.results.timeline import RequestTimeline
@@ -203,7 +205,7 @@ class Engine:
         )
 
     async def generate(self, name: str) -> None:
-        self.output_processor.add_request(SimpleNamespace(request_id=name), None)
+        self.output_processor.add_request(SimpleNamespace(request_id=name, prompt_token_ids=[5, 6]), None)
         await self.engine_core.get_output_async()
 
 
@@ -295,6 +297,15 @@ def test_prefill_tells_decode_durations_and_no_client(clock: Clock) -> None:
     told = item.kv_transfer_params.pop(TIMES_KEY)
     assert (told["id"], told["queue"], told["prefill"]) == ("cmpl-r", 1.0, 1.0) and told["total"] >= 0
     assert item.kv_transfer_params == {"remote_request_id": "cmpl-r"} and not hasattr(item, FIELD)
+
+
+def test_prefill_tells_decode_token_ids_where_it_wants_them(clock: Clock) -> None:
+    server = Server(Engine(clock))
+    item = SimpleNamespace(choices=[], kv_transfer_params={"remote_request_id": "cmpl-r"})
+    wants = {"do_remote_decode": True, IDS_KEY: True}
+    asyncio.run(answer(server, [item], None, kv_transfer_params=wants))
+    prompt_ids, first_ids = item.kv_transfer_params.pop(IDS_KEY)
+    assert (unpacked(prompt_ids), unpacked(first_ids)) == ([5, 6], [7]) and len(prompt_ids) == 8
 
 
 def test_requests_beside_one_another_have_their_own_timings(clock: Clock) -> None:
