@@ -117,9 +117,16 @@ class Timing:
         self.marks.setdefault(name, self._clock())
 
     def called(self) -> None:
-        """Prefill is called, for the first time or again."""
+        """Prefill is called, for the first time, again, or for another sequence."""
         self.attempts += 1
-        self.marks["call" if self.attempts == 1 else "recall"] = self._clock()
+        self.mark("call")
+
+    def failed(self, *, made: bool) -> None:
+        """A call of prefill has failed; or it was not ``made``, for there was no other replica."""
+        if made:
+            self.marks["failed"] = self._clock()
+        else:
+            self.attempts -= 1
 
     def answered(self, times: dict[str, Any] | None) -> None:
         """Prefill has answered with its durations."""
