@@ -481,13 +481,14 @@ def _nodes(name: str) -> tuple[ClusterNode, ...]:
 
 def _run(settings: PlanSettings) -> int:
     from pdlab.core.catalog import require_shape
+    from pdlab.sim.computed_hardware import as_served
 
     hardware = _hardware(settings)
     if settings.predict:
         return _predict(settings, settings.predict, hardware)
     if settings.compare:
         return _compare(settings, hardware)
-    shape = require_shape(settings.model_name)
+    shape = as_served(require_shape(settings.model_name), hardware)
     hardware = _with_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
@@ -841,6 +842,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.plan.step_findings import step_findings
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
+    from pdlab.sim.computed_hardware import as_served
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
@@ -855,7 +857,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = settings.prompts or ("repeated" if published else "fresh")
         sweep = measured(experiment, prompts, trace_sent(folder, experiment))
-        shape = _measured_shape(settings.model, sweep.deployment.model, folder)
+        shape = as_served(_measured_shape(settings.model, sweep.deployment.model, folder), hardware)
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:

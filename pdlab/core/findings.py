@@ -987,6 +987,11 @@ CODES: dict[str, FindingCode] = {
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
     ),
+    "experts_wider_than_tables": _of_plan(
+        "experts are spread over no more GPUs than tables were compared for",
+        "experts over {gpus} GPUs: tables were compared for up to {most}, and beyond one node they exchange tokens "
+        "more slowly than engines do",
+    ),
     "step_times_calculated": _of_plan(
         "step times are added up from measured operations",
         "all step times of {gpu} are calculated ({mode}), none is added up from measured operations",

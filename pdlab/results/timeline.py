@@ -34,13 +34,13 @@ MARKS: Mapping[str, str] = {
 # Every part in the order of time, and what it is.
 PARTS: Mapping[str, str] = {
     "front": "network, proxy and ingress, both ways, and the client",
-    "server": "the server's own work before prefill is called, or before the engine has the request",
+    "server": "the server's own work before prefill is called, or before the engine is given the request",
     "failed_calls": "calls of prefill that failed",
     "call": "the way to prefill's server and back",
     "prefill_server": "prefill's server: tokenising, and making the answer",
     "queue": "waiting in the engine that prefills, until it takes the prompt up",
     "prefill": "the prompt is computed, until its first token",
-    "submit": "decode's server, from the end of the last call of prefill until its engine has the request",
+    "submit": "decode's server, from the end of the last call of prefill until its engine is given the request",
     "admission": "waiting in the decode engine for room and for a step to end",
     "post": "from admission until the first read of KV cache is posted",
     "transfer": "from the first read's posting until a poll sees the last one ended",

@@ -230,9 +230,11 @@ class Book:
         self._failed = False
 
     def enter(self, engine_id: str) -> None:
-        """The engine is given a request, on behalf of the one that is being answered."""
+        """The engine is given a request, on behalf of the one that is being answered. It is in the queue from here on:
+        vLLM's own event comes when the step that runs has ended, for its engine core looks at nothing before."""
         timing = current()
         if timing is not None:
+            timing.mark("queued")
             timing.engine_ids.append(engine_id)
             self._timings[engine_id] = timing
 
