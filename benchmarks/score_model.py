@@ -50,6 +50,7 @@ from pdlab.plan.scoring import (  # noqa: E402
     scored,
     with_correction,
 )
+from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
 
 STACKS = Path(__file__).with_name("scored_stacks.yaml")
@@ -68,7 +69,6 @@ class ScoredStack(Frozen):
     gpus: tuple[str, ...]
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
-    kv_dtype: str | None = None
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
     in_doubt: bool = False
     """Its tables are: other stacks are not predicted by it, and it has no band."""
@@ -86,8 +86,7 @@ def shape_of(entry: ScoredStack) -> ModelShape:
     for file in (CONFIG, MODELOPT):
         if (bundled := source / f"{name}_{file}").exists():
             shutil.copyfile(bundled, folder / file)
-    shape = require_shape(str(folder))
-    return shape.model_copy(update={"kv_dtype": entry.kv_dtype}) if entry.kv_dtype else shape
+    return require_shape(str(folder))
 
 
 class Scored(Frozen):
@@ -117,14 +116,10 @@ def chosen(tables: list[Path], most: int) -> Iterator[tuple[Stack, Scored]]:
             continue
         if len(members) < FEWEST:
             continue
+        hardware = bare_hardware(stack, entry.quant, entry.mode)
         yield (
             stack,
-            Scored(
-                entry=entry,
-                shape=shape_of(entry),
-                hardware=bare_hardware(stack, entry.quant, entry.mode),
-                points=tuple(members),
-            ),
+            Scored(entry=entry, shape=as_served(shape_of(entry), hardware), hardware=hardware, points=tuple(members)),
         )
 
 
@@ -282,8 +277,8 @@ def coverage(scores: list[StackScore]) -> str:
     for metric in (TPOT, TTFT):
         held = [score.held[metric] for score in scores if metric in score.held]
         near = sum(NEAR[0] <= each <= NEAR[1] for each in held)
-        said.append(f"{metric} {100 * statistics.fmean(held):.0f} %, in {near} of {len(held)} stacks 86 to 94 %")
-    return f"Bands hold, as the mean over stacks: {'; '.join(said)}."
+        said.append(f"{metric}: {100 * statistics.fmean(held):.0f} %; 86 to 94 % in {near} of {len(held)} stacks")
+    return "Bands hold, as the mean over stacks:\n\n" + "\n".join(f"- {each}" for each in said)
 
 
 if __name__ == "__main__":
