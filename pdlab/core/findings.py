@@ -422,7 +422,8 @@ CODES: dict[str, FindingCode] = {
         "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
     ),
     "replicas_not_told": _unchecked(
-        "timelines tell which replica served each request", "no timeline tells which replica served a request"
+        "timelines tell which replica served at least 95 % of the requests",
+        "timelines tell which {pool} replica served {named} of {requests} requests",
     ),
     "roles_move_sessions": _unchecked(
         "engines keep their roles", "engines of a fluid pool change roles, and their sessions then move"
