@@ -14,6 +14,7 @@ import csv
 import importlib.util
 import logging
 import shutil
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
 from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
 from pdlab.plan.correction_fit import Response  # noqa: E402
-from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered  # noqa: E402
+from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered, weights_of  # noqa: E402
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, throughput  # noqa: E402
 from pdlab.plan.scoring import (  # noqa: E402
     METRICS,
@@ -69,6 +70,8 @@ class ScoredStack(Frozen):
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
+    in_doubt: bool = False
+    """Its tables are: other stacks are not predicted by it, and it has no band."""
 
 
 def shape_of(entry: ScoredStack) -> ModelShape:
@@ -184,8 +187,9 @@ def main() -> int:
     print("\n".join(sorted(refused)), file=sys.stderr)
     found = {stack: values for stack, values in found.items() if len(runs[stack]) >= FEWEST}
     scores = []
+    pool = {stack: values for stack, values in found.items() if not stacks[stack].entry.in_doubt}
     for stack in found:
-        out = left_out(stack, found)
+        out = left_out(stack, pool)
         each = stacks[stack]
         hardware, alone = with_correction(each.hardware, correction_by(out)), Alone(each)
         scores.append(
@@ -195,6 +199,7 @@ def main() -> int:
                     ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point))
                     for point in runs[stack]
                 ],
+                banded=stack in pool,
             )
         )
         print(row_of(scores[-1]), flush=True)
@@ -208,7 +213,13 @@ def main() -> int:
                 writer.writerow({**score.left_out.stack._asdict(), **errors})
     if arguments.write:
         catalog = catalog_of(
-            found, scores, arguments.points, covered(point for stack in found for point in runs[stack])
+            pool,
+            scores,
+            arguments.points,
+            covered(
+                (point for stack in pool for point in runs[stack]),
+                (weights_of(stacks[stack].hardware, stacks[stack].shape) for stack in pool),
+            ),
         )
         PUBLIC.parent.mkdir(exist_ok=True)
         PUBLIC.write_text(HEAD + to_yaml(catalog), encoding="utf-8")
@@ -243,7 +254,7 @@ def row_of(score: StackScore) -> str:
         ours, alone = score.ours.get(metric), score.alone.get(metric)
         return " / ".join("-" if each is None else f"{each.error:.0f} ({each.bias:+.0f})" for each in (ours, alone))
 
-    held = " / ".join(f"{100 * score.held[name]:.0f}" for name in METRICS if name in score.held)
+    held = " / ".join(f"{100 * score.held[name]:.0f}" for name in METRICS if name in score.held) or "-"
     rank = "-" if score.rank is None else f"{score.rank:.2f}"
     lost = "-" if score.regret is None else f"{100 * score.regret:.0f}"
     cells = [score.left_out.stack.label, str(score.points), *map(errors, METRICS), held, rank, lost]
@@ -254,7 +265,20 @@ def table(scores: list[StackScore]) -> str:
     """Markdown."""
     names = ["stack", "points", "TPOT", "mean TTFT", "tokens/s", "in the band", "rank", "lost"]
     head = f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
-    return head + "\n".join(map(row_of, scores)) + "\n"
+    return head + "\n".join(map(row_of, scores)) + f"\n\n{coverage(scores)}\n"
+
+
+NEAR = (0.86, 0.94)  # share of a stack's points in a 90 % band that counts as held
+
+
+def coverage(scores: list[StackScore]) -> str:
+    """Sentences: what the bands hold, over stacks and in each."""
+    said = []
+    for metric in (TPOT, TTFT):
+        held = [score.held[metric] for score in scores if metric in score.held]
+        near = sum(NEAR[0] <= each <= NEAR[1] for each in held)
+        said.append(f"{metric}: {100 * statistics.fmean(held):.0f} %; 86 to 94 % in {near} of {len(held)} stacks")
+    return "Bands hold, as the mean over stacks:\n\n" + "\n".join(f"- {each}" for each in said)
 
 
 if __name__ == "__main__":

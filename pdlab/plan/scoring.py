@@ -18,7 +18,6 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
 from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Response, Setting, correction_of, posterior
-from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
     Effects,
@@ -37,10 +36,10 @@ from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
-ASIDE = (0.3, 0.1, 0.2)  # of host_ms, ln factor and ln prefill_factor, for slopes
-START = np.zeros(3)
+ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
+START = np.zeros(len(ASIDE))
 # What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
-WIDE = Belief(np.array([0.5, 0.0, 0.2]), np.diag(np.square([1.5, 0.15, 0.5])))
+WIDE = Belief(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
     TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
@@ -73,11 +72,12 @@ def with_correction(hardware: Hardware, correction: Correction) -> Hardware:
 
 
 def at(theta: Array) -> Correction:
-    """The correction of (host_ms, ln factor, ln prefill_factor)."""
+    """The correction of (host_ms, ln factor, ln prefill_factor, sync_us)."""
     return Correction(
         host_ms=max(float(theta[0]), 0.0),
         factor=math.exp(float(theta[1])),
         prefill_factor=math.exp(float(theta[2])),
+        sync_us=max(float(theta[3]), 0.0),
     )
 
 
@@ -106,19 +106,19 @@ def setting_of(point: PublicPoint) -> Setting:
     return Setting(row.deployment.label, lengths, str(row.load.concurrency))
 
 
-def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float]:
+def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float, float]:
     """Of the logarithm of a figure, from its values `ASIDE` of each parameter."""
-    host, factor, prefill = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
-    return host, factor, prefill
+    host, factor, prefill, sync = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
+    return host, factor, prefill, sync
 
 
 def moved(theta: Array) -> list[Array]:
-    """The three corrections aside of one."""
-    return [theta + np.eye(3)[index] * step for index, step in enumerate(ASIDE)]
+    """The corrections aside of one."""
+    return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
 
 
 def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelShape, theta: Array) -> list[Response]:
-    """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Four simulations. Raises
+    """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
     base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *moved(theta)))
     truth = measured_figure(point)
@@ -252,8 +252,8 @@ def _score(pairs: Sequence[tuple[float, float]]) -> Score:
     return Score(statistics.median(map(abs, errors)), statistics.median(errors))
 
 
-def scored(out: LeftOut, points: Sequence[ScoredPoint]) -> StackScore:
-    """Of the points of one stack."""
+def scored(out: LeftOut, points: Sequence[ScoredPoint], *, banded: bool = True) -> StackScore:
+    """Of the points of one stack. ``banded``: False where a plan gives no band to what it is."""
     known = [each for each in points if each.point.conduct is not None]
     ours, alone, held = {}, {}, {}
     for metric in METRICS:
@@ -267,8 +267,8 @@ def scored(out: LeftOut, points: Sequence[ScoredPoint]) -> StackScore:
         ]
         if theirs:
             alone[metric] = _score(theirs)
-        if metric in out.components:
-            half = NORMAL_90 * out.components[metric].sd(unseen=out.unseen)
+        if metric in out.components and out.components[metric].reach is not None and banded:
+            half = out.components[metric].half_width(out.unseen)
             held[metric] = statistics.fmean(abs(math.log(value / truth)) <= half for value, truth in pairs)
     per_gpu = [
         (each.predicted.output_tokens_per_s / gpus, measured_figure(each.point).output_tokens_per_s / gpus)

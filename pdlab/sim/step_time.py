@@ -54,6 +54,10 @@ class StepCosts:
         """Formulas hold nothing back."""
         return NO_LIMITS
 
+    @property
+    def beyond(self) -> float:
+        return 0.0
+
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
     ) -> float:
