@@ -145,10 +145,12 @@ class Scene:
         why = why or why_cached(self.prefix_hit_rate)
         return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
 
-    def step_findings(self, deployment: Deployment | None = None) -> tuple[Finding, ...]:
-        """What the step times rest on; of a deployment's pools too. Raises UsageError."""
+    def step_findings(
+        self, deployment: Deployment | None = None, results: Sequence[LoadResult] = ()
+    ) -> tuple[Finding, ...]:
+        """What the step times rest on; of a deployment's pools and of what was simulated too. Raises UsageError."""
         pools = deployment.pools.values() if deployment is not None else ()
-        return step_findings(self.hardware, self.shape, pools)
+        return step_findings(self.hardware, self.shape, pools, [each.level for each in results])
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -60,6 +60,7 @@ class SimulatedLevel:
     link_busy: float  # share of the duration that the busiest link was in use
     kv_full: float  # share of engine time in which a prompt waited for KV memory
     preemptions: int
+    beyond_tables: float  # how far the farthest step went, over the limits of tabulated step times; up to 1: inside
     splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
 
     def by_arrival(self) -> SimulatedLevel:
@@ -94,7 +95,7 @@ class Trace:
         keys = [key for request in requests for key, _ in request.blocks]
         alone = len({*keys}) == len(keys) and not any(request.after for request in requests)
         if alone:
-            requests = sorted(requests, key=lambda request: request.at_s or 0.0)
+            requests = in_order(requests)
         begin_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
         requests = [
             request if request.at_s is None or not begin_s else replace(request, at_s=request.at_s - begin_s)
@@ -153,6 +154,11 @@ class Trace:
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
 
 
+def in_order(requests: Iterable[TrafficRequest]) -> list[TrafficRequest]:
+    """Requests that share nothing and wait for nothing, as a `Trace` has them."""
+    return sorted(requests, key=lambda request: request.at_s or 0.0)
+
+
 def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:
     """The requests of every ``of``-th session, in order of their first requests. Sessions that wait for each other are
     one."""
@@ -194,6 +200,7 @@ def empty_level(level: Level, workload: Workload, trace: Trace | None) -> Simula
         link_busy=0.0,
         kv_full=0.0,
         preemptions=0,
+        beyond_tables=0.0,
         splits=[],
     )
 

@@ -45,6 +45,7 @@ from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import InTurn, Routed, Router
+from pdlab.sim.step_source import FARTHEST
 from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
@@ -255,11 +256,11 @@ class System(Stepping):
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
-        held = min(engine.costs.limits.context for engine in self.all_engines)
+        held = FARTHEST * min(engine.costs.limits.context for engine in self.all_engines)
         if longest > held:
             raise UsageError(
-                f"one request of {longest} tokens is longer than the step times of {self.hardware.name} go, which is "
-                f"{held:.0f} tokens; use shorter requests"
+                f"one request of {longest} tokens is longer than the step times of {self.hardware.name} are continued, "
+                f"which is {held:.0f} tokens; use shorter requests"
             )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
@@ -288,6 +289,7 @@ class System(Stepping):
             log.link_busy = max((links.busy_s(ends) for links in self.links), default=0.0) / log.duration_s
             log.kv_full = sum(engine.full_s for engine in self.all_engines) / len(self.all_engines) / log.duration_s
         log.preemptions = sum(engine.preemptions for engine in self.all_engines)
+        log.beyond_tables = max(engine.costs.beyond for engine in self.all_engines)
         return log
 
     # --- a request's ways in and out ----------------------------------------------------------

@@ -261,7 +261,7 @@ def test_host_memory(hybrid: bool, blocks: int, host_blocks: int, monkeypatch: p
     # In a host of few prompts it depends on the order of a set in vLLM which block of a prompt makes room first.
     assert len(differing) <= (0 if host_blocks > 100_000 else 0.05 * len(theirs)), differing
     (hit, loaded), (our_hit, our_loaded) = ([sum(each) for each in zip(*way, strict=True)] for way in (theirs, ours))
-    assert our_hit == pytest.approx(hit, rel=0.01)
+    assert our_hit == pytest.approx(hit, rel=0.03)
     # The device's pool has room for few prompts, and where both have a block the host need not load it.
     assert 0.6 * loaded < our_loaded <= 1.01 * loaded
     assert loaded > 10_000

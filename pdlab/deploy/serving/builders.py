@@ -23,7 +23,7 @@ from pdlab.deploy.serving.dead_engine import EndsWithEngine
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
 from pdlab.deploy.serving.fluid import PlaysRoles
-from pdlab.deploy.serving.guard import Guard, RequestRules
+from pdlab.deploy.serving.guard import OBJECTS, PARSED, Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.log_stats import EmptiesStats
@@ -69,6 +69,9 @@ class Front:
         build = getattr(super(), "__serve_build_asgi_app__", None)
         app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
         app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
+        for route in app.routes:
+            if getattr(route, "path", None) in OBJECTS and hasattr(route, "get_route_handler"):
+                route.app = _parsing_once(route.get_route_handler())
         app.add_middleware(Guard, rules=self.rules)
         if isinstance(self, TellsTimes):
             app.add_middleware(Timed, server=self)
@@ -110,16 +113,43 @@ class OneByOne:
     def _get_connector_backend(self) -> Any:
         backend: Any = super()._get_connector_backend()  # type: ignore[misc]
         if "prepare_prefill_request" not in vars(backend):
-            prepare = backend.prepare_prefill_request
+            prepare = _sharing_ids(backend.prepare_prefill_request)
 
-            def prepared(*, request: Any, peer: Any) -> Any:
-                prefill = prepare(request=request, peer=peer)
+            def prepared(**of: Any) -> Any:
+                prefill = prepare(**of)
                 # Prefill makes one token, which is thrown away, and vLLM refuses more min_tokens than max_tokens.
                 prefill.min_tokens = 0
+                prefill.return_token_ids = None  # decode returns them
                 return prefill
 
             backend.prepare_prefill_request = prepared
+            backend.prepare_decode_request = _sharing_ids(backend.prepare_decode_request)
         return backend
+
+
+def _parsing_once(handler: Callable[[Any], Any]) -> Any:
+    """The application of a FastAPI route, whose requests have the JSON that the guard has parsed."""
+
+    async def handle(request: Any) -> Any:
+        if (parsed := request.scope.get(PARSED)) is not None:
+            request._json = parsed  # Starlette's own, once it has parsed the body
+        return await handler(request)
+
+    return importlib.import_module("fastapi.routing").request_response(handle)
+
+
+def _sharing_ids(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray's way of making a request of another, which copies deeply, but without a copy of a prompt's token ids."""
+
+    def prepared(*, request: Any, **of: Any) -> Any:
+        prompt = getattr(request, "prompt", None)
+        if not isinstance(prompt, list):
+            return prepare(request=request, **of)
+        made = prepare(request=request.model_copy(update={"prompt": ""}), **of)
+        made.prompt = prompt
+        return made
+
+    return prepared
 
 
 def build_openai_app(args: dict[str, Any]) -> Any:
