@@ -133,12 +133,15 @@ class Engine:
 
         Returns when the step ends; None if nothing can run.
         """
-        if self.steps_in_flight:
-            self._look()
-            if not self._scheduled_ahead():
+        in_flight = self.steps_in_flight
+        if in_flight:
+            if self.arrived or self.seen:
+                self._look()
+            if in_flight == 1 or not self._scheduled_ahead():
                 self.unscheduled = 0
-                self.joining += self.told
-                self.told = []
+                if self.told:
+                    self.joining += self.told
+                    self.told = []
         else:
             self.unscheduled = 0
             if self.arrived:
@@ -155,8 +158,8 @@ class Engine:
             prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
         self.joined, self.joining, self.told = joining, self.told, []
         between_steps = False
-        if self.steps_in_flight:
-            between_steps = bool(self.joining or self.unscheduled or any(self.seen))
+        if in_flight:
+            between_steps = bool(self.joining or self.unscheduled or (self.seen and any(self.seen)))
             self.unscheduled = 0
         stall_s = self.stall_s
         mean = self.context / batch if batch else 0.0
@@ -186,15 +189,15 @@ class Engine:
 
     def _look(self) -> None:
         """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
-        if self.arrived or self.seen:
-            self.seen.append(self.arrived)
-            self.arrived = []
-            if len(self.seen) > self.steps_in_flight:
-                self.told += self.seen.popleft()
+        self.seen.append(self.arrived)
+        self.arrived = []
+        if len(self.seen) > self.steps_in_flight:
+            self.told += self.seen.popleft()
 
     def _scheduled_ahead(self) -> bool:
-        """Whether this step was chosen when the last one was launched, without what came in since."""
-        return self.steps_in_flight > 1 and bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
+        """Whether this step, the second in flight, was chosen when the last one was launched, without what came in
+        since."""
+        return bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
 
     def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
         """Fill the step with waiting prompts, in order.
