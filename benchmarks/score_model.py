@@ -1,10 +1,12 @@
 """How well stacks that nobody fitted are predicted: public points, every stack left out once. Needs the extra perf.
 
-    python benchmarks/score_model.py TABLE.csv... [--points 20] [--write] [--csv FILE]
+    python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--write] [--csv FILE]
 
 TABLE: rows of a published benchmark with ttft_ms and tpot_ms (pdlab/plan/public_points.py). Nothing of a left-out stack
 is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
 docs/model.md, and what a plan uses of all stacks into configs/errors/public.yaml. The tables are not shipped.
+``--disaggregated``: points of prefill and decode in engines of their own instead, all of them, by the tables as they
+are: no correction was fitted to any of them, and a plan has no band for them.
 """
 
 from __future__ import annotations
@@ -37,26 +39,37 @@ from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, th
 from pdlab.plan.scoring import (  # noqa: E402
     METRICS,
     START,
+    THROUGHPUT,
     TPOT,
     TTFT,
     PointFigure,
+    Score,
     ScoredPoint,
     StackScore,
     bare_hardware,
     correction_by,
     left_out,
+    lost_by_ratio,
     predict_point,
+    rank_of,
     response,
+    score_of,
     scored,
+    setting_of,
     with_correction,
 )
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
 
+Serving = Literal["collocated", "pd"]
 STACKS = Path(__file__).with_name("scored_stacks.yaml")
 PAGE = ROOT / "docs" / "model.md"
 BEGIN, END = "<!-- scores: python benchmarks/score_model.py TABLES --write -->\n", "<!-- end of scores -->\n"
-FEWEST, MOST_IN_FLIGHT = 8, 64
+PD_BEGIN = "<!-- scores of P:D: python benchmarks/score_model.py TABLES --disaggregated --write -->\n"
+PD_END = "<!-- end of scores of P:D -->\n"
+FEWEST = 8
+MOST_IN_FLIGHT: dict[Serving, int] = {"collocated": 64, "pd": 4096}  # more take minutes a point to simulate
+FEW_GPUS = 8  # of an engine
 ALONE_TOKENS = 2048  # context tokens of a mixed step that the estimator of the tables is asked for
 
 
@@ -66,6 +79,7 @@ class ScoredStack(Frozen):
     model: str
     precision: str
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    serving: Serving = "collocated"
     gpus: tuple[str, ...]
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
@@ -98,19 +112,20 @@ class Scored(Frozen):
     points: tuple[Any, ...]
 
 
-def chosen(tables: list[Path], most: int) -> Iterator[tuple[Stack, Scored]]:
+def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> Iterator[tuple[Stack, Scored]]:
     """The stacks that are scored, with a sample of their points."""
     entries = parse_yaml(STACKS.read_text(encoding="utf-8"))
     known = TypeAdapter(tuple[ScoredStack, ...]).validate_python(entries)
     points: list[PublicPoint] = []
     for path in tables:
         points += read_points(path.read_text(encoding="utf-8"), str(path)).points
-    few = [each for each in points if isinstance(each.row.load, Closed) and each.row.load.concurrency <= MOST_IN_FLIGHT]
-    for stack, members in sample([each for each in few if each.stack.mode == "collocated"], most).items():
+    in_flight = MOST_IN_FLIGHT[serving]
+    few = [each for each in points if isinstance(each.row.load, Closed) and each.row.load.concurrency <= in_flight]
+    for stack, members in sample([each for each in few if each.stack.mode == serving], most).items():
         first = members[0]
         for entry in known:
-            asked = (entry.model, entry.precision, entry.engine)
-            if asked == (first.model_id, first.precision, stack.engine) and stack.gpu in entry.gpus:
+            asked = (entry.model, entry.precision, entry.engine, entry.serving)
+            if asked == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
                 break
         else:
             continue
@@ -166,11 +181,17 @@ class Alone:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
-    parser.add_argument("--points", type=int, default=20, help="of a stack, at most")
+    parser.add_argument("--points", type=int, default=20, help="of a collocated stack, at most")
+    parser.add_argument("--disaggregated", action="store_true", help="score points of P:D")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=Path, help="write the errors of every stack there")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
+    if arguments.disaggregated:
+        print(page := disaggregated(arguments.tables, arguments.csv))
+        if arguments.write:
+            write_page(page, PD_BEGIN, PD_END)
+        return 0
     stacks = dict(chosen(arguments.tables, arguments.points))
     found: dict[Stack, list[Response]] = {}
     runs: dict[Stack, list[PublicPoint]] = {}
@@ -223,14 +244,64 @@ def main() -> int:
         )
         PUBLIC.parent.mkdir(exist_ok=True)
         PUBLIC.write_text(HEAD + to_yaml(catalog), encoding="utf-8")
-        write_page(f"{page}\n{after_levels(catalog)}")
+        write_page(f"{page}\n{after_levels(catalog)}", BEGIN, END)
     return 0
 
 
-def write_page(tables: str) -> None:
-    """Into docs/model.md, between its markers."""
+def disaggregated(tables: list[Path], errors: Path | None) -> str:
+    """Markdown: the scores of P:D stacks. ``errors``: a file for the figures of every point."""
+    names = ["stack", "points", "TPOT", "engines of up to 8 GPUs", "mean TTFT", "tokens/s", "rank", "best ratio"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    losses: list[float] = []
+    rows: list[list[object]] = []
+    for stack, each in chosen(tables, sys.maxsize, "pd"):
+        points, refused = [], set()
+        for point in each.points:
+            try:
+                points.append(ScoredPoint(point, predict_point(point, each.hardware, each.shape)))
+            except UsageError as error:
+                refused.add(f"{stack.label}: {error}")
+        for line in sorted(refused):
+            print(line, file=sys.stderr)
+        for point, predicted, _ in points:
+            what = (stack.label, point.row.deployment.label, *setting_of(point)[1:])
+            rows.append([*what, point.tpot_s, predicted.tpot_s, point.ttft_s, predicted.ttft_s])
+        if len(points) < FEWEST:
+            continue
+        near = [
+            scored_point
+            for scored_point in points
+            if max(pool.gpus_per_replica for pool in scored_point.point.row.deployment.pools.values()) <= FEW_GPUS
+        ]
+        lost = lost_by_ratio(points)
+        losses += lost
+        cells = [stack.label.removesuffix(", P:D"), f"{len(points)} of {len(each.points)}"]
+        cells += [short(score_of(points, TPOT)), short(score_of(near, TPOT)) if near else "-"]
+        cells += [short(score_of(points, metric)) for metric in (TTFT, THROUGHPUT)]
+        rank = rank_of(points)
+        cells += ["-" if rank is None else f"{rank:.2f}", f"{lost.count(0)} of {len(lost)}" if lost else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    if errors:
+        with errors.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(rows)
+    worst = max(losses, default=0.0)
+    lines += [
+        "",
+        f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def short(score: Score) -> str:
+    """In a cell."""
+    return f"{score.error:.0f} ({score.bias:+.0f})"
+
+
+def write_page(tables: str, begin: str, end: str) -> None:
+    """Into docs/model.md, between those markers."""
     text = PAGE.read_text(encoding="utf-8")
-    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    start, stop = text.index(begin) + len(begin), text.index(end)
     PAGE.write_text(f"{text[:start]}\n{tables}\n{text[stop:]}", encoding="utf-8")
 
 
@@ -252,7 +323,7 @@ def row_of(score: StackScore) -> str:
 
     def errors(metric: str) -> str:
         ours, alone = score.ours.get(metric), score.alone.get(metric)
-        return " / ".join("-" if each is None else f"{each.error:.0f} ({each.bias:+.0f})" for each in (ours, alone))
+        return " / ".join("-" if each is None else short(each) for each in (ours, alone))
 
     held = " / ".join(f"{100 * score.held[name]:.0f}" for name in METRICS if name in score.held) or "-"
     rank = "-" if score.rank is None else f"{score.rank:.2f}"

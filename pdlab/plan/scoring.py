@@ -247,6 +247,11 @@ class StackScore(NamedTuple):
     regret: float | None
 
 
+def score_of(points: Sequence[ScoredPoint], metric: str) -> Score:
+    """Of the predictions of some points, by one of `METRICS`."""
+    return _score([(each.predicted.value(metric), measured_figure(each.point).value(metric)) for each in points])
+
+
 def _score(pairs: Sequence[tuple[float, float]]) -> Score:
     errors = [100 * (ours / truth - 1) for ours, truth in pairs]
     return Score(statistics.median(map(abs, errors)), statistics.median(errors))
@@ -270,13 +275,25 @@ def scored(out: LeftOut, points: Sequence[ScoredPoint], *, banded: bool = True) 
         if metric in out.components and out.components[metric].reach is not None and banded:
             half = out.components[metric].half_width(out.unseen)
             held[metric] = statistics.fmean(abs(math.log(value / truth)) <= half for value, truth in pairs)
-    per_gpu = [
-        (each.predicted.output_tokens_per_s / gpus, measured_figure(each.point).output_tokens_per_s / gpus)
-        for each in known
-        for gpus in [each.point.row.deployment.gpus]
-    ]
-    rank = spearman(*zip(*per_gpu, strict=True)) if len(per_gpu) > 2 else None
-    return StackScore(out, len(points), ours, alone, held, rank, regret(known))
+    return StackScore(out, len(points), ours, alone, held, rank_of(known), regret(known))
+
+
+class PerGpu(NamedTuple):
+    """Output tokens/s per GPU of one point."""
+
+    predicted: float
+    measured: float
+
+
+def per_gpu(each: ScoredPoint) -> PerGpu:
+    """Of one point."""
+    gpus, measured = each.point.row.deployment.gpus, measured_figure(each.point)
+    return PerGpu(each.predicted.output_tokens_per_s / gpus, measured.output_tokens_per_s / gpus)
+
+
+def rank_of(points: Sequence[ScoredPoint]) -> float | None:
+    """Spearman's correlation of predicted and measured tokens/s per GPU; None: too few points, or all alike."""
+    return spearman(*zip(*map(per_gpu, points), strict=True)) if len(points) > 2 else None
 
 
 BEYOND = 1.1  # times a TPOT target: a choice that is slower than that has failed
@@ -298,18 +315,33 @@ def regret(points: Sequence[ScoredPoint]) -> float | None:
             continue
         target_s = statistics.median(each.point.tpot_s for each in members)
 
-        def per_gpu(each: ScoredPoint, figure: PointFigure) -> float:
-            return figure.output_tokens_per_s / each.point.row.deployment.gpus
-
         allowed = [each for each in members if each.predicted.tpot_s <= target_s]
-        best = max(per_gpu(each, measured_figure(each.point)) for each in members if each.point.tpot_s <= target_s)
+        best = max(per_gpu(each).measured for each in members if each.point.tpot_s <= target_s)
         if not allowed:
             losses.append(1.0)
             continue
-        chosen = max(allowed, key=lambda each: per_gpu(each, each.predicted))
-        kept = per_gpu(chosen, measured_figure(chosen.point)) if chosen.point.tpot_s <= BEYOND * target_s else 0.0
+        chosen = max(allowed, key=lambda each: per_gpu(each).predicted)
+        kept = per_gpu(chosen).measured if chosen.point.tpot_s <= BEYOND * target_s else 0.0
         losses.append(max(1 - kept / best, 0.0))
     return statistics.fmean(losses) if losses else None
+
+
+def lost_by_ratio(points: Sequence[ScoredPoint]) -> list[float]:
+    """Share of the best tokens/s per GPU that the predicted P:D ratio loses (0: it is the best one), of every workload
+    with several: points of equal lengths and of the same two kinds of engines. A ratio is as good as its best point,
+    for each was measured at loads of its own."""
+    workloads: dict[tuple[str, ...], dict[tuple[int, ...], list[PerGpu]]] = {}
+    for each in points:
+        pools = each.point.row.deployment.pools.values()
+        workload = (setting_of(each.point).lengths, *(pool.one_replica.label for pool in pools))
+        ratios = workloads.setdefault(workload, {})
+        ratios.setdefault(tuple(pool.replicas for pool in pools), []).append(per_gpu(each))
+    losses = []
+    for ratios in workloads.values():
+        if len(ratios) > 1:
+            best = [PerGpu(*map(max, zip(*found, strict=True))) for found in ratios.values()]
+            losses.append(1 - max(best).measured / max(each.measured for each in best))
+    return losses
 
 
 def correction_by(out: LeftOut) -> Correction:
