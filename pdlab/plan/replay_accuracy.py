@@ -130,7 +130,9 @@ def _compared(
         ttft_p50=ttft_p50,
         ttft_p90=ttft_p90,
         tpot_p50=pair("tpot", "p50"),
-        requests_per_s=PredictedMeasured(statistics.fmean(each.requests_per_s for each in ours), run.whole.requests_per_s),
+        requests_per_s=PredictedMeasured(
+            statistics.fmean(each.requests_per_s for each in ours), run.whole.requests_per_s
+        ),
         hit_share=None if hit_share is None else PredictedMeasured(simulated_share, hit_share),
     )
 
