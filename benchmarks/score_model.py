@@ -49,6 +49,7 @@ from pdlab.plan.scoring import (  # noqa: E402
     scored,
     with_correction,
 )
+from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
 
 STACKS = Path(__file__).with_name("scored_stacks.yaml")
@@ -67,7 +68,6 @@ class ScoredStack(Frozen):
     gpus: tuple[str, ...]
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
-    kv_dtype: str | None = None
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
 
 
@@ -83,8 +83,7 @@ def shape_of(entry: ScoredStack) -> ModelShape:
     for file in (CONFIG, MODELOPT):
         if (bundled := source / f"{name}_{file}").exists():
             shutil.copyfile(bundled, folder / file)
-    shape = require_shape(str(folder))
-    return shape.model_copy(update={"kv_dtype": entry.kv_dtype}) if entry.kv_dtype else shape
+    return require_shape(str(folder))
 
 
 class Scored(Frozen):
@@ -114,14 +113,10 @@ def chosen(tables: list[Path], most: int) -> Iterator[tuple[Stack, Scored]]:
             continue
         if len(members) < FEWEST:
             continue
+        hardware = bare_hardware(stack, entry.quant, entry.mode)
         yield (
             stack,
-            Scored(
-                entry=entry,
-                shape=shape_of(entry),
-                hardware=bare_hardware(stack, entry.quant, entry.mode),
-                points=tuple(members),
-            ),
+            Scored(entry=entry, shape=as_served(shape_of(entry), hardware), hardware=hardware, points=tuple(members)),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def test_what_a_benchmark_imports_exists(path: Path) -> None:
         benchmark = import_module(module)
         if not hasattr(benchmark, name):
             import_module(f"{module}.{name}")
+
+
+def test_another_file_is_not_taken_for_the_vocabulary(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("chat_model", BENCHMARKS[0].parent / "chat_model.py")
+    assert spec is not None and spec.loader is not None
+    chat_model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chat_model)
+    with pytest.raises(ValueError, match="has the SHA-256 2c26b46b68ffc68f"):
+        chat_model.write_checked(b"foo", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_there_are_benchmarks() -> None:

@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from pdlab.core.workload import Slo
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution
 from pdlab.results.schema import Distribution, RequestRecord
-from pdlab.results.slo import stresses
+from pdlab.results.slo import bounds_of_one, stresses
 
 LAST_TURN = 6
-"""Turns from this one on are one row."""
+"""Turns from this one on are one class."""
+LENGTH_STEP = 4
+"""Prompt lengths from one power of it to the next are one class: some five classes of any trace."""
 HitSource = Literal["server", "rules"]
 
 
-class TurnTtft(NamedTuple):
-    """TTFT of the answered requests of one ``turn`` (the last row: of that turn and later ones), seconds."""
+class TimesOfSome(NamedTuple):
+    """TTFT and TPOT of so many answered requests, seconds. ``tpot`` None: none has a second output token."""
 
-    turn: int
     requests: int
-    ttft: Distribution
+    ttft: Distribution | None
+    tpot: Distribution | None
+
+    @classmethod
+    def of(cls, answered: Sequence[RequestRecord]) -> TimesOfSome:
+        times = (
+            [value for r in answered if (value := r.ttft_s) is not None],
+            [value for r in answered if (value := r.tpot_s) is not None],
+        )
+        return cls(len(answered), *map(distribution, times))
 
 
-class HitTtft(NamedTuple):
-    """TTFT of requests of which some of the prompt came from a cache, or none, seconds (None: there is no such
-    request)."""
+class ByHit(NamedTuple):
+    """Requests of which some of the prompt came from a cache, and others."""
 
-    hits: int
-    hit: Distribution | None
-    misses: int
-    miss: Distribution | None
+    hit: TimesOfSome
+    miss: TimesOfSome
+
+
+class SlowestTenth(NamedTuple):
+    """The tenth of the answers with most E2EL per output token: of each token's time, seconds, so much is of TTFT and
+    so much of decode."""
+
+    ttft_s: float
+    decode_s: float
 
 
 class WithinSlo(NamedTuple):
-    """Sessions of which every request was answered within an SLO, and how many of them per second."""
+    """Sessions of which every request was answered within an SLO, and how many of them per second. ``missed``: bound ->
+    complete sessions that did not keep it."""
 
     slo: Slo
     sessions: int
     per_s: float
+    missed: dict[str, int]
 
 
 class ReplayFacts(NamedTuple):
@@ -51,20 +69,25 @@ class ReplayFacts(NamedTuple):
     that is slower than 90 %: the inverse of the 90th percentile of E2EL over output tokens. That quotient is the
     normalised latency of Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023). ``hit_share``: of the prompt
     tokens of answered requests (None: not known), by what ``hits_from`` says: as the server counted them, or by vLLM's
-    rules. ``by_hit`` is None where nobody says it.
+    rules. ``by_hit`` is None where nobody says it. ``by_turn``: keyed by turn, `LAST_TURN` and later ones together.
+    ``by_length``: keyed by the longest prompt of a class, tokens.
     """
 
     requests: int
     answered: int
+    requests_per_s: float
+    every: TimesOfSome
     sessions: int
     complete: int
     complete_per_s: float
     completion: Distribution | None
     interactivity_p90: float | None
-    by_turn: tuple[TurnTtft, ...]
+    slowest: SlowestTenth | None
+    by_turn: dict[int, TimesOfSome]
+    by_length: dict[int, TimesOfSome]
     hit_share: float | None
     hits_from: HitSource | None
-    by_hit: HitTtft | None
+    by_hit: ByHit | None
     within: tuple[WithinSlo, ...]
 
 
@@ -81,9 +104,8 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     complete = [each for each in sessions.values() if all(record.ok for record in each)]
     spans_s = [max(r.finish_s or 0.0 for r in each) - min(r.arrival_s for r in each) for each in complete]
     lasted_s = max((r.finish_s or 0.0 for r in answered), default=0.0) - min(r.arrival_s for r in replayed)
-    per_token_s = distribution(
-        record.e2el_s / record.output_tokens for record in answered if record.e2el_s and record.output_tokens
-    )
+    spoken = sorted((r for r in answered if r.e2el_s and r.output_tokens), key=_per_token_s)
+    per_token_s = distribution(map(_per_token_s, spoken))
     slowest_s = per_token_s.percentiles_s["p90"] if per_token_s else 0.0
     known = [record for record in answered if record.replayed and record.replayed.hit_tokens is not None]
     # A share of some of the requests would not be that of the replay.
@@ -93,12 +115,16 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     return ReplayFacts(
         requests=len(replayed),
         answered=len(answered),
+        requests_per_s=len(answered) / lasted_s if lasted_s > 0 else 0.0,
+        every=TimesOfSome.of(answered),
         sessions=len(sessions),
         complete=len(complete),
         complete_per_s=len(complete) / lasted_s if lasted_s > 0 else 0.0,
         completion=distribution(spans_s),
         interactivity_p90=1 / slowest_s if slowest_s > 0 else None,
-        by_turn=tuple(_by_turn(answered)),
+        slowest=_slowest(spoken[9 * len(spoken) // 10 :]),
+        by_turn=_classes(answered, _turn),
+        by_length=_classes(answered, _length_class),
         hit_share=sum(map(_hit_tokens, known)) / prompts if whole and prompts else None,
         hits_from=("server" if told else "rules") if whole else None,
         by_hit=_by_hit(answered) if whole else None,
@@ -106,27 +132,53 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     )
 
 
+def _per_token_s(record: RequestRecord) -> float:
+    return (record.e2el_s or 0.0) / record.output_tokens
+
+
+def _slowest(records: Sequence[RequestRecord]) -> SlowestTenth | None:
+    if not records:
+        return None
+    ttft_s = fmean((record.ttft_s or 0.0) / record.output_tokens for record in records)
+    return SlowestTenth(ttft_s, fmean(map(_per_token_s, records)) - ttft_s)
+
+
 def _hit_tokens(record: RequestRecord) -> int:
     return (record.replayed.hit_tokens or 0) if record.replayed else 0
 
 
-def _by_turn(answered: Sequence[RequestRecord]) -> Iterable[TurnTtft]:
-    turns: defaultdict[int, list[float]] = defaultdict(list)
+def _classes(answered: Sequence[RequestRecord], key: Callable[[RequestRecord], int]) -> dict[int, TimesOfSome]:
+    classes: defaultdict[int, list[RequestRecord]] = defaultdict(list)
     for record in answered:
-        if record.replayed is not None and record.ttft_s is not None:
-            turns[min(record.replayed.turn, LAST_TURN)].append(record.ttft_s)
-    for turn, values_s in sorted(turns.items()):
-        ttft = distribution(values_s)
-        assert ttft is not None
-        yield TurnTtft(turn, len(values_s), ttft)
+        classes[key(record)].append(record)
+    return {name: TimesOfSome.of(members) for name, members in sorted(classes.items())}
 
 
-def _by_hit(answered: Sequence[RequestRecord]) -> HitTtft:
-    hits = [record.ttft_s for record in answered if record.ttft_s is not None and _hit_tokens(record)]
-    misses = [record.ttft_s for record in answered if record.ttft_s is not None and not _hit_tokens(record)]
-    return HitTtft(len(hits), distribution(hits), len(misses), distribution(misses))
+def _turn(record: RequestRecord) -> int:
+    assert record.replayed is not None
+    return min(record.replayed.turn, LAST_TURN)
+
+
+def _length_class(record: RequestRecord) -> int:
+    longest = LENGTH_STEP
+    while longest < record.input_tokens:
+        longest *= LENGTH_STEP
+    return longest
+
+
+def _by_hit(answered: Sequence[RequestRecord]) -> ByHit:
+    hits, misses = (TimesOfSome.of([r for r in answered if bool(_hit_tokens(r)) is hit]) for hit in (True, False))
+    return ByHit(hits, misses)
 
 
 def _within(slo: Slo, complete: Sequence[Sequence[RequestRecord]], lasted_s: float) -> WithinSlo:
-    count = sum(bool((stresses(LevelData.of(each), slo) <= 1).all()) for each in complete)
-    return WithinSlo(slo, count, count / lasted_s if lasted_s > 0 else 0.0)
+    sessions = [LevelData.of(each) for each in complete]
+    given = slo.model_dump(exclude={"quantile"}, exclude_none=True)
+    alone = [Slo(**{name: bound_s}) for name, bound_s in given.items()]
+    missed = {bounds_of_one(each): len(sessions) - _kept(each, sessions) for each in alone}
+    count = _kept(slo, sessions)
+    return WithinSlo(slo, count, count / lasted_s if lasted_s > 0 else 0.0, missed)
+
+
+def _kept(slo: Slo, sessions: Sequence[LevelData]) -> int:
+    return sum(bool((stresses(each, slo) <= 1).all()) for each in sessions)

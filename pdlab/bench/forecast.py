@@ -15,7 +15,9 @@ from pdlab.results.schema import RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
 if TYPE_CHECKING:
+    from pdlab.bench.client.protocol import ToldPrompt
     from pdlab.traffic.oracle import HitOracle
+    from pdlab.traffic.prompts import PromptBlocks
 
 # Engine arguments under which the rules are others.
 OTHER_RULES = ("enable_prefix_caching", "disable_hybrid_kv_cache_manager", "kv_transfer_config")
@@ -76,26 +78,22 @@ def placed(
     return tuple(found)
 
 
-def foreseen(records: Sequence[RequestRecord], plan: Path, rules: CacheRules) -> tuple[RequestRecord, ...]:
-    """The records with what the cache had of each prompt that was answered.
+def foreseen(
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ToldPrompt]
+) -> tuple[RequestRecord, ...]:
+    """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
+    foresee.
 
-    As they are where it is not known which engine computed one of them, or where prompts have real text, whose blocks
-    nobody knows. Caches are empty when the replay begins; requests meet them in the order in which they come, each when
-    the one before has ended.
+    As they are where it is not known which engine computed one of them, or what its prompt was. Caches are empty when
+    the replay begins; requests meet them in the order in which they come, each when the one before has ended.
     """
-    from pdlab.traffic.prompts import TrafficPrompts
-    from pdlab.traffic.requests import read_requests
-
     of_id = {record.replayed.id: record for record in records if record.replayed is not None and record.ok}
     engines = {name: _engine(record, rules) for name, record in of_id.items()}
     if not set(engines.values()) <= rules.blocks.keys():
         return tuple(records)
-    prompts = TrafficPrompts(rules.block_tokens)
-    blocks = {}
-    for request in read_requests(plan):
-        if request.messages is not None:
-            return tuple(records)
-        blocks[request.id] = prompts.of(request)
+    blocks = _told(told, rules) if told else _planned(plan, rules)
+    if not of_id.keys() <= blocks.keys():
+        return tuple(records)
     oracles = {replica: rules.oracle(replica) for replica in rules.blocks}
     hits: dict[str, int] = {}
     for name in sorted(of_id, key=lambda name: of_id[name].arrival_s):
@@ -109,6 +107,35 @@ def foreseen(records: Sequence[RequestRecord], plan: Path, rules: CacheRules) ->
         else record
         for record in records
     )
+
+
+def _told(told: Mapping[str, ToldPrompt], rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
+    """Prompts, and prompts with their answers, by the ids of the requests."""
+    from pdlab.traffic.prompts import PromptBlocks
+
+    return {
+        name: (
+            PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens]),
+            PromptBlocks(each.computed, each.keys),
+        )
+        for name, each in told.items()
+    }
+
+
+def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
+    """As `_told`, of a plan whose prompts are token ids; of another one none."""
+    from pdlab.traffic.prompts import TrafficPrompts
+    from pdlab.traffic.requests import read_head, read_requests
+
+    prompts = TrafficPrompts(rules.block_tokens)
+    blocks: dict[str, tuple[PromptBlocks, PromptBlocks]] = {}
+    if read_head(plan).endpoint == "chat":
+        return blocks
+    for request in read_requests(plan):
+        if request.messages is not None:
+            return {}
+        blocks[request.id] = prompts.of(request)
+    return blocks
 
 
 def _engine(record: RequestRecord, rules: CacheRules) -> str | None:

@@ -12,7 +12,7 @@ from pdlab.bench.client import protocol
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, ReplayedPlan
 from pdlab.bench.client.replay import id_prefix
-from pdlab.bench.forecast import cache_rules, foreseen, placed
+from pdlab.bench.forecast import CacheRules, cache_rules, foreseen, placed
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
 from pdlab.bench.target import Target, complaint, require_answering
@@ -233,15 +233,19 @@ class Driver:
     def _foreseen(self, level: Level, answer: ClientAnswer) -> ClientAnswer:
         """Of a replay: with the replicas that served each request, and what the prefix cache had of its prompt, where
         the rules can be followed."""
-        plan, pools = self._plan, (self._snapshot.kv_pools if self._snapshot else None) or {}
+        plan = self._plan
         if plan is None or not isinstance(level.load, Replay):
             return answer
         records = placed(answer.records, answer.timelines, id_prefix(level.key.stem, level.seed))
-        manifest = self._target.manifest
-        rules = None if plan.endpoint == "chat" else cache_rules(manifest.deployment, pools, local=manifest.local)
+        rules = self._rules()
         if rules is not None:
-            records = foreseen(records, Path(plan.path), rules)
+            records = foreseen(records, Path(plan.path), rules, answer.prompts)
         return answer.model_copy(update={"records": records})
+
+    def _rules(self) -> CacheRules | None:
+        """By which the engines' prefix caches can be followed."""
+        pools, manifest = (self._snapshot.kv_pools if self._snapshot else None) or {}, self._target.manifest
+        return cache_rules(manifest.deployment, pools, local=manifest.local)
 
     def _grow(self, level: Level, run: Run, notes: list[Finding]) -> bool:
         most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests
@@ -260,6 +264,11 @@ class Driver:
         target = self._target
         words = title(level.load) + (f", repeat {level.repeat}" if level.repeat else "")
         self._progress.level(words, level.num_requests)
+        stale = self._error
+        self._read_counters(0)
+        plan, rules = self._plan, self._rules() if self._plan is not None else None
+        if plan is not None and rules is not None:
+            plan = plan.model_copy(update={"block_tokens": rules.block_tokens})
         client_level = protocol.client_level(
             level,
             self._workload,
@@ -267,11 +276,9 @@ class Driver:
             model=target.model_id,
             tokenizer=target.tokenizer,
             request_timeout_s=self._request_timeout_s,
-            plan=self._plan,
+            plan=plan,
             timeline=self._timeline,
         )
-        stale = self._error
-        self._read_counters(0)
         late_before = self._settling == "late"
         # Where they cannot be read now, those after the level before stand in, if they were read.
         before, error = self._snapshot, stale if self._error else None

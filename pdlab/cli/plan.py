@@ -307,7 +307,13 @@ class PlanSettings(Settings):
         advanced=True,
     )
     seed: Seed = setting(0, "seed of the simulation", HOW, advanced=True)
-    out: Path | None = setting(None, "folder for configuration files; with --predict a CSV", HOW, value="PATH")
+    out: Path | None = setting(
+        None,
+        "folder for configuration files; with --predict a CSV; with --compare a folder for simulated replays, which "
+        "viz.py --simulated draws",
+        HOW,
+        value="PATH",
+    )
     plot: Path | None = setting(None, "draw the predicted curves (png, svg or pdf)", HOW, value="FILE")
     goodput_map: Path | None = setting(
         None,
@@ -366,7 +372,7 @@ class PlanSettings(Settings):
             unused: tuple[str, ...] = ("plot", "seed", *cluster, *load, *slo, *blocks, "count_gpus")
             not_given(self, unused, "--predict, which predicts each row of a file as it is")
         elif self.compare:
-            unused = ("out", *cluster, *load, *slo, *blocks)
+            unused = (*cluster, *load, *slo, *blocks)
             not_given(self, unused, "--compare, which predicts the measured runs")
         elif self.explain:
             not_given(self, ("plot", "out", "prompts", *cluster, *of_map, "count_gpus"), "--explain")
@@ -475,13 +481,14 @@ def _nodes(name: str) -> tuple[ClusterNode, ...]:
 
 def _run(settings: PlanSettings) -> int:
     from pdlab.core.catalog import require_shape
+    from pdlab.sim.computed_hardware import as_served
 
     hardware = _hardware(settings)
     if settings.predict:
         return _predict(settings, settings.predict, hardware)
     if settings.compare:
         return _compare(settings, hardware)
-    shape = require_shape(settings.model_name)
+    shape = as_served(require_shape(settings.model_name), hardware)
     hardware = _with_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
@@ -831,14 +838,18 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.plan.accuracy import mean_rows, median_errors
     from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
     from pdlab.plan.extrapolation import outside_fit, ran_on
-    from pdlab.plan.replay_accuracy import compared, trace_sent
+    from pdlab.plan.replay_accuracy import compared, trace_sent, write_simulated
     from pdlab.plan.step_findings import step_findings
     from pdlab.results.published_folders import load_experiment
     from pdlab.results.store import experiment_folders
+    from pdlab.sim.computed_hardware import as_served
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
+    if settings.out:
+        check_folder(settings.out, "--out")
     points, replays, experiments, predicted, names, rehearsed = [], [], [], [], [], []
+    written: dict[str, Path] = {}
     outside: dict[str, tuple[OutsideFit, ...]] = {}
     findings: dict[str, Finding] = {}
     for folder in distinct(experiment_folders(settings.compare), "--compare"):
@@ -846,7 +857,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         published = experiment.manifest.origin == "imported"
         prompts: Prompts = settings.prompts or ("repeated" if published else "fresh")
         sweep = measured(experiment, prompts, trace_sent(folder, experiment))
-        shape = _measured_shape(settings.model, sweep.deployment.model, folder)
+        shape = as_served(_measured_shape(settings.model, sweep.deployment.model, folder), hardware)
         names.append(shape.name)
         other = other_kind(hardware, experiment)
         if other:
@@ -855,9 +866,13 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
         if sweep.trace is None:
             points += compare(own, shape, sweep)
         else:
-            replays += compared(
-                folder, experiment, sweep, own, shape, cpu_engine_kwargs() if experiment.manifest.local else {}
-            )
+            kwargs = cpu_engine_kwargs() if experiment.manifest.local else {}
+            of_folder = compared(folder, experiment, sweep, own, shape, kwargs)
+            replays += of_folder
+            if settings.out and experiment.name in written:
+                raise UsageError(f"--out {settings.out}: two experiments are called {experiment.name}; rename one")
+            if settings.out:
+                written[experiment.name] = write_simulated(settings.out, experiment, of_folder)
         findings |= {each.text: each for each in step_findings(own, shape, sweep.deployment.pools.values())}
         outside[experiment.name] = outside_fit(
             hardware,
@@ -886,6 +901,10 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
             findings=list(findings.values()),
         )
     )
+    if settings.out and not written:
+        raise UsageError(f"--out {settings.out}: none of these experiments is a replay; leave --out out")
+    for folder in written.values():
+        print(f"Simulated replay: {folder}")
     if settings.plot:
         beyond = {f"{name} {next_steps.PREDICTED}": found for name, found in outside.items() if found}
         plot(settings.plot, predicted, experiments, hardware, settings.count_gpus, beyond)

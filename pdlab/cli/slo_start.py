@@ -17,6 +17,7 @@ from pdlab.deploy.endpoint import load_running
 from pdlab.plan.extrapolation import outside_fit, outside_text
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import SloSearch
+from pdlab.sim.computed_hardware import as_served
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import columns
 from pdlab.sim.simulator import simulate
@@ -101,7 +102,7 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
 def simulated(search: Search, workload: Workload, deployment: Deployment, calibrated: Hardware) -> SloSearch:
     """A quick search on the simulator. Bounds on gaps between chunks are left out: it has none. Raises UsageError."""
     try:
-        shape = require_shape(deployment.model)
+        shape = as_served(require_shape(deployment.model), calibrated)
     except UsageError as error:
         raise UsageError(f"start from plan: {error}; {FIX}") from error
     if workload.mode.startswith("decode"):

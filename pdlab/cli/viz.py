@@ -16,7 +16,7 @@ from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
-from pdlab.core.output_paths import check_output, check_picture
+from pdlab.core.output_paths import check_output, check_picture, distinct
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
     AboveZero,
@@ -129,6 +129,14 @@ class VizSettings(Settings):
         WHICH,
         several="words",
         value="DIR",
+    )
+    simulated: tuple[Path, ...] = setting(
+        (),
+        "simulations of replays in --exps, as plan.py --compare --out writes them: beside what was measured",
+        WHICH,
+        several="words",
+        value="DIR",
+        needs="exps",
     )
     audit: tuple[Path, ...] = setting(
         (),
@@ -375,6 +383,7 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
         price_per_gpu_hour=settings.price_per_gpu_hour,
         published=settings.published,
         remarks=settings.note,
+        simulated=distinct(list(settings.simulated), "--simulated"),
     )
     _note(note.text for note in report.notes if note not in found.notes)
     _print_block(text.left_out_text(report))

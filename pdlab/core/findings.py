@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline"]
+Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline", "replay"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,21 @@ def _note(rule: str, template: str, fix: str = "") -> FindingCode:
 def _of_plan(rule: str, template: str) -> FindingCode:
     """What a plan's step times rest on."""
     return FindingCode(source="plan", rule=rule, template=template, severity="note")
+
+
+def _of_replay(rule: str, template: str) -> FindingCode:
+    """Which of several deployments is best for a replay, and why."""
+    return FindingCode(source="replay", rule=rule, template=template, severity="note")
+
+
+def _cause(rule: str, what: str) -> FindingCode:
+    """What makes most of a difference in TTFT between two deployments."""
+    return _of_replay(
+        rule,
+        "{figure}: the largest part of the {gap_ms:.3g} ms between {best} and {other} is "
+        + what
+        + ", {ours_ms:.3g} against {theirs_ms:.3g} ms",
+    )
 
 
 def _part(what: str, fix: str) -> FindingCode:
@@ -404,7 +419,7 @@ CODES: dict[str, FindingCode] = {
     "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
     "hits_not_foreseen": _unchecked(
         "what a prefix cache has of each prompt is foreseen",
-        "hits are foreseen of token-id prompts whose engine, with its model, pool and block size, is known",
+        "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
     ),
     "replicas_not_told": _unchecked(
         "timelines tell which replica served each request", "no timeline tells which replica served a request"
@@ -972,6 +987,11 @@ CODES: dict[str, FindingCode] = {
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
     ),
+    "experts_wider_than_tables": _of_plan(
+        "experts are spread over no more GPUs than tables were compared for",
+        "experts over {gpus} GPUs: tables were compared for up to {most}, and beyond one node they exchange tokens "
+        "more slowly than engines do",
+    ),
     "step_times_calculated": _of_plan(
         "step times are added up from measured operations",
         "all step times of {gpu} are calculated ({mode}), none is added up from measured operations",
@@ -996,6 +1016,76 @@ CODES: dict[str, FindingCode] = {
     "draft_time_not_counted": _of_plan(
         "what guessing tokens takes is measured",
         "{accepted:g} tokens per step of {guessed} guessed ones and one more; the time of the draft is not counted",
+    ),
+    "replay_best": _of_replay(
+        "one deployment is behind by no figure, and every other one is behind by some",
+        "Best for {workload}: {best}, by {figures}; it is behind by no figure",
+    ),
+    "replay_best_of_several": _of_replay(
+        "several deployments are behind by no figure, and others are",
+        "Best for {workload}: {names}, which cannot be told apart; behind by some figure: {behind}",
+    ),
+    "replay_none_best": _of_replay(
+        "different deployments lead by different figures", "None is best for {workload} by every figure: {parts}"
+    ),
+    "replay_none_told": _of_replay(
+        "by no figure one deployment leads by more than single replays differ",
+        "Which is best for {workload} cannot be told between {names}: replay it again in each",
+    ),
+    "replay_sizes_differ": _of_replay(
+        "the compared deployments are of one size", "the deployments are of different sizes (engine ranks: {sizes})"
+    ),
+    "replay_not_compared": _of_replay(
+        "a replay passed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
+    ),
+    "replay_best_by": _of_replay(
+        "a figure differs by more than single replays of one deployment",
+        "{figure}: {best} is best ({values}); it leads {other} by a factor of {lead}, single replays of one deployment "
+        "may differ by {limit:.2f}",
+    ),
+    "replay_not_told": _of_replay(
+        "a figure differs by less than single replays of one deployment",
+        "{figure}: cannot be told between {names} ({values}); a factor of {lead:.2f}, single replays of one deployment "
+        "may differ by {limit:.2f}",
+    ),
+    "replay_parts_unknown": _of_replay(
+        "the timelines of a replay were kept", "{figure}: why cannot be told, for not all have timelines"
+    ),
+    "replay_by_hits": _cause(
+        "more of the prompts came from caches",
+        "computing prompts, of which caches had {ours_hits} and {theirs_hits}",
+    ),
+    "replay_by_prefill": _cause("prompts are computed faster", "the computation of prompts"),
+    "replay_by_queue": _cause("requests wait less for an engine", "waiting for engines"),
+    "replay_by_transfer": _cause(
+        "the way from prefill to decode takes less", "the hand-over from prefill to decode with the transfer"
+    ),
+    "replay_by_first_step": _cause("decode's first step takes less", "decode's step of the first token"),
+    "replay_by_servers": _cause("servers and network take less", "servers, network and client"),
+    "replay_by_bound": _of_replay(
+        "fewer sessions missed one of the bounds",
+        "goodput of sessions: {bound} makes most of the difference, which {ours} sessions of {best} and {theirs} of "
+        "{other} missed",
+    ),
+    "replay_by_steps": _of_replay(
+        "decode steps are shorter",
+        "TPOT p50: {best} has shorter decode steps, median gap between tokens {ours_ms:.3g} against {theirs_ms:.3g} ms "
+        "of {other}",
+    ),
+    "replay_by_stalls": _of_replay(
+        "decode is interrupted less",
+        "TPOT p50: {other} has more long gaps between tokens, mean gap {theirs_mean_ms:.3g} against "
+        "{ours_mean_ms:.3g} ms of {best}, medians {theirs_ms:.3g} and {ours_ms:.3g} ms",
+    ),
+    "replay_by_first_token": _of_replay(
+        "slow requests wait less for their first token",
+        "normalised interactivity at P90: most of the difference is TTFT, per token of the slowest tenth {ours_ms:.3g} "
+        "ms in {best} and {theirs_ms:.3g} ms in {other}",
+    ),
+    "replay_by_later_tokens": _of_replay(
+        "slow requests have shorter gaps between tokens",
+        "normalised interactivity at P90: most of the difference is decode, per token of the slowest tenth "
+        "{ours_ms:.3g} ms in {best} and {theirs_ms:.3g} ms in {other}",
     ),
 }
 

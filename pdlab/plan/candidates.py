@@ -1,10 +1,11 @@
 """Which deployments are worth a simulation: enumeration, shortlist, copies. Pure, no Ray.
 
 One kind of engine per way in which the model fits: TP within a node; where no TP degree holds it, PP over
-TP8, and DP with expert parallel over whole nodes. Prefill and decode pools of every two kinds make units
-of P:D replicas without a common factor, since 2:2 is 1:1 twice; a unit is run in as many *copies* as can
-be placed. Collocated pools fill a node, or all GPUs if these are not a multiple of a node. Units are compared
-by rate matching (`pdlab.plan.rate_matching`), the best are placed (`pdlab.placement.copies`) and kept.
+TP8, TP over two nodes where step times are tables, and DP with expert parallel over whole nodes. Prefill and
+decode pools of every two kinds make units of P:D replicas without a common factor, since 2:2 is 1:1 twice; a
+unit is run in as many *copies* as can be placed. Collocated pools fill a node, or all GPUs if these are not a
+multiple of a node. Units are compared by rate matching (`pdlab.plan.rate_matching`), the best are placed
+(`pdlab.placement.copies`) and kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.steps import steps_of
 
-TP_DEGREES = (1, 2, 4, 8)
+TP_DEGREES = (1, 2, 4, 8, 16)
 MOST_REPLICAS = 16  # of a pool in one unit
 TIGHTER = (0.7, 0.85, 1.0)  # TPOT bounds looked at, as shares of the SLO's
 LOOSER = (1.15, 1.5, 2.0, 4.0)  # without a bound: multiples of the fastest decode step
@@ -62,6 +63,8 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     node = hardware.gpus_per_node
     within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
     across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]
+    if hardware.steps is not None:  # tables know what an all-reduce over the network takes, constants do not
+        across += [Pool(tp=tp) for tp in TP_DEGREES if node < tp <= 2 * node]
     if shape.experts > 1:
         across += [Pool(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
     refused: UsageError | None = None

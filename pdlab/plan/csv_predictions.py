@@ -27,6 +27,7 @@ from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
 from pdlab.plan.stack_bands import StackBand, band_of, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
+from pdlab.sim.computed_hardware import as_served
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures
@@ -71,7 +72,7 @@ def predict(
     number_of: dict[int, int] = {}
     parsed = [row for row in requested if isinstance(row, RequestedRow)]
     known = {model: whole_shape(model) for model in {row.deployment.model for row in parsed}}
-    shapes = {model: shape for model, shape in known.items() if isinstance(shape, ModelShape)}
+    shapes = {model: as_served(shape, any_model) for model, shape in known.items() if isinstance(shape, ModelShape)}
     for number, row in enumerate(requested):
         number_of[row.line] = number
         if isinstance(row, RefusedRow):

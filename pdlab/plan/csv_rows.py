@@ -5,7 +5,7 @@ empty cells, comments and other delimiters are accepted; a row whose TP degree o
 be guessed is refused with its line.
 
 A table of somebody's measurements has rows that are not simulated here: of other engines, with speculative decoding,
-with attention over data parallel ranks. Such a row becomes a `RefusedRow` with the reason, and the others are read.
+with context parallel. Such a row becomes a `RefusedRow` with the reason, and the others are read.
 """
 
 from __future__ import annotations
@@ -129,15 +129,12 @@ SEVERAL = {"config", "mode", "num_prompts", "placement", "model"}
 # Columns of what is simulated in one way alone: off.
 OFF_ALONE = {
     "spec_decoding": "speculative decoding is not simulated",
-    **dict.fromkeys(
-        ("dp_attention", "p_dp_attention", "d_dp_attention"),
-        "attention over data parallel ranks is not simulated in this form; dp, p_dp and d_dp are ranks of vLLM's",
-    ),
     "context_parallel": "context parallel is not simulated",
     "range_ratio": "what a ratio means differs between clients; give lengths, such as uniform:0.8-1.0",
     "prefix_hit_rate": "of cached prompts only those that levels repeat are simulated here: give prompts; or rank with "
     "--prefix-hit-rate",
 }
+ATTENTION_RANKS = ("dp_attention", "p_dp_attention", "d_dp_attention")  # how many, each of tp GPUs; 1 is none
 COUNTS = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in ("num", "tp", "dp", "pp")}
 EMPTY = {"", "-", "nan", "none", "null", "na", "n/a"}
 MODES = {
@@ -334,6 +331,7 @@ def _alike(one: str, other: str) -> bool:
 
 def _parsed_row(line: int, cells: Mapping[str, str], where: str) -> RequestedRow:
     _refuse_other_ways(cells)
+    cells = _with_attention_ranks(cells)
     topology = _topology(cells, where)
     _check_gpus(cells, topology)
     workload = _workload(cells, where)
@@ -453,6 +451,26 @@ def _topology(cells: Mapping[str, str], where: str) -> Collocated | Disaggregate
     _check_agreement(config_name, pools, where)
     placement = _placement(cells, mode, config_name, sum(pool.gpus for pool in pools), where, labelled_topology)
     return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement)
+
+
+def _with_attention_ranks(cells: Mapping[str, str]) -> Mapping[str, str]:
+    """The cells with the number of attention's data parallel ranks as ``dp``: each has ``tp`` GPUs, as the GPUs of the
+    row prove. Raises _NotPredicted where nothing proves it, for others count all GPUs of an engine as its ``tp``."""
+    ranks = {}
+    for name in ATTENTION_RANKS:
+        cell = cells.get(name, "")
+        if not cell or cell.lower() in NO:
+            continue
+        field = name.removesuffix("_attention")
+        if not re.fullmatch(r"\d+(\.0*)?", cell) or not any(_count(cells, f"{p}gpus") for p in ("", field[:-2])):
+            raise _NotPredicted(
+                f"{name} {cell!r}: attention over data parallel ranks is read as a number, each of tp GPUs, in a row "
+                f"that counts its gpus; or give {field}"
+            )
+        if (given := _count(cells, field)) and not _alike(given, cell):
+            raise _NotPredicted(f"{name} {cell!r} and {field} {given!r}: both count data parallel ranks")
+        ranks[field] = cell
+    return {**cells, **ranks}
 
 
 def _with_roles(cells: Mapping[str, str]) -> Mapping[str, str]:

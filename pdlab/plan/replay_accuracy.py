@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 
 from pdlab.analysis.replays import replay_facts
 from pdlab.core.catalog import ModelShape
-from pdlab.core.errors import StoreError
+from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Replay
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.prediction_intervals import SEEDS
 from pdlab.plan.traffic import trace_of_file
-from pdlab.results.schema import Experiment, Run, Summary
+from pdlab.results.schema import Experiment, Manifest, ReplayedRequest, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.level import Trace, to_run
+from pdlab.sim.level import SimulatedLevel, Trace, in_order, records, to_run
 from pdlab.sim.simulator import simulate
+from pdlab.traffic.compiled import compiled
 
 BLOCK_BYTES = 2**20
 ONE_GROUP = "disable_hybrid_kv_cache_manager"
@@ -39,10 +40,12 @@ class PredictedMeasured(NamedTuple):
 
 class ComparedReplay(NamedTuple):
     """Times in seconds, of answered requests. ``tpot_p50`` None: answers have one token. ``hit_share``: of prompt
-    tokens, from caches; None: nobody counted them."""
+    tokens, from caches; None: nobody counted them. ``run`` and ``records``: one simulation as a result."""
 
     name: str
     load: str
+    run: Run
+    records: tuple[RequestRecord, ...]
     ttft_p50: PredictedMeasured
     ttft_p90: PredictedMeasured
     tpot_p50: PredictedMeasured | None
@@ -107,16 +110,69 @@ def compared(
     found = []
     for level, simulated in zip(sweep.levels, zip(*trials, strict=True), strict=True):
         run = runs[level.key]
-        facts = replay_facts(Store(folder).read_records(run.key))
-        ours = [to_run(each, sweep.name, sweep.workload).whole for each in simulated]
+        sent = Store(folder).read_records(run.key)
+        facts = replay_facts(sent)
+        trial_runs = [to_run(each, run.label, run.workload) for each in simulated]
         hits = None if facts is None or facts.hit_share is None else facts.hit_share
-        found.append(_compared(sweep.name, run, ours, hits, statistics.fmean(each.hit_share for each in simulated)))
+        simulated_share = statistics.fmean(each.hit_share for each in simulated)
+        own_records = _as_replayed(simulated[0], sent, sweep.trace, folder)
+        found.append(_compared(sweep.name, run, trial_runs, hits, simulated_share, own_records))
     return found
 
 
+def write_simulated(out: Path, experiment: Experiment, replays: Sequence[ComparedReplay]) -> Path:
+    """One simulation of each replay of an experiment as a result folder in ``out``, of the same name; returns it.
+
+    Raises UsageError where something else than such results is in its place, WriteError where it cannot be written.
+    """
+    folder, measured = out / experiment.name, experiment.manifest
+    store = Store(folder)
+    if folder.is_dir() and any(folder.iterdir()) and store.read_manifest().origin != "simulated":
+        raise UsageError(f"--out {out}: {folder} holds what was measured; choose another folder")
+    store.write_manifest(
+        Manifest(
+            origin="simulated",
+            label=measured.label,
+            deployment=measured.deployment,
+            gpus=measured.gpus,
+            local=measured.local,
+            workload=measured.workload,
+            traffic=measured.traffic,
+        )
+    )
+    for each in replays:
+        store.write(each.run, each.records, force=True)
+    return folder
+
+
+def _as_replayed(
+    level: SimulatedLevel, sent: Sequence[RequestRecord], trace: Trace | None, folder: Path
+) -> tuple[RequestRecord, ...]:
+    """The simulated requests by arrival, as records of the requests that were sent."""
+    assert trace is not None
+    ids = [request.id for request in trace.requests or in_order(compiled(folder / COMPILED)[1])]
+    replayed = {each.replayed.id: each.replayed for each in sent if each.replayed is not None}
+    made = []
+    for number, (name, record) in enumerate(zip(ids, records(level), strict=True)):
+        measured = replayed.get(name) or ReplayedRequest(id=name, session=name)
+        hit_tokens = max(0, round(record.input_tokens - level.computed_tokens[number]))
+        own = {"sent": True, "cached_tokens": None, "foreseen_tokens": hit_tokens, "replica": None}
+        own_request = measured.model_copy(update={**own, "prefill_replica": None})
+        made.append(record.model_copy(update={"replayed": own_request}))
+    return tuple(sorted(made, key=lambda record: record.arrival_s))
+
+
 def _compared(
-    name: str, run: Run, ours: Sequence[Summary], hit_share: float | None, simulated_share: float
+    name: str,
+    run: Run,
+    simulated: Sequence[Run],
+    hit_share: float | None,
+    simulated_share: float,
+    own_records: tuple[RequestRecord, ...],
 ) -> ComparedReplay:
+    ours = [each.whole for each in simulated]
+    served_per_s = statistics.fmean(each.requests_per_s for each in ours)
+
     def pair(metric: str, part: str) -> PredictedMeasured | None:
         values = [value for each in ours if (value := _percentile(each, metric, part)) is not None]
         measured = _percentile(run.whole, metric, part)
@@ -127,12 +183,12 @@ def _compared(
     return ComparedReplay(
         name=name,
         load=run.key.stem,
+        run=simulated[0],
+        records=own_records,
         ttft_p50=ttft_p50,
         ttft_p90=ttft_p90,
         tpot_p50=pair("tpot", "p50"),
-        requests_per_s=PredictedMeasured(
-            statistics.fmean(each.requests_per_s for each in ours), run.whole.requests_per_s
-        ),
+        requests_per_s=PredictedMeasured(served_per_s, run.whole.requests_per_s),
         hit_share=None if hit_share is None else PredictedMeasured(simulated_share, hit_share),
     )
 

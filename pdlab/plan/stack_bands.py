@@ -24,6 +24,7 @@ from pdlab.plan.error_catalog import ErrorCatalog, public_errors, stack_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
+from pdlab.sim.steps import has_wide_experts
 
 WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of stacks with measured levels cover
 MEASURED = "SILICON"  # `pdlab.sim.hardware.TableMode` of the public stacks
@@ -132,6 +133,8 @@ def _not_covered(
         return "they are closed loops"
     if any(pool.tp not in covered.tp for pool in pools):
         return f"their TP is {', '.join(map(str, covered.tp))}"
+    if any(map(has_wide_experts, pools)):
+        return "none of them spreads experts over more than one node"
     if any(pool.pp > 1 or pool.dp > 1 for pool in pools):
         return "none of them has pipeline or data parallel ranks"
     sides = (

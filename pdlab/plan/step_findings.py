@@ -10,7 +10,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware, TableMode
-from pdlab.sim.steps import tables_of
+from pdlab.sim.steps import COMPARED_EXPERT_RANKS, has_wide_experts, tables_of
 
 CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
 
@@ -64,7 +64,11 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
         spread="not known" if correction.host_sd_ms is None else f"{correction.host_sd_ms:.2g} ms",
         source=correction.source or "nothing says where that is from",
     )
-    looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in pools]
+    own_pools = list(pools)
+    wide = [pool.tp * pool.dp for pool in own_pools if has_wide_experts(pool)]
+    if wide:
+        yield found("experts_wider_than_tables", gpus=max(wide), most=COMPARED_EXPERT_RANKS)
+    looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in own_pools]
     kinds = sorted({kind for each in looked_at for kind in each.estimated})
     if kinds and steps.mode not in CALCULATED:
         yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

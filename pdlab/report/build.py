@@ -26,7 +26,8 @@ from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.workload import Slo, parse_slo
+from pdlab.core.findings import Finding
+from pdlab.core.workload import Replay, Slo, parse_slo
 from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
 from pdlab.report.load import ReportNote, Results
 from pdlab.report.replays import ReplayedLevel
@@ -87,6 +88,11 @@ class Report:
         return tuple(group_crossovers(self.curves, self.view))
 
     @cached_property
+    def replay_verdicts(self) -> tuple[Finding, ...]:
+        """Which deployment is best for each workload that several replayed, and why."""
+        return tuple(replays.verdicts(self.replays, self.parts))
+
+    @cached_property
     def costs(self) -> tuple[LevelCost, ...]:
         """Cost per million tokens at every level; empty without a price."""
         if self.price_per_gpu_hour is None:
@@ -114,18 +120,22 @@ def build_report(
     price_per_gpu_hour: float | None = None,
     published: Sequence[Path] = (),
     remarks: Sequence[str] = (),
+    simulated: Sequence[Path] = (),
 ) -> Report:
     """The report on what `pdlab.report.load.load` has read.
 
     ``view``: what it sets is kept; a latency mode or statistic that it leaves open becomes one that some level has.
     ``at``: latency bounds such as ``tpot_ms=12,ttft_p95_ms=2000`` (empty: those of the experiments' files). ``slos``:
     SLOs such as ``ttft_ms=2000``, for 95 % of the requests if it is text (empty: those that were searched for).
-    ``published``: tables of others, as CSV. Raises UsageError if nothing can be shown in this view, and StoreError for
+    ``published``: tables of others, as CSV. ``simulated``: folders of simulated replays, shown beside those that were
+    measured. Raises UsageError if nothing can be shown in this view, and StoreError for
     what cannot be read.
     """
     view = view or View()
     bounds = [parse_bounds(each, view.statistic) if isinstance(each, str) else each for each in at]
     asked = [parse_slo(each, SLO_QUANTILE) if isinstance(each, str) else each for each in slos]
+    if simulated and not any(isinstance(run.load, Replay) for each in results.experiments for run in each.runs):
+        raise UsageError(f"--simulated {simulated[0]}: nothing that is shown is a replay; leave --simulated out")
     if not results.loaded:
         return Report(results, view, remarks=tuple(remarks), notes=results.notes)
     bounds = bounds or bounds_of_files(results, view)
@@ -153,7 +163,7 @@ def build_report(
         notes=tuple(notes),
         soaks=tuple(soaks.held(results.experiments)),
         timelines=tuple(timelines.moving(folders)),
-        replays=tuple(replays.replays(folders, asked)),
+        replays=tuple(replays.replays(folders, asked, simulated)),
         parts=tuple(each for each in ttft_parts.told(folders) if each.label in {curve.label for curve in shown}),
     )
 

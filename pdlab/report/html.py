@@ -28,11 +28,12 @@ from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
-from pdlab.report import soaks, tables, timelines, ttft_parts, verdicts
+from pdlab.report import replays, soaks, tables, timelines, ttft_parts, verdicts
 from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.highlight import highlighted
 from pdlab.report.html_data import RATES, figures
+from pdlab.report.replays import ReplayedLevel
 from pdlab.report.scales import latency_is_logarithmic
 from pdlab.report.time_figure import drawings
 from pdlab.report.tuning import baseline_text
@@ -102,6 +103,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
         soaks=[{"sentence": each.sentence, "drawings": drawings(soaks.figure([each]))} for each in report.soaks],
         moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
+        replay_verdicts=[each.text for each in report.replay_verdicts],
+        replayed=[_replayed(each) for each in report.replays],
         ttft=TtftBars.of(report) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
@@ -139,6 +142,11 @@ def _render_faults(report: Report, command: str) -> str:
         css=_asset("css"),
     )
     return f"{page}\n"
+
+
+def _replayed(each: ReplayedLevel) -> dict[str, Any]:
+    shown = drawings(replays.figure(each)) if each.simulated else []
+    return {"section": replays.section(each), "drawings": shown}
 
 
 def _faults(each: Chaos) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.report import chaos as chaos_report
-from pdlab.report import plots, soaks, time_figure, timelines, ttft_parts
+from pdlab.report import plots, replays, soaks, time_figure, timelines, ttft_parts
 from pdlab.report.build import Report
 
 
@@ -43,6 +43,14 @@ def draw(
         left_out = f" (the first {most} of {len(moving)})" if len(moving) > most else ""
         made.append(Picture("Plot of load and roles over time", path.with_stem(f"{path.stem}-roles"), left_out))
         time_figure.draw(timelines.figure(moving), made[-1].path)
+    if shown := report.replays:
+        left_out = f" (the first {replays.MOST} of {len(shown)})" if len(shown) > replays.MOST else ""
+        made.append(Picture("Plot of replays by turn and length", path.with_stem(f"{path.stem}-classes"), left_out))
+        replays.draw_classes(shown, made[-1].path)
+    for number, each in enumerate((each for each in report.replays if each.simulated), start=1):
+        stem = f"{path.stem}-replay" + (f"-{number}" if number > 1 else "")
+        made.append(Picture(f"Plot of {each.label}, measured and simulated", path.with_stem(stem)))
+        time_figure.draw(replays.figure(each), made[-1].path)
     if report.parts:
         path_of_parts = path.with_stem(f"{path.stem}-ttft")
         ttft_parts.draw(report.parts, path_of_parts)

@@ -1,63 +1,290 @@
-"""Replays of sessions as a section: turns, cached prompts, whole sessions. Facts: `pdlab.analysis.replays`."""
+"""Replays of sessions as sections and pictures: turns, lengths, cached prompts, whole sessions, and the simulation of
+the same requests beside what was measured. Facts: `pdlab.analysis.replays`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.curves import Gpus, gpus_of, short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
-from pdlab.analysis.replays import LAST_TURN, ReplayFacts, replay_facts
+from pdlab.analysis.replay_verdict import Contender, verdict
+from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfSome, replay_facts
+from pdlab.analysis.ttft_parts import TtftParts
+from pdlab.core.errors import UsageError
+from pdlab.core.findings import Finding
 from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
+from pdlab.report import timelines
 from pdlab.report.section import Section
-from pdlab.results.schema import Distribution, Experiment
+from pdlab.report.style import HUES, STYLE_FILE, save
+from pdlab.report.time_figure import TimeFigure
+from pdlab.results.published_folders import load_experiment
+from pdlab.results.schema import Experiment, RequestRecord, Run
 from pdlab.results.slo import bounds_of_one
 from pdlab.results.store import Store
 
-TTFT_SHOWN = ("p50", "p90", "p99")
+SHOWN = ("p50", "p90", "p99")
+OF_CLASSES = ("p50", "p90")
 WORDS = Path(__file__).parent / "assets" / "replays.txt"
+MOST = 4  # of one picture of classes
+CLASSES_IN = (9.0, 6.0)
+
+
+class ReplayRecords(NamedTuple):
+    """One replay: its facts and its requests."""
+
+    facts: ReplayFacts
+    records: tuple[RequestRecord, ...]
 
 
 class ReplayedLevel(NamedTuple):
-    """A level that replays a compiled workload; ``workload``: its label."""
+    """A level that replays a compiled workload; ``workload``: its label. ``curve``: the deployment's label, on
+    ``gpus``. ``simulated``: its requests, simulated."""
 
     label: str
+    curve: str
+    gpus: Gpus
     workload: str
-    valid: bool
-    facts: ReplayFacts
+    run: Run
+    measured: ReplayRecords
+    simulated: ReplayRecords | None = None
+
+    @property
+    def valid(self) -> bool:
+        return self.run.validity.valid
+
+    @property
+    def facts(self) -> ReplayFacts:
+        return self.measured.facts
 
 
-def replays(experiments: Sequence[tuple[Path, Experiment]], slos: Sequence[Slo] = ()) -> list[ReplayedLevel]:
-    """Every replay in these folders. Raises StoreError."""
+class FigureRow(NamedTuple):
+    """A figure of a replay in the unit that its name has, measured and simulated; None: not known."""
+
+    name: str
+    measured: float | None
+    simulated: float | None
+
+    @property
+    def error_percent(self) -> float | None:
+        if not self.measured or self.simulated is None:
+            return None
+        return 100 * (self.simulated / self.measured - 1)
+
+
+class ClassRow(NamedTuple):
+    """A class of requests; times in ms, None where so few requests do not carry them. ``simulated_ms``: the medians of
+    TTFT and TPOT."""
+
+    name: str
+    requests: int
+    ttft_ms: tuple[float | None, ...]
+    tpot_ms: tuple[float | None, ...]
+    simulated_ms: tuple[float | None, ...]
+
+
+def replays(
+    experiments: Sequence[tuple[Path, Experiment]], slos: Sequence[Slo] = (), simulated: Sequence[Path] = ()
+) -> list[ReplayedLevel]:
+    """Every replay in these folders, with its simulation in the folders of ``simulated``: the experiment of the same
+    name, the level of the same requests. Raises StoreError, or UsageError for a simulation of none of them."""
+    simulations = {folder: load_experiment(folder) for folder in simulated}
+    used: set[Path] = set()
     found = []
     labels = short_labels([experiment for _, experiment in experiments])
     for label, (folder, experiment) in zip(labels, experiments, strict=True):
         for run in experiment.runs:
-            if not isinstance(run.load, Replay):
+            measured = _replayed(folder, run, slos) if isinstance(run.load, Replay) else None
+            if measured is None:
                 continue
-            facts = replay_facts(Store(folder).read_records(run.key), slos)
-            if facts is not None:
-                text = f"{label}, {run.key.stem}" if run.key.repeat or run.load.speed != 1 else label
-                found.append(ReplayedLevel(text, run.workload.lengths.label, run.validity.valid, facts))
+            text = f"{label}, {run.key.stem}" if run.key.repeat or run.key.value != 1 else label
+            ours = [
+                (path, each)
+                for path, simulation in simulations.items()
+                if simulation.name == experiment.name
+                for each in simulation.runs
+                if each.origin == "simulated" and each.key == run.key
+                if each.workload.lengths.identity == run.workload.lengths.identity
+            ]
+            used |= {path for path, _ in ours}
+            simulation = _replayed(*ours[0], slos) if ours else None
+            workload = run.workload.lengths.label
+            found.append(ReplayedLevel(text, label, gpus_of(experiment), workload, run, measured, simulation))
+    for folder in simulations:
+        if folder not in used:
+            raise UsageError(
+                f"--simulated {folder}: simulates no replay that is shown; give what plan.py --compare --out wrote for "
+                "one of them"
+            )
     return found
 
 
+def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> ReplayRecords | None:
+    records = Store(folder).read_records(run.key)
+    facts = replay_facts(records, slos)
+    return None if facts is None else ReplayRecords(facts, records)
+
+
+def verdicts(levels: Sequence[ReplayedLevel], parts: Sequence[TtftParts] = ()) -> list[Finding]:
+    """Of each compiled workload and speed that several deployments replayed: which is best for it, and why."""
+    groups: dict[tuple[str, float, str], dict[str, list[ReplayedLevel]]] = {}
+    for each in levels:
+        key = (each.run.workload.lengths.identity, each.run.key.value, each.run.origin)
+        groups.setdefault(key, {}).setdefault(each.curve, []).append(each)
+    findings = []
+    for (_, speed, origin), members in groups.items():
+        contenders = [
+            Contender(
+                label,
+                own[0].gpus.total,
+                own[0].gpus.device,
+                tuple((each.run, each.facts) for each in own if each.valid),
+                next((each for each in parts if (each.label, each.kind, each.load) == (label, "replay", speed)), None),
+                failed=sum(not each.valid for each in own),
+            )
+            for label, own in members.items()
+        ]
+        workload = next(iter(members.values()))[0].workload
+        workload += f" at {speed:g} times its speed" if speed != 1 else ""
+        findings += verdict(f"{workload} ({origin})", contenders)
+    return findings
+
+
 def section(each: ReplayedLevel) -> Section:
-    """Sentences on sessions and hits, and TTFT by turn as a table."""
-    facts = each.facts
+    """Sentences on sessions and hits, measured and simulated figures, and latencies by class as tables."""
+    facts, simulated = each.facts, each.simulated.facts if each.simulated else None
     within = [(bounds_of_one(found.slo), found) for found in facts.within]
-    names = {turn.turn: f"turn {turn.turn}{' and later' if turn.turn == LAST_TURN else ''}" for turn in facts.by_turn}
-    rows = [(names[turn.turn], turn.requests, *_known(turn.ttft, turn.requests)) for turn in facts.by_turn]
-    if (split := facts.by_hit) is not None:
-        rows += [("some of the prompt cached", split.hits, *_known(split.hit, split.hits))] if split.hit else []
-        rows += [("nothing cached", split.misses, *_known(split.miss, split.misses))] if split.miss else []
-    return Section(said(WORDS, "title", each), said(WORDS, "body", facts, within, rows))
+    figures = list(figure_rows(facts, simulated)) if simulated else []
+    rows = list(class_rows(facts, simulated))
+    return Section(said(WORDS, "title", each), said(WORDS, "body", facts, within, figures, rows, bool(simulated)))
 
 
-def _known(latency: Distribution | None, requests: int) -> tuple[float | None, ...]:
+def figure_rows(measured: ReplayFacts, simulated: ReplayFacts) -> Iterator[FigureRow]:
+    """TimesOfSome in ms; shares in percent."""
+    both = (measured, simulated)
+    for name in ("ttft", "tpot"):
+        for statistic in SHOWN:
+            pair = [_known(getattr(each.every, name), each.every.requests, (statistic,))[0] for each in both]
+            yield FigureRow(f"{name.upper()} {statistic}, ms", *pair)
+    yield FigureRow("requests/s", *(each.requests_per_s for each in both))
+    yield FigureRow(
+        "cached prompt tokens, %", *(None if each.hit_share is None else 100 * each.hit_share for each in both)
+    )
+    for statistic in OF_CLASSES:
+        pair = [each.completion.percentiles_s[statistic] if each.completion else None for each in both]
+        yield FigureRow(f"session completion {statistic}, s", *pair)
+    yield FigureRow("normalised interactivity at P90, tokens/s", *(each.interactivity_p90 for each in both))
+    for ours, theirs in zip(measured.within, simulated.within, strict=True):
+        yield FigureRow(f"sessions/s within {bounds_of_one(ours.slo)}", ours.per_s, theirs.per_s)
+
+
+def class_rows(measured: ReplayFacts, simulated: ReplayFacts | None) -> Iterator[ClassRow]:
+    """By turn, by prompt length, and by whether some of the prompt was cached."""
+    other = _classes(simulated) if simulated else {}
+    for name, each in _classes(measured).items():
+        beside = other.get(name, TimesOfSome(0, None, None))
+        yield ClassRow(
+            name,
+            each.requests,
+            _known(each.ttft, each.requests, SHOWN),
+            _known(each.tpot, each.requests, OF_CLASSES),
+            tuple(_known(of, beside.requests, ("p50",))[0] for of in (beside.ttft, beside.tpot))
+            if beside
+            else (None,) * 2,
+        )
+
+
+def _classes(facts: ReplayFacts) -> dict[str, TimesOfSome]:
+    turns = {f"turn {_turn_name(turn)}": each for turn, each in facts.by_turn.items()}
+    lengths = {f"{_length_name(longest, ' ')} tokens": each for longest, each in facts.by_length.items()}
+    hits = {"some of the prompt cached": facts.by_hit.hit, "nothing cached": facts.by_hit.miss} if facts.by_hit else {}
+    return {**turns, **lengths, **{name: each for name, each in hits.items() if each.requests}}
+
+
+def _turn_name(turn: int) -> str:
+    return f"{turn}{' and later' if turn == LAST_TURN else ''}"
+
+
+def _length_name(longest: int, gap: str = "\n") -> str:
+    return f"{longest // LENGTH_STEP + 1:,}{gap}to {longest:,}"
+
+
+def _known(latency: object, requests: int, statistics: Sequence[str]) -> tuple[float | None, ...]:
     """Percentiles in ms, without the tails that so few requests do not carry."""
-    values = latency.percentiles_s if latency is not None else {}
-    carried = {name: not is_tail(name) or beyond(name, requests) >= MIN_BEYOND for name in TTFT_SHOWN}
-    return tuple(1000 * values[name] if carried[name] and name in values else None for name in TTFT_SHOWN)
+    values: Mapping[str, float] = getattr(latency, "percentiles_s", {})
+    carried = [name for name in statistics if not is_tail(name) or beyond(name, requests) >= MIN_BEYOND]
+    return tuple(1000 * values[name] if name in carried and name in values else None for name in statistics)
+
+
+def figure(each: ReplayedLevel) -> TimeFigure:
+    """A replay over time, its simulation beside it."""
+    shown = [("measured" if each.run.origin == "measured" else each.run.origin, each.measured)]
+    shown += [("simulated", each.simulated)] if each.simulated else []
+    series = [
+        timelines.Series(timelines.bins(one.records), HUES[number], f"{each.label}, {word}")
+        for number, (word, one) in enumerate(shown)
+    ]
+    return TimeFigure(timelines.panels(series, replayed=True), timelines.TIME_NAME, "s")
+
+
+class ClassLine(NamedTuple):
+    """``heights`` in ms, NaN where not known; ``look``: keywords of matplotlib."""
+
+    heights: list[float]
+    look: dict[str, Any]
+
+
+def draw_classes(levels: Sequence[ReplayedLevel], path: Path) -> None:
+    """TTFT and TPOT by turn and by prompt length, at most `MOST` replays: medians, 90th percentiles dashed, and the
+    medians of simulations dotted with hollow marks. Raises StoreError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogFormatter
+
+    shown = levels[:MOST]
+    columns: list[tuple[str, str, Callable[[int], str]]] = [
+        ("turn", "by_turn", _turn_name),
+        ("prompt tokens", "by_length", _length_name),
+    ]
+    with plt.style.context(STYLE_FILE):
+        figure, grid = plt.subplots(2, 2, figsize=CLASSES_IN, sharex="col", layout="constrained")
+        try:
+            for column, (axis_name, of, name_of) in enumerate(columns):
+                classes = sorted({key for each in shown for key in getattr(each.facts, of)})
+                for axes, (metric, unit) in zip(
+                    grid[:, column], (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms")), strict=True
+                ):
+                    for number, each in enumerate(shown):
+                        for line in _class_lines(each, of, metric, classes):
+                            axes.plot(range(len(classes)), line.heights, color=HUES[number], markersize=4, **line.look)
+                    axes.set_yscale("log")
+                    axes.yaxis.set_major_formatter(LogFormatter())
+                    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
+                    axes.set_ylabel(unit)
+                axes.set_xticks(range(len(classes)), map(name_of, classes), fontsize=7)
+                axes.set_xlabel(axis_name)
+            figure.suptitle("solid: p50, dashed: p90, dotted with squares: p50 simulated", fontsize=9)
+            handles, labels = grid[0][0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+            save(figure, path)
+        finally:
+            plt.close(figure)
+
+
+def _class_lines(each: ReplayedLevel, of: str, metric: str, classes: Sequence[int]) -> Iterator[ClassLine]:
+    looks: list[tuple[ReplayFacts, str, dict[str, Any]]] = [
+        (each.facts, "p50", {"marker": "o", "label": each.label}),
+        (each.facts, "p90", {"linestyle": "dashed"}),
+    ]
+    if each.simulated:
+        looks.append((each.simulated.facts, "p50", {"linestyle": "dotted", "marker": "s", "markerfacecolor": "white"}))
+    nothing = TimesOfSome(0, None, None)
+    for facts, statistic, look in looks:
+        members = [getattr(facts, of).get(key, nothing) for key in classes]
+        heights = [_known(getattr(one, metric), one.requests, (statistic,))[0] for one in members]
+        yield ClassLine([math.nan if height is None else height for height in heights], look)

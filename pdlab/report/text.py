@@ -31,7 +31,7 @@ def tables_text(report: Report) -> str:
             f"{chaos_report.text(each)}\n\n{chaos_report.fault_list(each)}" for each in report.results.chaos
         )
     faults = [chaos_report.text(each) for each in report.results.chaos]
-    further = [each.text for each in further_sections(report)]
+    further = [each.text for each in (*further_sections(report), *replay_sections(report))]
     return "\n\n".join([tables.render(report.curves, report.view), *further, *faults])
 
 
@@ -53,8 +53,12 @@ def _further(report: Report) -> Iterator[Section]:
     if report.price_per_gpu_hour is not None:
         yield sections.cost_section(report.costs, curves, view, report.price_per_gpu_hour, report.at)
     yield from map(soaks.section, report.soaks)
-    yield from map(replays.section, report.replays)
     yield from (timelines.section(each) for each in report.timelines if each.changes or not each.replays)
+
+
+def replay_sections(report: Report) -> list[Section]:
+    """One of each replay of sessions."""
+    return [replays.section(each) for each in report.replays]
 
 
 def slo_sections(report: Report) -> list[Section]:
@@ -78,4 +82,4 @@ def verdict_text(report: Report) -> str:
         lines += map(str, verdicts.bound_answers(answers, curves, view))
     if not report.at and len(own(curves)) > 1:
         lines.append(verdicts.NO_BOUND)
-    return "\n".join([*lines, *slo_sentences(report)])
+    return "\n".join([*lines, *slo_sentences(report), *(each.text for each in report.replay_verdicts)])

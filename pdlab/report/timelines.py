@@ -22,6 +22,7 @@ from pdlab.results.store import Store
 MOST = 6  # of one picture
 BINS, LEAST_BIN_S = 120, 1.0
 PANEL_IN = 1.9
+TIME_NAME = "seconds since the load began; latencies by when a request came (dashed: p95)"
 
 
 class Timeline(NamedTuple):
@@ -133,44 +134,59 @@ def section(each: Timeline) -> Section:
     return Section(f"Roles over time (prefill:decode): {each.label}", "\n".join(lines))
 
 
-def figure(timelines: Sequence[Timeline]) -> TimeFigure:
-    """At most `MOST` of them on one axis of time: medians, and the 95th percentiles dashed."""
-    shown = timelines[:MOST]
-    colors = [HUES[number % len(HUES)] for number in range(len(shown))]
-    series = [bins(each.records) for each in shown]
+class Series(NamedTuple):
+    """One line of each panel: whiles, colour, and name in the legend."""
+
+    bins: Sequence[Bin]
+    color: str
+    label: str
+
+
+def panels(series: Sequence[Series], *, replayed: bool) -> list[TimePanel]:
+    """Load and latencies over time: medians, and the 95th percentiles dashed. ``replayed``: with the number in flight
+    and the hit share."""
 
     def panel(name: str, value: Callable[[Bin], float | None], legend: Literal["", "above"] = "") -> TimePanel:
-        labels = [each.label if legend else "" for each in shown]
         lines = [
-            TimeLine([(one.middle_s, value(one)) for one in its], color, label)
-            for its, color, label in zip(series, colors, labels, strict=True)
+            TimeLine([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
+            for each in series
         ]
         return TimePanel(name, lines, height_in=PANEL_IN, legend=legend)
 
     def latency_panel(name: str, pair_of: Callable[[Bin], tuple[float, float] | None], factor: float) -> TimePanel:
-        def line(its: Sequence[Bin], color: str, statistic: int) -> TimeLine:
-            pairs = [(one.middle_s, pair_of(one)) for one in its]
+        def line(each: Series, statistic: int) -> TimeLine:
+            pairs = [(one.middle_s, pair_of(one)) for one in each.bins]
             points = [(x, None if pair is None else factor * pair[statistic]) for x, pair in pairs]
-            return TimeLine(points, color, dash="dashed" if statistic else "solid", width=0.9 if statistic else 1.3)
+            return TimeLine(
+                points, each.color, dash="dashed" if statistic else "solid", width=0.9 if statistic else 1.3
+            )
 
-        lines = [line(its, color, statistic) for its, color in zip(series, colors, strict=True) for statistic in (0, 1)]
+        lines = [line(each, statistic) for each in series for statistic in (0, 1)]
         return TimePanel(name, lines, height_in=PANEL_IN)
 
-    panels = [
+    made = [
         panel("requests/s", lambda one: one.requests_per_s, "above"),
         panel("thousand\nprompt tokens/s", lambda one: one.prompt_tokens_per_s / 1000),
         latency_panel("TTFT, s", lambda one: one.ttft_s, 1.0),
         latency_panel("TPOT, ms", lambda one: one.tpot_s, 1000.0),
     ]
-    if any(each.replays for each in shown):
-        panels.append(panel("in flight", lambda one: one.in_flight))
-        panels.append(panel("hit share of\nprompt tokens", lambda one: one.hit_share))
+    if replayed:
+        made.append(panel("in flight", lambda one: one.in_flight))
+        made.append(panel("hit share of\nprompt tokens", lambda one: one.hit_share))
+    return made
+
+
+def figure(timelines: Sequence[Timeline]) -> TimeFigure:
+    """At most `MOST` of them on one axis of time."""
+    shown = timelines[:MOST]
+    colors = [HUES[number % len(HUES)] for number in range(len(shown))]
+    series = [Series(bins(each.records), color, each.label) for each, color in zip(shown, colors, strict=True)]
+    made = panels(series, replayed=any(each.replays for each in shown))
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
         lines = [TimeLine(_split_steps(each), color) for each, color in changing]
-        panels.append(TimePanel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
-    name = "seconds since the load began; latencies by when a request came (dashed: p95)"
-    return TimeFigure(panels, name, "s")
+        made.append(TimePanel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
+    return TimeFigure(made, TIME_NAME, "s")
 
 
 def _split_steps(each: Timeline) -> list[tuple[float, float | None]]:

@@ -20,6 +20,8 @@ from pdlab.results.timeline import PARTS
 MOST_LOADS, MOST_CURVES = 6, 4  # of one picture
 OTHER = "other"
 LEAST_MS = 1e-6  # less is rounding
+BAR_INCHES, BARS_BETWEEN = 0.2, 0.7  # of a stacked bar; between two curves
+LEAST_BARS, BAR_CHARS = 3, 3.3  # the room of a curve's name below its bars
 # By where a part happens: grey outside and in servers, blue at prefill, green to red from decode's admission on.
 COLORS = {
     "front": "#4d4d4d",
@@ -165,7 +167,9 @@ def draw(levels: Sequence[TtftParts], path: Path) -> None:
     names = _drawn(levels)
     columns = max(len(loads), len(slowest))
     with plt.style.context(STYLE_FILE):
-        figure = plt.figure(figsize=(max(9.0, 3.4 * columns), 8.6), layout="constrained")
+        most = max(sum(_room(level) + BARS_BETWEEN for level in curves) for curves in loads.values())
+        width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
+        figure = plt.figure(figsize=(width, 8.6), layout="constrained")
         try:
             above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
             for axes, (where, curves) in zip(
@@ -189,20 +193,24 @@ def _drawn(levels: Sequence[TtftParts]) -> list[str]:
     return [*(name for name in PARTS if name in shown), OTHER]
 
 
+def _room(level: TtftParts) -> int:
+    """Of a curve beside others of its load, in bars."""
+    return max(len(level.around), LEAST_BARS)
+
+
 def _stacked(axes: Any, where: str, curves: Sequence[TtftParts], names: Sequence[str]) -> None:
-    at, ticks, labels = 0.0, [], []
+    begins, ticks, labels = 0.0, [], []
     for level in curves:
-        begins = at
-        for around in level.around:
+        for number, around in enumerate(level.around):
+            at = begins + number + (_room(level) - len(level.around)) / 2
             for name, bottom, ms in _pieces(list(around.parts_s.items()), names):
                 axes.bar(at, ms, 0.8, bottom=bottom, color=COLORS[name], edgecolor="#444444", linewidth=0.3)
             ticks.append(at)
             labels.append(around.statistic)
-            at += 1
         axes.annotate(
-            "\n".join(wrap(level.label, 9 * max(len(level.around), 1) // 2)),
-            ((begins + at - 1) / 2, 0),
-            xytext=(0, -20),
+            "\n".join(wrap(level.label, int(BAR_CHARS * _room(level)))),
+            (begins + (_room(level) - 1) / 2, 0),
+            xytext=(0, -26),
             textcoords="offset points",
             xycoords=("data", "axes fraction"),
             ha="center",
@@ -210,8 +218,10 @@ def _stacked(axes: Any, where: str, curves: Sequence[TtftParts], names: Sequence
             fontsize=6.5,
             annotation_clip=False,
         )
-        at += 0.7
-    axes.set_xticks(ticks, labels, fontsize=7)
+        begins += _room(level) + BARS_BETWEEN
+    axes.set_xticks(ticks, labels, fontsize=7, rotation=90)
+    axes.set_xlim(-0.5 - BARS_BETWEEN / 2, begins - 0.5 - BARS_BETWEEN / 2)
+    axes.grid(visible=False, axis="x")
     axes.set_title(where, fontsize=9)
     axes.set_ylabel("TTFT, ms")
     axes.set_ylim(bottom=0)

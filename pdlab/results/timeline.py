@@ -18,7 +18,7 @@ from pdlab.core.schema import Frozen
 # Marks of a timeline in the order in which they happen, and the part that ends at each. `answer` ends four.
 MARKS: Mapping[str, str] = {
     "call": "server",
-    "recall": "failed_calls",
+    "failed": "failed_calls",
     "answer": "call",
     "queued": "submit",
     "admitted": "admission",
@@ -34,13 +34,13 @@ MARKS: Mapping[str, str] = {
 # Every part in the order of time, and what it is.
 PARTS: Mapping[str, str] = {
     "front": "network, proxy and ingress, both ways, and the client",
-    "server": "the server's own work before prefill is called, or before the engine has the request",
-    "failed_calls": "calls of prefill that failed and were made again",
+    "server": "the server's own work before prefill is called, or before the engine is given the request",
+    "failed_calls": "calls of prefill that failed",
     "call": "the way to prefill's server and back",
     "prefill_server": "prefill's server: tokenising, and making the answer",
     "queue": "waiting in the engine that prefills, until it takes the prompt up",
     "prefill": "the prompt is computed, until its first token",
-    "submit": "decode's server, from prefill's answer until its engine has the request",
+    "submit": "decode's server, from the end of the last call of prefill until its engine is given the request",
     "admission": "waiting in the decode engine for room and for a step to end",
     "post": "from admission until the first read of KV cache is posted",
     "transfer": "from the first read's posting until a poll sees the last one ended",
@@ -178,12 +178,12 @@ def _needed(timeline: RequestTimeline) -> frozenset[str]:
 
 
 def _called(t: Mapping[str, float]) -> float | None:
-    return t.get("recall", t.get("call"))
+    return t.get("failed", t.get("call"))
 
 
 def _chain(timeline: RequestTimeline) -> list[str]:
     """The marks until the first byte, in the order in which they must be."""
-    last = ("call", "recall", "answer") if timeline.early else tuple(MARKS)[: list(MARKS).index("first_byte")]
+    last = ("call", "failed", "answer") if timeline.early else tuple(MARKS)[: list(MARKS).index("first_byte")]
     return [*(mark for mark in last if mark in timeline.t), "first_byte"]
 
 
@@ -215,7 +215,7 @@ def _split(timeline: RequestTimeline, mark: str, ms: float) -> Iterator[TimePart
         yield from _prefill_parts(timeline.p, ms)
         return
     if timeline.path in ("local", "collocated"):
-        name = {"queued": "submit" if "answer" in timeline.t else "server", "scheduled": "queue"}.get(mark, name)
+        name = {"queued": "submit" if "call" in timeline.t else "server", "scheduled": "queue"}.get(mark, name)
         name = "prefill" if mark == "first" else name
     if timeline.path == "recomputed" and mark == "first":
         name = "recompute"

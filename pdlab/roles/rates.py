@@ -50,8 +50,9 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None: not known yet."""
-        return self.tokens.total / self.busy_s.total if self.busy_s.total >= LEAST_BUSY_S else None
+        """Above 0. None: not known yet, so also while the first prompt takes longer than any look."""
+        known = self.busy_s.total >= LEAST_BUSY_S and self.tokens.total > 0
+        return self.tokens.total / self.busy_s.total if known else None
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from functools import cache
 
 from pydantic import Field
 
-from pdlab.core.catalog import GpuType, known_gpus, load_model
+from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpus, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
@@ -27,6 +27,7 @@ HOME = "h100-vllm-0.11"
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
 # Of a request to an engine's own server: HTTP, and the tokenizer by prompt token.
 BARE_PATH = {"overhead_ms": 10.0, "pd_overhead_ms": 10.0, "ingress_us": 5.0}
+ONE_ROUTER = "without Ray one process routes to all engines, and sees every request (Dynamo, SGLang's router)"
 BARE_SOURCE = (
     "least mean error of TTFT over 12 public stacks, each left out once: 18 % without a path, 14 % for 10 ms and 5 us "
     "a prompt token, 15 % for 5 ms more (python benchmarks/score_model.py)"
@@ -136,7 +137,7 @@ def computed(
     own = {
         "memory_gb": Constant(value=type_.memory_gb[0], unit="GB", basis="published", source=type_.source),
         **({"steps_in_flight": steps_in_flight(planned)} if engine == "vllm" else {}),
-        **({each: _bare(home.constants[each], BARE_PATH.get(each, 0.0)) for each in OF_RAY} if bare else {}),
+        **(_without_ray(home) if bare else {}),
     }
     assumed = {
         each: constant.model_copy(update={"basis": "assumed", "source": f"as of {HOME}", "relative_error": None})
@@ -210,6 +211,18 @@ def beside(prefill: Hardware, decode: Hardware) -> Hardware:
     )
 
 
-def _bare(constant: Constant, value: float) -> Constant:
-    source = BARE_SOURCE if value else "engines without Ray"
+def as_served(shape: ModelShape, hardware: Hardware) -> ModelShape:
+    """The shape with the format of KV cache that tables are asked for (``quant``): of memory, transfer and steps."""
+    kept = (hardware.steps.quant if hardware.steps is not None else {}).get("kvcache")
+    return shape.model_copy(update={"kv_dtype": kept}) if kept in BYTES_PER_VALUE else shape
+
+
+def _without_ray(home: Hardware) -> dict[str, Constant]:
+    sources = {each: BARE_SOURCE if each in BARE_PATH else "engines without Ray" for each in OF_RAY}
+    values = {**dict.fromkeys(OF_RAY, 0.0), **BARE_PATH, "routers": 1.0}
+    sources["routers"] = ONE_ROUTER
+    return {each: _assumed(home.constants[each], value, sources[each]) for each, value in values.items()}
+
+
+def _assumed(constant: Constant, value: float, source: str) -> Constant:
     return constant.model_copy(update={"value": value, "basis": "assumed", "source": source, "relative_error": None})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -94,7 +94,7 @@ class Trace:
         keys = [key for request in requests for key, _ in request.blocks]
         alone = len({*keys}) == len(keys) and not any(request.after for request in requests)
         if alone:
-            requests = sorted(requests, key=lambda request: request.at_s or 0.0)
+            requests = in_order(requests)
         begin_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
         requests = [
             request if request.at_s is None or not begin_s else replace(request, at_s=request.at_s - begin_s)
@@ -151,6 +151,11 @@ class Trace:
         if self.requests:
             return Trace.of(_every(self.requests, of))
         return Trace(self.arrival_s[::of], self.input_tokens[::of], self.output_tokens[::of])
+
+
+def in_order(requests: Iterable[TrafficRequest]) -> list[TrafficRequest]:
+    """Requests that share nothing and wait for nothing, as a `Trace` has them."""
+    return sorted(requests, key=lambda request: request.at_s or 0.0)
 
 
 def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:

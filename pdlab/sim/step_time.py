@@ -150,7 +150,8 @@ REFERENCE_WIDTH = 36 * 2880
 def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
     """Bytes of one engine's KV cache, over its GPUs; 0 or less: the model does not fit.
 
-    Memory of the TP x PP GPUs x utilization - weights - overhead per GPU; or what the pool's engine argument
+    Memory of the TP x PP GPUs x utilization - weights - overhead per GPU, where experts are divided over TP x DP with
+    and without expert parallel; or what the pool's engine argument
     ``kv_cache_memory_bytes`` gives each of them.
     """
     gpus = pool.tp * pool.pp
@@ -158,8 +159,7 @@ def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
         return float(gpus * given)
     hardware = hardware.of(pool)
     value = hardware.value
-    experts = expert_bytes(shape) / (pool.dp if pool.expert_parallel else 1)
-    weights_gb = (experts + dense_bytes(shape, with_embedding=True)) / 1e9
+    weights_gb = (expert_bytes(shape) / pool.dp + dense_bytes(shape, with_embedding=True)) / 1e9
     return (gpus * (value("memory_gb") * value("memory_utilization") - value("overhead_gb")) - weights_gb) * 1e9
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
-from pdlab.core.errors import UsageError
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware, Speculation, StepTables
 from pdlab.sim.step_source import Corrected, Limits, StepSource, Tabulated
@@ -23,20 +22,19 @@ def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
     return source if own.speculation is None else Speculative(source, own.speculation)
 
 
-# GPUs over which whole experts are spread, at most: beyond one node the tables exchange tokens as no engine does. They
-# give 500 tokens/s of prefill per GPU for EP 32 of DeepSeek-V3 on H100, where SGLang's team measured 6,500
-# (lmsys.org/blog/2025-05-05-large-scale-ep).
-MOST_EXPERT_RANKS = 8
+# GPUs over which whole experts are spread, at most, for an estimate that was compared: beyond one node the tables
+# exchange tokens as no engine does. They give 500 tokens/s of prefill per GPU for EP 32 of DeepSeek-V3 on H100, where
+# SGLang's team measured 6,500 (lmsys.org/blog/2025-05-05-large-scale-ep).
+COMPARED_EXPERT_RANKS = 8
+
+
+def has_wide_experts(pool: Pool) -> bool:
+    """Whether whole experts are spread over more GPUs than tables are good for."""
+    return pool.expert_parallel and pool.tp * pool.dp > COMPARED_EXPERT_RANKS
 
 
 def tables_of(tables: StepTables, shape: ModelShape, pool: Pool) -> Tabulated:
     """The tables of one engine of ``pool``, without a correction. Raises UsageError."""
-    ranks = pool.tp * pool.dp
-    if pool.expert_parallel and ranks > MOST_EXPERT_RANKS:
-        raise UsageError(
-            f"expert parallel over {ranks} GPUs ({pool.label}): the tables of {tables.system} are good for up to "
-            f"{MOST_EXPERT_RANKS}; plan it with fitted constants (--hardware h100-vllm-0.11)"
-        )
     return aic.tabulate(shape, tables.system, tables.engine, tables.version, pool, tables.quant, tables.mode)
 
 

@@ -79,7 +79,7 @@ def aiperf(head: TrafficHead, requests: Iterable[TrafficRequest], words: Sequenc
         else:
             line["delay"] = round(1000 * request.gap_s, 3)
         if request.messages is not None:
-            line["messages"] = request.messages
+            line |= {"messages": request.messages} | ({"extra": request.extra} if request.extra else {})
         else:
             line["text_input"] = text_of(head.seed, request, words)
         yield json.dumps(line, separators=(",", ":"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdlab.traffic.requests import Block, TrafficRequest
@@ -50,7 +50,15 @@ class _Content:
         return _Content(tuple(keys), tuple(rest))
 
 
-def _hash(before: int, pieces: list[tuple[str, int, int]]) -> int:
+def token_keys(ids: Sequence[int], size: int) -> tuple[int, ...]:
+    """Keys of the whole blocks of ``size`` tokens of a row of token ids. They are no keys of `TrafficPrompts`."""
+    keys: list[int] = []
+    for at in range(0, len(ids) - size + 1, size):
+        keys.append(_hash(keys[-1] if keys else 0, ids[at : at + size]))
+    return tuple(keys)
+
+
+def _hash(before: int, pieces: Sequence[object]) -> int:
     digest = hashlib.blake2b(f"{before}\0{pieces}".encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES)
     return int.from_bytes(digest.digest(), "big")
 

@@ -242,6 +242,7 @@ class _Maker:
             waits=waits,
             fresh=fresh,
             messages=row.messages,
+            extra=row.extra,
         )
 
     def _think_s(self, row: Recorded) -> float:

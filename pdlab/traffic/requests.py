@@ -63,7 +63,7 @@ class TrafficRequest:
     ``waits``: further requests to wait for. ``gap_s``: between the last end of these and the moment at which this is
     due. ``blocks``: the whole prompt of a request without a parent and of a fresh one, else what is new in it.
     ``out``: output tokens. ``messages``: the real text of the blocks as chat messages, where the source has it;
-    else it is drawn.
+    else it is drawn. ``extra``: what else of a chat request's body is part of its prompt, such as tools.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -79,6 +79,7 @@ class TrafficRequest:
     fresh: bool = False
     tenant: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    extra: dict[str, Any] | None = None
 
     @property
     def new_tokens(self) -> int:
@@ -104,7 +105,7 @@ def _adapter() -> TypeAdapter[TrafficRequest]:
 def line_of(request: TrafficRequest) -> str:
     """The request as a line, without what has its default."""
     row: dict[str, Any] = {"id": request.id, "session": request.session}
-    for name in ("parent", "at_s", "waits", "tenant", "messages"):
+    for name in ("parent", "at_s", "waits", "tenant", "messages", "extra"):
         value = getattr(request, name)
         if value not in (None, ()):
             row[name] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdlab.analysis.replays import replay_facts
+from pdlab.analysis.replays import LAST_TURN, replay_facts
 from pdlab.core.workload import Slo
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 
@@ -49,14 +49,25 @@ def test_sessions_turns_and_hits() -> None:
     assert facts.completion is not None
     # From a0's sending to a1's end, and c0's 8 s: 6 and 8 s; all of it took 10 s.
     assert facts.completion.mean_s == pytest.approx(7.0) and facts.complete_per_s == pytest.approx(0.2)
-    assert [(each.turn, each.requests, each.ttft.mean_s) for each in facts.by_turn] == [
-        (1, 3, pytest.approx(1.5)),
-        (2, 1, pytest.approx(0.2)),
-    ]
+    by_turn = {turn: (each.requests, each.ttft.mean_s) for turn, each in facts.by_turn.items() if each.ttft}
+    assert by_turn == {1: (3, pytest.approx(1.5)), 2: (1, pytest.approx(0.2))}
     assert facts.hit_share == pytest.approx(120 / 400) and facts.hits_from == "server"
-    assert facts.by_hit is not None and facts.by_hit.hit is not None and facts.by_hit.miss is not None
-    assert (facts.by_hit.hits, facts.by_hit.misses) == (2, 2)
-    assert facts.by_hit.hit.mean_s == pytest.approx(0.85) and facts.by_hit.miss.mean_s == pytest.approx(1.5)
+    assert facts.by_hit is not None and facts.by_hit.hit.ttft is not None and facts.by_hit.miss.ttft is not None
+    assert (facts.by_hit.hit.requests, facts.by_hit.miss.requests) == (2, 2)
+    assert facts.by_hit.hit.ttft.mean_s == pytest.approx(0.85) and facts.by_hit.miss.ttft.mean_s == pytest.approx(1.5)
+
+
+def test_latencies_by_turn_and_by_length() -> None:
+    """Nine gaps between ten tokens: TPOT is the rest of E2EL over nine. Failed requests are in no class."""
+    longer = record("d0", 9, 0.0, 0.5, 1.4).model_copy(update={"input_tokens": 65})
+    shorter = record("e0", 7, 0.0, 0.5, 2.3).model_copy(update={"input_tokens": 64})
+    facts = replay_facts((*RECORDS, longer, shorter))
+    assert facts is not None
+    tpot = {turn: each.tpot.mean_s for turn, each in facts.by_turn.items() if each.tpot}
+    assert tpot == {1: pytest.approx(9.5 / 27), 2: pytest.approx(0.8 / 9), LAST_TURN: pytest.approx(0.15)}
+    lengths = {longest: (each.requests, each.tpot and each.tpot.mean_s) for longest, each in facts.by_length.items()}
+    assert lengths == {64: (1, pytest.approx(0.2)), 256: (5, pytest.approx((9.5 + 0.8 + 0.9) / 45))}
+    assert facts.every.requests == 6 and facts.requests_per_s == pytest.approx(0.6)
 
 
 def test_interactivity_is_of_the_slow_ones() -> None:

@@ -148,6 +148,11 @@ def test_engines_tell_the_ids_of_an_answers_tokens() -> None:
     protocol = _source("entrypoints/openai/completion/protocol")
     stream = protocol[protocol.index("class CompletionResponseStreamChoice") :]
     assert "    return_token_ids: bool | None" in protocol and "    token_ids: list[int] | None" in stream
+    chat = _source("entrypoints/openai/chat_completion/protocol")
+    chunk = chat[chat.index("class ChatCompletionStreamResponse(") :]
+    choice = chat[chat.index("class ChatCompletionResponseStreamChoice(") :]
+    assert "    prompt_token_ids: list[int] | None" in chunk[: chunk.index("\nclass ")], "of the first chunk"
+    assert "    token_ids: list[int] | None" in choice[: choice.index("\nclass ")]
     assert "cached_tokens" in _source("entrypoints/serve/engine/protocol")
 
 

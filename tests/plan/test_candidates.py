@@ -12,7 +12,10 @@ from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan.candidates import engine_shapes, most_copies, units
 from pdlab.plan.rate_matching import Unit
+from pdlab.sim import aic
+from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
 
 
 def test_no_engine_that_the_launcher_would_refuse() -> None:
@@ -26,6 +29,13 @@ def test_no_engine_that_the_launcher_would_refuse() -> None:
 
 
 GPT_OSS = require_shape("gpt-oss-120b")
+NOTHING = Plane(xs=(0, 1), ys=(0, 1), z=((0, 0), (0, 0)))
+NO_STEPS = Tabulated(
+    shared=Polyline(xs=(1, 2), ys=(0, 0)),
+    **dict.fromkeys(("decode", "generation_attention", "context_attention"), NOTHING),
+    limits=Limits(tokens=1, batch=1, context=1, prefill_tokens=1, prefix=1),
+    provenance="made by hand",
+)
 FIRST, SECOND = Pool(tp=2, gpu_type="H100"), Pool(tp=4, gpu_type="H200")
 
 
@@ -42,6 +52,14 @@ def test_engines_of_two_types_are_bound_to_theirs() -> None:
         *((tp, "H100") for tp in (1, 2, 4, 8)),
         *((tp, "H200") for tp in (2, 4, 8)),
     ]
+
+
+def test_tp_of_two_nodes_is_looked_at_where_tables_know_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aic, "tabulate", lambda *_: NO_STEPS)
+    asked = (require_shape("deepseek-v3"), 32, Workload(input_tokens=2000, output_tokens=200))
+    tables, fitted = (engine_shapes(each, *asked) for each in (computed("H100"), load_hardware("h100-vllm-0.11")))
+    assert Pool(tp=16) in tables and Pool(tp=16) not in fitted
+    assert {pool.dp for pool in tables if pool.expert_parallel} == {16, 32}
 
 
 def test_prefill_is_on_the_first_type_and_the_rest_on_the_second() -> None:

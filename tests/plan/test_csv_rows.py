@@ -56,6 +56,12 @@ def one(text: str) -> RequestedRow:
         ("tp,ep,conc\n8,0,8\n", "collocated-1xtp8"),
         ("tp,dp,ep,conc\n1,8,8,8\n", "collocated-1xdp8ep"),
         ("tp,moe_ep,conc\n4,4.0,8\n", "collocated-1xtp4ep"),
+        ("tp,attention_dp,moe_ep,gpus,conc\n1,8,8,8,8\n", "collocated-1xdp8ep"),
+        (
+            "mode,p_workers,p_tp,p_attention_dp,d_workers,d_tp,d_attention_dp,d_moe_ep,gpus_total,conc\n"
+            "disagg,2,2,4,1,1,32,32,48,8\n",
+            "pd-spread-p2xtp2dp4-d1xdp32ep",
+        ),
         ("TP,Concurrency,Disaggregated,Num Prefill GPUs\n4,8,false,\n", "collocated-1xtp4"),
         (
             "Prefill TP,Decode TP,Conc,Disaggregated,Num Prefill GPUs,Num Decode GPUs\n4,4,8,true,4,8\n",
@@ -101,6 +107,8 @@ def test_what_is_left_to_guess_is_refused(text: str, message: str) -> None:
         ("tp,conc,Spec Decoding\n4,8,mtp\n", "spec_decoding"),
         ("tp,conc,DP Attention\n4,8,true\n", "dp_attention"),
         ("tp,conc,attention_dp\n4,8,8\n", "dp_attention"),
+        ("tp,conc,attention_dp,gpus\n8,8,8,8\n", "gpus"),
+        ("tp,dp,conc,attention_dp,gpus\n1,4,8,8,8\n", "dp_attention"),
         ("mode,p_tp,d_tp,conc,d_attention_dp\npd-pack,4,4,8,4\n", "d_dp_attention"),
         ("tp,conc,dcp\n4,8,8\n", "context_parallel"),
         ("tp,conc,max_num_seqs\n4,8,16\n", "max_num_seqs"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 from support.replays import write_replay
 
-from pdlab.cli import plan
+from pdlab.cli import plan, viz
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.replayed import COMPILED
@@ -21,6 +22,7 @@ from pdlab.sim.simulator import simulate
 from pdlab.traffic.requests import TrafficRequest
 
 LABEL = "pd-pack-p1xtp1-d1xtp1"
+KEY = RunKey(kind="replay", value=1.0)
 
 
 def requests() -> list[TrafficRequest]:
@@ -104,3 +106,61 @@ def test_other_requests_are_not_simulated(
     assert plan.main(["--compare", str(folder)]) == 2
     error = capsys.readouterr().err
     assert complaint in error and COMPILED in error and error.count("\n") == 1
+
+
+def test_the_simulated_replay_is_a_result_that_is_shown_beside_the_measured_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = measured(tmp_path / "slow", ttft_factor=2.0), tmp_path / "simulated"
+    assert plan.main(["--compare", str(folder), "--out", str(out)]) == 0
+    assert f"Simulated replay: {out / 'slow'}" in capsys.readouterr().out
+    ours, theirs = (
+        {r.replayed.id: r for r in Store(each).read_records(KEY) if r.replayed} for each in (out / "slow", folder)
+    )
+    assert set(ours) == set(theirs) and len(ours) == 60
+    for name, record in ours.items():
+        assert record.replayed and record.input_tokens == theirs[name].input_tokens
+        assert (record.replayed.turn, record.replayed.parent) == (2, name[:-1] + "1") or name.endswith("t1")
+        assert record.replayed.foreseen_tokens == theirs[name].replayed.cached_tokens  # type: ignore[union-attr]
+    page, picture = tmp_path / "replay.html", tmp_path / "plot.svg"
+    words = ["--exps", str(folder), "--simulated", str(out / "slow"), "--slo", "ttft_ms=900"]
+    assert viz.main([*words, "--report", str(page), "--plot-path", str(picture), "--show-tables"]) == 0
+    rows = {cells[0]: cells for line in capsys.readouterr().out.splitlines() if (cells := re.split(r"\s{2,}", line))}
+    assert rows["TTFT p50, ms"][3] == "-50" and rows["requests/s"][3] in ("+0", "-0")
+    median_ms = 1000 * statistics.median(r.ttft_s or 0.0 for r in ours.values() if r.replayed and r.replayed.turn == 2)
+    assert float(rows["turn 2"][-2]) == pytest.approx(median_ms, rel=0.01)
+    text = page.read_text()
+    assert "<h2>Replays of sessions</h2>" in text and ", simulated</text>" in text
+    assert {each.name for each in tmp_path.glob("plot*.svg")} == {
+        f"plot{n}.svg" for n in ("", "-roles", "-classes", "-replay")
+    }
+
+
+def test_requests_that_share_nothing_keep_their_names(tmp_path: Path) -> None:
+    """Their trace is in order of arrival, and the file is not."""
+    sent = [TrafficRequest(f"r{n}", f"r{n}", ((f"r{n}", 100 + n),), 5, at_s=20.0 - n) for n in range(20)]
+    records = [
+        RequestRecord(
+            arrival_s=20.0 - n, first_token_s=20.1 - n, finish_s=20.2 - n, input_tokens=100 + n, output_tokens=5,
+            replayed=ReplayedRequest(id=f"r{n}", session=f"r{n}"),
+        )
+        for n in range(20)
+    ]  # fmt: skip
+    folder = write_replay(tmp_path / "apart", "collocated-1xtp1", sent, records)
+    assert plan.main(["--compare", str(folder), "--out", str(tmp_path / "out")]) == 0
+    simulated = Store(tmp_path / "out" / "apart").read_records(KEY)
+    assert {r.replayed.id: r.input_tokens for r in simulated if r.replayed} == {f"r{n}": 100 + n for n in range(20)}
+    assert simulated[0].replayed and simulated[0].replayed.id == "r19", "the last of the file comes first"
+
+
+def test_simulations_of_nothing_that_is_shown_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = measured(tmp_path / "one"), measured(tmp_path / "other")
+    assert plan.main(["--compare", str(one), "--out", str(tmp_path)]) == 2
+    assert "holds what was measured" in capsys.readouterr().err
+    assert plan.main(["--compare", str(one), "--out", str(tmp_path / "out")]) == 0
+    assert viz.main(["--exps", str(other), "--simulated", str(tmp_path / "out" / "one"), "--no-plot"]) == 2
+    error = capsys.readouterr().err
+    assert "simulates no replay that is shown" in error and error.count("\n") == 1
+    again = measured(tmp_path / "more" / "one")
+    assert plan.main(["--compare", str(one), str(again), "--out", str(tmp_path / "both")]) == 2
+    assert "two experiments are called one" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.replayed import Replayed
 from pdlab.core.workload import Replay, RunKey, Workload
 from pdlab.report import timelines
+from pdlab.report.html import write_html
 from pdlab.report.pictures import draw
 from pdlab.report.text import render_text
 from pdlab.results import metrics
@@ -19,7 +21,7 @@ from pdlab.results.schema import Manifest, ReplayedRequest, RequestRecord, Run
 from pdlab.results.store import Store
 
 
-def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = True) -> Path:
+def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = True, slower_s: float = 0.0) -> Path:
     """Twenty sessions of two requests; the second finds 80 of its 100 tokens cached and has its first token sooner."""
     records = []
     for number in range(20):
@@ -32,7 +34,7 @@ def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = T
                 parent=f"c{number}t1" if turn == 2 else None,
                 cached_tokens=80 * (turn - 1) if cached else None,
             )
-            ttft_s = 0.8 if turn == 1 else 0.2
+            ttft_s = slower_s + (0.8 if turn == 1 else 0.2)
             records.append(
                 RequestRecord(
                     arrival_s=arrival_s,
@@ -92,7 +94,7 @@ def test_a_replay_has_a_picture_over_time(tmp_path: Path) -> None:
     folder = replay(tmp_path / "a", "collocated-2xtp1")
     report = pdlab.build_report(pdlab.load(folder))
     made = draw(report, tmp_path / "plot.png")
-    assert [each.path.name for each in made] == ["plot.png", "plot-roles.png"]
+    assert [each.path.name for each in made] == ["plot.png", "plot-roles.png", "plot-classes.png"]
     assert all(each.path.stat().st_size > 10_000 for each in made)
     (level,) = report.timelines
     series = timelines.bins(level.records)
@@ -110,3 +112,17 @@ def test_two_compiled_workloads_are_not_compared(tmp_path: Path) -> None:
     assert "different workloads" not in compared
     text = render_text(pdlab.build_report(pdlab.load(same[0], other)))
     assert "different workloads" in text and "chat.yaml 55555555" in text and "chat.yaml 66666666" in text
+
+
+def test_the_verdict_is_on_deployments_that_replayed_the_same_requests(tmp_path: Path) -> None:
+    fast = replay(tmp_path / "a", "collocated-2xtp1")
+    slow = replay(tmp_path / "b", "collocated-2xtp2", slower_s=1.0)
+    report = pdlab.build_report(pdlab.load(fast, slow), slos=["ttft_ms=900"])
+    assert report.replay_verdicts[0].code == "replay_best"
+    assert report.replay_verdicts[0].numbers["best"] == "2xTP1 collocated"
+    assert report.replay_verdicts[1].code == "replay_sizes_differ"
+    assert report.replay_verdicts[0].text in render_text(report)
+    write_html(report, tmp_path / "page.html")
+    assert report.replay_verdicts[0].text in unescape((tmp_path / "page.html").read_text())
+    other = replay(tmp_path / "c", "collocated-3xtp1", sha256="6" * 64, slower_s=1.0)
+    assert pdlab.build_report(pdlab.load(fast, other)).replay_verdicts == ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import folders, timelines
@@ -61,6 +63,36 @@ def test_the_picture_has_a_bar_for_each_percentile_and_the_slowest(report: Repor
     text = drawn.path.read_text(encoding="utf-8")
     for word in ("concurrency 4", "concurrency 16", "p10", "p90", "the slowest 20 at", "prefill"):
         assert word in text, word
+
+
+@pytest.mark.parametrize(("requests", "percentiles"), [(600, 4), (30, 1)])
+def test_no_label_of_the_picture_lies_on_another(
+    requests: int, percentiles: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [
+        timelines.write(
+            tmp_path / name,
+            Deployment(model="tiny-gptoss", topology=parse_label(label)),
+            loads=(2, 4, 8),
+            requests=requests,
+        )
+        for name, label in LABELS.items()
+    ]
+    levels = build_report(load(*made)).parts
+    assert {len(level.around) for level in levels} == {percentiles}
+    overlapping: list[tuple[str, str]] = []
+
+    def look(figure: Any, path: Path) -> None:
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            texts = [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
+            boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
+            overlapping.extend((one[0], other[0]) for one, other in combinations(boxes, 2) if one[1].overlaps(other[1]))
+            assert all(figure.bbox.containsx(box.x0) and figure.bbox.containsx(box.x1) for _, box in boxes)
+
+    monkeypatch.setattr(ttft_parts, "save", look)
+    ttft_parts.draw(levels, tmp_path / "x.png")
+    assert overlapping == []
 
 
 def test_the_page_has_bars_whose_pieces_fill_them(report: Report) -> None:

@@ -45,11 +45,12 @@ def test_one_engine_queues_and_prefills() -> None:
 
 
 def test_a_call_that_failed_and_a_prompt_that_decode_computes() -> None:
-    t = {"call": 1, "recall": 6, "answer": 8, "queued": 9, "scheduled": 12, "first": 20, "first_byte": 21}
+    t = {"call": 1, "failed": 6, "queued": 9, "scheduled": 12, "first": 20, "first_byte": 21}
     assert milliseconds(timeline(path="local", t=t, p={}, ttft_s=None).parts()) == {
-        "server": 1, "failed_calls": 5, "call": 2, "submit": 1, "queue": 3, "prefill": 8, "out": 1,
+        "server": 1, "failed_calls": 5, "submit": 3, "queue": 3, "prefill": 8, "out": 1,
     }  # fmt: skip
-    assert milliseconds(timeline(path="recomputed", t=t, p={}, ttft_s=None).parts())["recompute"] == 8
+    answered = milliseconds(timeline(path="recomputed", t={**t, "answer": 8}, p={}, ttft_s=None).parts())
+    assert (answered["failed_calls"], answered["call"], answered["submit"], answered["recompute"]) == (5, 2, 1, 8)
 
 
 def test_a_first_token_that_was_early_leaves_the_rest_before_the_second() -> None:
@@ -64,7 +65,7 @@ def test_a_first_token_that_was_early_leaves_the_rest_before_the_second() -> Non
 
 
 @given(
-    marks=st.dictionaries(st.sampled_from([*ORDER[:-1], "recall"]), st.floats(-5, 300), max_size=len(ORDER)),
+    marks=st.dictionaries(st.sampled_from([*ORDER[:-1], "failed"]), st.floats(-5, 300), max_size=len(ORDER)),
     first_byte=st.floats(0, 300),
     p=st.dictionaries(st.sampled_from(["total", "queue", "prefill"]), st.floats(-5, 300)),
     ttft_s=st.one_of(st.none(), st.floats(0, 0.4)),

@@ -25,6 +25,14 @@ def test_the_prefill_rate_is_that_of_busy_time() -> None:
     assert rate.tokens_per_s == pytest.approx(40_000)
 
 
+def test_a_prompt_that_takes_longer_than_a_look_has_no_rate_yet() -> None:
+    rate = PrefillRate()
+    rate.learn([prefilling(0, 0.5)])
+    assert rate.tokens_per_s is None
+    rate.learn([prefilling(8000, 0.3)])
+    assert rate.tokens_per_s == pytest.approx(10_000, rel=0.05)
+
+
 def test_a_new_prefill_rate_replaces_the_old_one() -> None:
     rate = PrefillRate()
     for tokens_per_s in (40_000, 10_000):

@@ -7,9 +7,20 @@ import pytest
 from pdlab.core.catalog import known_gpus, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.workload import Closed, Level, Workload
+from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
-from pdlab.sim.computed_hardware import EngineHost, HostTime, beside, computed, computed_gpus, hardware_of, host_of
+from pdlab.sim.computed_hardware import (
+    EngineHost,
+    HostTime,
+    as_served,
+    beside,
+    computed,
+    computed_gpus,
+    hardware_of,
+    host_of,
+)
 from pdlab.sim.hardware import Speculation, digest_of, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -193,9 +204,27 @@ def test_two_types_stand_beside_each_other_and_nodes_are_of_one_size() -> None:
 
 
 @pytest.mark.usefixtures("ten_ms")
-def test_experts_spread_over_more_than_a_node_have_no_tables() -> None:
+def test_experts_spread_over_more_than_a_node_are_an_estimate_that_says_so() -> None:
     hardware = computed("H200")
     assert steps_of(hardware, GPT_OSS, Pool(dp=8, expert_parallel=True)).step_s(1, 0, 100) > 0
     assert steps_of(hardware, GPT_OSS, Pool(tp=16)).step_s(1, 0, 100) > 0
-    with pytest.raises(UsageError, match=r"expert parallel over 32 GPUs \(1xdp32ep\)"):
-        steps_of(hardware, GPT_OSS, Pool(dp=32, expert_parallel=True))
+    wide, narrow = (Pool(dp=dp, expert_parallel=True) for dp in (32, 8))
+    assert steps_of(hardware, GPT_OSS, wide).step_s(1, 0, 100) > 0
+    said = [{each.code for each in step_findings(hardware, GPT_OSS, [pool])} for pool in (wide, narrow)]
+    assert ["experts_wider_than_tables" in codes for codes in said] == [True, False]
+
+
+def test_without_ray_one_router_sees_every_request() -> None:
+    assert [computed("H200", bare=bare).value("routers") for bare in (True, False)] == [1, 12]
+
+
+def test_the_format_of_kv_cache_is_that_of_its_memory_and_of_its_transfer() -> None:
+    plain = computed("H200")
+    half = computed("H200", quant={"kvcache": "fp8"})
+    shape = as_served(GPT_OSS, half)
+    assert as_served(GPT_OSS, plain) == GPT_OSS and shape.kv_dtype == "fp8"
+    tokens, doubled = (kv_capacity_tokens(plain, each, TP4) for each in (GPT_OSS, shape))
+    assert doubled == pytest.approx(2 * tokens)
+    assert kv_bytes_per_token_layer(shape) == 8 * 64 * 2
+    unknown = computed("H200", quant={"kvcache": "fp3"})
+    assert as_served(GPT_OSS, unknown) == GPT_OSS, "the tables refuse it by its name"

@@ -68,6 +68,15 @@ def test_kv_capacity_grows_faster_than_tp() -> None:
     assert all(more > 2 * less for less, more in itertools.pairwise(room))
 
 
+@pytest.mark.parametrize("expert_parallel", [True, False])
+def test_ranks_of_one_replica_share_its_experts(expert_parallel: bool) -> None:
+    """vLLM divides them over TP x DP: as whole ones, or as parts of each (FusedMoEParallelConfig.make)."""
+    # 58 layers x 256 experts x 3 x 7168 x 2048 bytes; the rest of 18.9 GB is on every rank.
+    room = 85.5e9 * 0.9 - 7.2e9 - 58 * 256 * 3 * 7168 * 2048 / 16 - 18.9e9
+    found = kv_capacity_tokens(HARDWARE, DEEPSEEK, Pool(dp=16, expert_parallel=expert_parallel))
+    assert found == pytest.approx(room / (61 * 576 * 2), rel=0.01)
+
+
 def test_a_model_that_does_not_fit_has_no_room() -> None:
     assert kv_capacity_tokens(HARDWARE, DEEPSEEK, Pool(tp=4)) == 0
 

@@ -32,10 +32,15 @@ class Asked:
 
 @dataclass
 class CompletionsServer:
-    """``fails``: prompts for which it says HTTP 500; ``tells_ids`` False: it knows nothing of return_token_ids."""
+    """``fails``: prompts for which it says HTTP 500; ``breaks``: those whose stream has an error for its third token.
+    ``tells_ids`` False: it knows nothing of return_token_ids. ``deltas``: what chat answers in place of words, token by
+    token. ``ends_apart``: the reason for the end comes after the last token, in a chunk without one."""
 
     asked: list[Asked] = field(default_factory=list)
     fails: Any = None
+    breaks: Any = None
+    deltas: list[dict[str, Any]] = field(default_factory=list)
+    ends_apart: bool = False
     tells_ids: bool = True
     tells_cached: bool = False
     url: str = ""
@@ -54,15 +59,24 @@ class CompletionsServer:
         digest = hashlib.sha256(json.dumps(prompt).encode()).digest()
         words = sum(len(each["content"].split()) for each in prompt) if chat else len(_tokens(prompt))
         if chat:
-            await self.send(response, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            asked = {"prompt_token_ids": _ids(prompt)} if body.get("return_token_ids") and self.tells_ids else {}
+            role = {"role": "assistant", "content": ""}
+            await self.send(response, {"choices": [{"index": 0, "delta": role}], **asked})
         await asyncio.sleep(FIRST_S)
         for number in range(count):
+            if number == 2 and self.breaks is not None and self.breaks(prompt):
+                await self.send(response, {"error": {"message": "the engine\nhas died", "type": "e", "code": 500}})
+                await response.write(b"data: [DONE]\n\n")
+                return response
             token = digest[number % len(digest)]
-            part = {"delta": {"content": f" w{token}"}} if chat else {"text": f" w{token}"}
+            delta = self.deltas[number] if number < len(self.deltas) else {"content": f" w{token}"}
+            part = {"delta": delta} if chat else {"text": f" w{token}"}
             ids = {"token_ids": [token]} if body.get("return_token_ids") and self.tells_ids else {}
             entry.ended_s = time.monotonic()
             await self.send(response, {"choices": [{"index": 0, **part, **ids}]})
             await asyncio.sleep(TOKEN_S)
+        if self.ends_apart:
+            await self.send(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         usage: dict[str, Any] = {"prompt_tokens": words, "completion_tokens": count}
         if self.tells_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": words // 2}
@@ -80,6 +94,12 @@ class CompletionsServer:
 def _tokens(prompt: Any) -> Any:
     """Of a text its words, for the tests' vocabulary has tokens of whole words."""
     return prompt.split() if isinstance(prompt, str) else prompt
+
+
+def _ids(messages: list[dict[str, Any]]) -> list[int]:
+    """A token for every word."""
+    words = " ".join(each["content"] for each in messages).split()
+    return [int.from_bytes(hashlib.sha256(word.encode()).digest()[:2], "big") for word in words]
 
 
 @contextmanager

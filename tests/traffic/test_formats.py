@@ -183,6 +183,8 @@ def test_openai_batch() -> None:
     _, got = replay("batch.jsonl", rate_rps=2)
     assert [*got] == ["r1", "r2"]
     assert len(got["r1"].blocks) == 2
+    tools = [{"type": "function", "function": {"name": "wait"}}]
+    assert (got["r1"].extra, got["r2"].extra) == ({"tools": tools, "reasoning_effort": "low"}, None)
     assert (got["r2"].messages, got["r2"].out) == (({"role": "user", "content": "Once upon a time"},), 9)
 
 

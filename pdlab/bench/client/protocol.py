@@ -21,13 +21,24 @@ class ReplayedPlan(Frozen):
     """The compiled workload (`pdlab.traffic.requests`) of a level that replays one.
 
     ``path``: the file; ``groups``: sets of sessions in it that wait for each other. ``stretch``: all its times take so
-    many times as long. ``endpoint``: as in its head.
+    many times as long. ``endpoint``: as in its head. ``block_tokens``: of the engines' KV cache, where the prompts are
+    to be told that the file does not foresee.
     """
 
     path: str
     groups: int = Field(ge=1)
     stretch: float = Field(default=1.0, gt=0)
     endpoint: Literal["completions", "chat"] = "completions"
+    block_tokens: int | None = Field(default=None, ge=1)
+
+
+class ToldPrompt(Frozen):
+    """What an engine computed for a request: the ``tokens`` of its prompt, and of prompt and answer ``computed``, which
+    lack the answer's last token. ``keys``: of their whole blocks (`pdlab.traffic.prompts.token_keys`)."""
+
+    tokens: int
+    computed: int
+    keys: tuple[int, ...]
 
 
 class ClientLevel(Frozen):
@@ -121,11 +132,13 @@ class ClientAnswer(Frozen):
     ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
     where the schedule of an open loop begins there: lateness counts from the most punctual request.
     ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: of the requests whose server
-    told one.
+    told one. ``prompts``, by a request's id in the file: of a replay by chat or of real text, as the server and its
+    tokenizer have them.
     """
 
     name: str
     records: tuple[RequestRecord, ...]
+    prompts: dict[str, ToldPrompt] = Field(default_factory=dict)
     timelines: tuple[RequestTimeline, ...] = ()
     cpu_share: float | None = None
     loop_lag_s: float | None = None
@@ -207,6 +220,7 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
         name=answers[0].name,
         records=tuple(sorted(records, key=lambda record: record.arrival_s)),
         timelines=tuple(sorted(timelines, key=lambda told: told.arrival_s or 0.0)),
+        prompts={name: told for answer in answers for name, told in answer.prompts.items()},
         cpu_share=worst("cpu_share"),
         loop_lag_s=worst("loop_lag_s"),
         clock_step_s=worst("clock_step_s"),

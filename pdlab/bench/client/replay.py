@@ -17,19 +17,20 @@ import importlib
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.bench.client.protocol import ClientLevel
+from pdlab.bench.client.protocol import ClientLevel, ToldPrompt
 from pdlab.bench.client.vllm_names import REQUESTS
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.session import SESSION_HEADER
 from pdlab.results.schema import ReplayedRequest
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.groups import Groups
+from pdlab.traffic.prompts import token_keys
 from pdlab.traffic.requests import TrafficRequest, read_requests
 
 KEPT_BLOCKS = 4096
@@ -40,10 +41,11 @@ _answer: contextvars.ContextVar[Answer] = contextvars.ContextVar("answer")
 
 @dataclass
 class Answer:
-    """What the stream of one answer held beside text: its token ids, whether a chunk had any of the answer, and how
-    many tokens of the prompt came from a cache (None: the server does not say)."""
+    """What the stream of one answer held beside text: its token ids and those of the ``prompt``, whether a chunk had
+    any of the answer, and how many tokens of the prompt came from a cache (None: the server does not say)."""
 
     ids: list[int]
+    prompt: Sequence[int] = ()
     begun: bool = False
     cached: int | None = None
 
@@ -129,6 +131,10 @@ class SessionSender:
         assert level.replay is not None
         self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
         self._name, self._words = id_prefix(level.name, level.seed), words
+        # Of real text, and of answers by their text, the file does not have the tokens.
+        unforeseen = self.chat or any(request.messages is not None for request in requests)
+        self._block_tokens = level.replay.block_tokens if unforeseen else None
+        self.prompts: dict[str, ToldPrompt] = {}
         self._requests = {self._name + request.id: request for request in requests}
         self._turns: dict[str, int] = {}
         for request in requests:
@@ -228,7 +234,8 @@ class SessionSender:
         headers = {**(asked.extra_headers or {}), SESSION_HEADER: request.session}
         changed = replace(asked, prompt=ids, prompt_len=len(ids) or request.new_tokens, extra_headers=headers)
         if self.chat:
-            changed = replace(changed, chat_messages=messages)
+            body = {**(asked.extra_body or {}), **(request.extra or {})}
+            changed = replace(changed, chat_messages=messages, extra_body=body)
         output = await send(changed, session, pbar)
         self._cached[asked.request_id] = own.cached
         if due_s is not None:
@@ -238,6 +245,11 @@ class SessionSender:
         self._asked[asked.request_id] = (output.prompt_len if self.chat else len(ids), request.out)
         if not output.success:
             return output, Unknown(f"{request.id} failed")
+        prompt = own.prompt if self.chat else ids
+        if self._block_tokens and prompt and len(own.ids) == output.output_tokens:
+            computed = [*prompt, *own.ids[:-1]]
+            keys = token_keys(computed, self._block_tokens)
+            self.prompts[request.id] = ToldPrompt(tokens=len(prompt), computed=len(computed), keys=keys)
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif self._wanted[request.id] and len(own.ids) != output.output_tokens:
@@ -263,8 +275,9 @@ class SessionSender:
 
 
 def tee_answers() -> None:
-    """Have vLLM's request functions tell `SessionSender` what their streams hold, and drop chunks before an answer's
-    first token, such as the role of chat: they are no token, and TTFT would begin with them."""
+    """Have vLLM's request functions fail a request whose stream holds an error, which they pass over, and tell
+    `SessionSender` what the streams of a replay hold. Of these chunks without a token are dropped, such as the role of
+    chat: TTFT would begin with them, and they would be gaps between tokens."""
     requests: Any = importlib.import_module(REQUESTS)
     handler = requests.StreamedResponseHandler
     if getattr(handler, "tees", False):
@@ -274,26 +287,34 @@ def tee_answers() -> None:
         tees = True
 
         def add_chunk(self, chunk_bytes: bytes) -> list[str]:
-            return list(_told(super().add_chunk(chunk_bytes)))
+            answer = _answer.get(None)
+            return [message for message in super().add_chunk(chunk_bytes) if _holds(message, answer)]
 
     requests.StreamedResponseHandler = TeeingHandler
 
 
-def _told(messages: list[str]) -> Iterator[str]:
-    """Messages of a stream without those before the first token."""
-    answer = _answer.get(None)
-    for message in messages:
-        text = message.removeprefix("data: ")
-        if answer is not None and message != text != "[DONE]":
-            data = json.loads(text)
-            details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
-            answer.cached = details.get("cached_tokens", answer.cached)
-            for choice in data.get("choices") or ():
-                answer.ids.extend(choice.get("token_ids") or ())
-                answer.begun = answer.begun or _has_token(choice)
-            if not answer.begun:
-                continue
-        yield message
+def _holds(message: str, answer: Answer | None) -> bool:
+    """Whether a message of a stream is for vLLM's function; ``answer`` keeps what it says. Raises BenchError for an
+    error event."""
+    text = message.removeprefix("data: ")
+    # Only replays pay for reading every message twice.
+    if message == text or text == "[DONE]" or (answer is None and '"error"' not in text):
+        return True
+    data = json.loads(text)
+    if error := data.get("error"):
+        told = error.get("message") if isinstance(error, dict) else error
+        raise BenchError(f"the answer's stream ended with an error: {' '.join(str(told or error).split())}")
+    if answer is None:
+        return True
+    details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
+    answer.cached = details.get("cached_tokens", answer.cached)
+    answer.prompt = data.get("prompt_token_ids") or answer.prompt
+    choices = data.get("choices") or ()
+    for choice in choices:
+        answer.ids.extend(choice.get("token_ids") or ())
+    token = any(map(_has_token, choices))
+    answer.begun = answer.begun or token
+    return token or not choices
 
 
 def _has_token(choice: dict[str, Any]) -> bool:

@@ -171,8 +171,8 @@ async def _drive(
     numbered = [sample.request_id for sample in samples]
     send: RequestFunc = partial(meter.request, _request_func(level))
     path, extra_body = "completions", {"temperature": 0.0}
+    tee_answers()
     if replay is not None:
-        tee_answers()
         meter.total = len(samples)
         send = partial(replay.request, send, meter.leave_out)
         path = "chat/completions" if replay.chat else path
@@ -244,6 +244,7 @@ async def _drive(
         name=level.name,
         records=tuple(_records(outputs, output_lens, facts)),
         timelines=_timelines(outputs, [meter.told.get(sample.request_id) for sample in samples]),
+        prompts=replay.prompts if replay is not None else {},
         cpu_share=meter.cpu_share,
         loop_lag_s=meter.loop_lag_s,
         clock_step_s=round(clock_step_s, 6),

@@ -199,6 +199,8 @@ class CallsPrefill:
             try:
                 answer = await self._call(pd, backend, method, request, raw, route)
             except PrefillFailed as error:
+                if (timing := current()) is not None:
+                    timing.failed(made=not route.no_other)
                 if route.no_other:
                     reasons.append("there is no other prefill replica")
                     continue

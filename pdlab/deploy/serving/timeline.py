@@ -109,9 +109,16 @@ class Timing:
         self.marks.setdefault(name, self._clock())
 
     def called(self) -> None:
-        """Prefill is called, for the first time or again."""
+        """Prefill is called, for the first time, again, or for another sequence."""
         self.attempts += 1
-        self.marks["call" if self.attempts == 1 else "recall"] = self._clock()
+        self.mark("call")
+
+    def failed(self, *, made: bool) -> None:
+        """A call of prefill has failed; or it was not ``made``, for there was no other replica."""
+        if made:
+            self.marks["failed"] = self._clock()
+        else:
+            self.attempts -= 1
 
     def answered(self, times: dict[str, Any] | None) -> None:
         """Prefill has answered with its durations."""
@@ -223,9 +230,11 @@ class Book:
         self._failed = False
 
     def enter(self, engine_id: str) -> None:
-        """The engine is given a request, on behalf of the one that is being answered."""
+        """The engine is given a request, on behalf of the one that is being answered. It is in the queue from here on:
+        vLLM's own event comes when the step that runs has ended, for its engine core looks at nothing before."""
         timing = current()
         if timing is not None:
+            timing.mark("queued")
             timing.engine_ids.append(engine_id)
             self._timings[engine_id] = timing
 

@@ -33,7 +33,7 @@ EVERY_S = 1.0
 # `pdlab.results.timeline`, which the replica may not import; a test compares them.
 _PARTS = {
     "call": "server",
-    "recall": "failed_calls",
+    "failed": "failed_calls",
     "answer": "call",
     "queued": "submit",
     "admitted": "admission",
@@ -45,7 +45,7 @@ _PARTS = {
     "first": "first_step",
     "first_byte": "out",
 }
-_CALLS = ("call", "recall", "answer", "first_byte")
+_CALLS = ("call", "failed", "answer", "first_byte")
 
 
 def parts_of(told: Mapping[str, Any]) -> dict[str, float]:
@@ -70,14 +70,14 @@ def intervals(told: Mapping[str, Any], ends_ms: float, at_ms: float = 0.0) -> It
         if mark not in marks:
             continue
         to_ms = ends_ms if mark == "first_byte" else min(max(at_ms, marks[mark]), ends_ms)
-        yield mark, _named(mark, path, "answer" in marks), at_ms, to_ms
+        yield mark, _named(mark, path, "call" in marks), at_ms, to_ms
         at_ms = to_ms
 
 
-def _named(mark: str, path: str, answered: bool) -> str:
+def _named(mark: str, path: str, called: bool) -> str:
     if path in ("local", "collocated"):
         if mark == "queued":
-            return "submit" if answered else "server"
+            return "submit" if called else "server"
         return {"scheduled": "queue", "first": "prefill"}.get(mark, _PARTS[mark])
     return "recompute" if path == "recomputed" and mark == "first" else _PARTS[mark]
 

@@ -80,6 +80,7 @@ class Recorded:
     added: bool = False
     gap_s: float | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    extra: dict[str, Any] | None = None
 
 
 @contextmanager

@@ -21,6 +21,8 @@ CHARS_PER_TOKEN = 4  # of English text, about; pdlab says that the lengths are e
 CHUNK_CHARS = 2**20
 LONGEST_WORD = 16  # of JSON outside of strings and numbers, and of escapes within strings, at least
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
+# Of a chat request's body: what a template puts into the prompt beside the messages.
+IN_PROMPT = ("tools", "reasoning_effort", "chat_template_kwargs")
 Counts = Callable[[str], int]
 
 
@@ -62,7 +64,10 @@ def batch(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         else:
             messages = (_message("user", body.get("prompt"), "body.prompt or body.messages", where),)
         out = _out(body, ("max_completion_tokens", "max_tokens"), spec, where)
-        yield Recorded(line, name, name, _prompt(messages, counts), out, messages=messages)
+        extra = {key: body[key] for key in IN_PROMPT if body.get(key) is not None} or None
+        if extra:
+            check_text(json.dumps(extra, ensure_ascii=False), where)
+        yield Recorded(line, name, name, _prompt(messages, counts), out, messages=messages, extra=extra)
 
 
 def sharegpt(path: Path, spec: TrafficFile) -> Iterator[Recorded]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.completions import Asked, CompletionsServer, completions_server
+from support.completions import TOKEN_S, Asked, CompletionsServer, completions_server
 
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
@@ -72,7 +73,7 @@ def level(path: Path, server: CompletionsServer, tokenizer: Path, **changes: Any
     for each in requests:
         groups.add(each)
     fields: dict[str, Any] = {"path": str(path), "groups": groups.count}
-    fields |= {name: changes.pop(name) for name in ("endpoint", "stretch") if name in changes}
+    fields |= {name: changes.pop(name) for name in ("endpoint", "stretch", "block_tokens") if name in changes}
     given = {"seed": 5, "num_requests": len(requests), "model": "m", "tokenizer": str(tokenizer), **changes}
     return ClientLevel(
         name="replay1", base_url=server.url, input_tokens=20, output_tokens=4, replay=ReplayedPlan(**fields), **given
@@ -190,6 +191,83 @@ def test_chat_contains_the_answers_text_and_no_role_is_a_token(
     assert all(len(record.itl_s) == record.output_tokens - 1 for record in records.values())
 
 
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, tells_ids: bool
+) -> None:
+    server.tells_ids, server.ends_apart = tells_ids, True
+    call = {"index": 0, "function": {"name": "f", "arguments": "{"}}
+    server.deltas = [{"reasoning": " hm"}, {"tool_calls": [call]}, {"content": " said"}]
+    path = written(tmp_path, conversations(2), endpoint="chat")
+    records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
+    for record in records.values():
+        assert record.ok and record.asked is not None and record.output_tokens == record.asked[1]
+        assert len(record.itl_s) == record.output_tokens - 1
+        assert record.ttft_s is not None and record.e2el_s is not None
+        # A first token is the first that came: reasoning.
+        assert record.e2el_s - record.ttft_s >= (record.output_tokens - 1) * TOKEN_S * 0.9
+    follow_up = next(each.body for each in server.asked if each.headers["x-request-id"].endswith("c0t1"))
+    assert follow_up["messages"][1]["content"].split()[0] == "said", "the history has what was said, and no reasoning"
+
+
+def test_prompts_that_the_file_does_not_foresee_are_told_in_blocks(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path, conversations(3), endpoint="chat")
+    told = client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
+    assert told.keys() == {request.id for request in conversations(3)}
+    first, follow_up, third, second = (told[name] for name in ("c0t0", "c0t1", "c2t0", "c1t0"))
+    assert (first.tokens, first.computed, len(first.keys)) == (16 + 5, 16 + 5 + 4 - 1, 24 // 4)
+    assert follow_up.tokens == 16 + 5 + 4 + 5 and follow_up.keys[:5] == first.keys[:5]
+    assert follow_up.keys[5] != first.keys[5], "the answer's text is other tokens here than the model's"
+    assert third.keys[:4] == first.keys[:4] and third.keys[4] != first.keys[4]
+    assert not set(first.keys) & set(second.keys)
+    assert not client.run(level(path, server, tokenizer, endpoint="chat")).prompts
+    drawn = written(tmp_path, conversations(1))
+    assert not client.run(level(drawn, server, tokenizer, block_tokens=4)).prompts, "the file has the tokens"
+    server.tells_ids = False
+    path = written(tmp_path, conversations(1), endpoint="chat")
+    assert not client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
+
+
+def test_chat_and_completions_are_asked_for_the_same_answer(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
+) -> None:
+    for endpoint in ("completions", "chat"):
+        path = written(tmp_path, conversations(1), endpoint=endpoint)
+        client.run(level(path, server, tokenizer, endpoint=endpoint))
+    sampling = {"ignore_eos": True, "temperature": 0.0, "return_token_ids": True}
+    assert len(server.asked) == 2 * TURNS
+    assert all(sampling.items() <= each.body.items() for each in server.asked)
+    assert [each.body["max_completion_tokens"] for each in server.asked[TURNS:]] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_an_error_in_the_stream_fails_the_request(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, endpoint: str
+) -> None:
+    server.breaks = lambda prompt: len(server.asked) == 1
+    path = written(tmp_path, conversations(1), endpoint=endpoint)
+    records = by_id(client.run(level(path, server, tokenizer, endpoint=endpoint)).records)
+    first, second = records["c0t0"], records["c0t1"]
+    assert not first.ok and first.error is not None and first.error.endswith("with an error: the engine has died")
+    assert second.error == "not sent: c0t0 failed" and len(server.asked) == 1
+
+
+def test_an_error_in_the_stream_fails_a_request_of_any_level(
+    server: CompletionsServer, client: LoadClient, tokenizer: Path
+) -> None:
+    server.breaks = lambda prompt: len(server.asked) == 1
+    records = client.run(
+        ClientLevel(
+            name="c1", base_url=server.url, model="m", tokenizer=str(tokenizer), input_tokens=20, output_tokens=4,
+            num_requests=3, seed=1, concurrency=1,
+        )
+    ).records  # fmt: skip
+    assert [record.ok for record in records] == [False, True, True]
+    assert records[0].error is not None and "the engine has died" in records[0].error
+
+
 def test_real_text_is_sent_as_it_is(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -202,8 +280,11 @@ def test_real_text_is_sent_as_it_is(
     (record,) = client.run(level(path, server, tokenizer)).records
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    requests = [dataclasses.replace(requests[0], extra={"tools": tools})]
     client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
-    assert server.asked[1].body["messages"] == [message]
+    asked = server.asked[1].body
+    assert (asked["messages"], asked["tools"], asked["temperature"]) == ([message], tools, 0.0)
 
 
 def test_times_of_a_stretched_replay_are_longer(

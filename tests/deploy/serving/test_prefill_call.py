@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pdlab.deploy.serving import prefill_call
+from pdlab.deploy.serving import prefill_call, timeline
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
+from pdlab.deploy.serving.ttft_metrics import parts_of
 
 
 class Cancelled(Exception):
@@ -187,6 +188,34 @@ def test_when_all_fail_decode_computes_the_prompt(server: Made, counted: dict[st
     assert len(prefill.calls) == 2, "one retry"
     assert decode.decoded == ["a prompt"], "without transfer parameters"
     assert counted == {"calls": 1, "retries": 1, "local": 1}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "replicas", "requests", "parts"),
+    [
+        ([prefilled()], 2, 1, {"call": 1}),
+        ([DEAD, prefilled()], 2, 1, {"failed_calls": 1, "call": 1}),
+        ([DEAD, DEAD], 3, 1, {"failed_calls": 2}),
+        ([DEAD], 1, 1, {"failed_calls": 1}),
+        ([prefilled(), prefilled()], 2, 2, {"call": 1, "out": 1}),
+    ],
+    ids=["answered", "again", "twice in vain", "no other replica", "two sequences"],
+)
+def test_a_timeline_has_the_calls_that_were_made_and_the_time_of_those_that_failed(
+    server: Made, counted: dict[str, int], outcomes: list[Any], replicas: int, requests: int, parts: dict[str, float]
+) -> None:
+    """A call takes a second, and nothing else takes time."""
+    prefill = Prefill(outcomes, replicas)
+    timing = timeline.Timing(asked=True, clock=lambda: float(len(prefill.calls)))
+    timeline._context.set(timing)
+    decode = server(prefill)
+    for _ in range(requests):
+        answer(decode)
+    timeline._context.set(None)
+    timing.chunk()
+    told = timing.record("d", guarded=True)
+    assert told["try"] == len(prefill.calls) == len(outcomes)
+    assert {name: seconds for name, seconds in parts_of(told).items() if seconds} == parts
 
 
 @pytest.mark.parametrize(("prefill_fails", "cached"), [(False, 64), (True, 300)])

@@ -105,7 +105,7 @@ DISORDERED = ["server", "call", "first_step", "out", "tokens"]
     ("marks", "ended_ms", "names"),
     [
         ({}, 5.0, []),
-        ({"call": 10, "recall": 20}, 30.0, ["server", "failed_calls"]),
+        ({"call": 10, "failed": 20}, 30.0, ["server", "failed_calls"]),
         ({"call": 10, "answer": 5, "first": 900, "first_byte": 40}, 50.0, DISORDERED),
         ({"first_byte": 60}, 50.0, ["out", "tokens"]),
     ],

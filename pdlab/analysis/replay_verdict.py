@@ -1,0 +1,261 @@
+"""Which of several deployments that replayed the same requests is best for them, by which figure, and why.
+
+One replay has no interval. Of two replays of one deployment a figure is taken to scatter as other single repeats do
+(`SINGLE_REPEAT_SD`); a lead that two equal deployments would have by chance once in twenty is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.replays import ReplayFacts
+from pdlab.analysis.student import student_t
+from pdlab.analysis.ttft_parts import PartsAround, TtftParts
+from pdlab.core.findings import Finding, found
+from pdlab.core.text import listed, number
+from pdlab.results.schema import Distribution, Run
+from pdlab.results.slo import bounds_of_one
+
+CONFIDENCE = 0.95
+# What is said of a difference in TTFT by the parts (`pdlab.results.timeline.PARTS`) that make most of it.
+CAUSES: Mapping[str, tuple[str, ...]] = {
+    "replay_by_servers": ("front", "server", "prefill_server", "failed_calls", "out"),
+    "replay_by_queue": ("queue", "admission", "wait"),
+    "replay_by_prefill": ("prefill", "recompute"),
+    "replay_by_transfer": ("call", "submit", "post", "transfer", "step_lag", "guard"),
+    "replay_by_first_step": ("first_step",),
+}
+# So much of a difference in computing prompts must follow from the tokens that were computed to be due to cache hits.
+DUE_TO_HITS = 0.5
+
+
+class Contender(NamedTuple):
+    """A deployment and its valid replays of the requests. ``parts``: where its TTFT went (None: nobody told).
+    ``failed``: replays that failed their checks."""
+
+    label: str
+    gpus: int
+    device: Literal["gpu", "cpu"]
+    replays: tuple[tuple[Run, ReplayFacts], ...]
+    parts: TtftParts | None
+    failed: int = 0
+
+
+class ComparedFigure(NamedTuple):
+    """``of``: its value in a replay (None: not known). ``why``: of the best and another one."""
+
+    name: str
+    unit: str
+    of: Callable[[Run, ReplayFacts], float | None]
+    why: Callable[[Contender, Contender], Finding | None]
+    higher: bool = False
+
+
+class Standing(NamedTuple):
+    """A deployment's figure: the geometric mean over its replays."""
+
+    contender: Contender
+    value: float
+
+
+def verdict(workload: str, contenders: Sequence[Contender]) -> list[Finding]:
+    """Findings on deployments that replayed one compiled workload at one speed: which is best overall, then each figure
+    with why. Empty where fewer than two have a valid replay."""
+    failed = [found("replay_not_compared", label=each.label, workload=workload) for each in contenders if each.failed]
+    judged = [each for each in contenders if each.replays]
+    if len(judged) < 2:
+        return []
+    limit = _limit(judged)
+    leads: dict[str, list[str]] = {}
+    details: list[Finding] = []
+    for figure in figures(judged[0].replays[0][1]):
+        standings = sorted(_standings(figure, judged), key=lambda each: -each.value if figure.higher else each.value)
+        if len(standings) == len(judged) and max(each.value for each in standings) > 0:
+            leads[figure.name] = [each.contender.label for each in standings if _behind(standings, each) < limit]
+            details += _figure_findings(figure, standings, len(leads[figure.name]), limit)
+    return [*_overall(workload, judged, leads), *failed, *details] if leads else failed
+
+
+def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
+    """What is compared: goodput of sessions under each SLO, TTFT, TPOT and normalised interactivity."""
+    for index, slo in enumerate(facts.within):
+        name = f"goodput of sessions ({bounds_of_one(slo.slo)})"
+        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), higher=True)
+    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"))
+    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"))
+    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot)
+    yield ComparedFigure(
+        "normalised interactivity at P90", "tokens/s", lambda _, each: each.interactivity_p90, _why_slow, higher=True
+    )
+
+
+def _limit(contenders: Sequence[Contender]) -> float:
+    """The factor that single starts of one deployment may differ by; the widest of any two of these."""
+    sd = max(SINGLE_REPEAT_SD[each.device] for each in contenders)
+    least = sorted(len(each.replays) for each in contenders)[:2]
+    error = sd * math.sqrt(sum(1 / count for count in least))
+    return math.exp(student_t((1 + CONFIDENCE) / 2, math.inf) * error)
+
+
+def _standings(figure: ComparedFigure, contenders: Sequence[Contender]) -> Iterator[Standing]:
+    for each in contenders:
+        values = [value for run, facts in each.replays if (value := figure.of(run, facts)) is not None]
+        if values:
+            whole = all(value > 0 for value in values)
+            yield Standing(each, math.exp(fmean(map(math.log, values))) if whole else 0.0)
+
+
+def _behind(standings: Sequence[Standing], each: Standing) -> float:
+    """By which factor the best one leads it."""
+    low, high = sorted((standings[0].value, each.value))
+    return high / low if low > 0 else 1.0 if low == high else math.inf
+
+
+def _figure_findings(
+    figure: ComparedFigure, standings: Sequence[Standing], leaders: int, limit: float
+) -> Iterator[Finding]:
+    best, behind = standings[0], standings[leaders:]
+    values = listed([f"{each.contender.label} {number(each.value)} {figure.unit}" for each in standings])
+    if leaders > 1:
+        names = listed([each.contender.label for each in standings[:leaders]])
+        lead = _behind(standings, standings[leaders - 1])
+        yield found("replay_not_told", figure=figure.name, names=names, lead=lead, limit=limit, values=values)
+    else:
+        lead = _behind(standings, behind[0])
+        yield found(
+            "replay_best_by",
+            figure=figure.name,
+            best=best.contender.label,
+            lead="without limit" if math.isinf(lead) else f"{lead:.2f}",
+            other=behind[0].contender.label,
+            limit=limit,
+            values=values,
+        )
+    if behind and (why := figure.why(best.contender, behind[0].contender)) is not None:
+        yield why
+
+
+def _overall(workload: str, contenders: Sequence[Contender], leads: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    never_behind = [each.label for each in contenders if all(each.label in names for names in leads.values())]
+    decided = {name: names for name, names in leads.items() if len(names) < len(contenders)}
+    counts = {each.gpus for each in contenders}
+    sizes = ", ".join(f"{each.label} {each.gpus}" for each in contenders) if len(counts) > 1 else ""
+    if not decided:
+        yield found("replay_none_told", workload=workload, names=listed([each.label for each in contenders]))
+    elif len(never_behind) == 1:
+        yield found("replay_best", workload=workload, best=never_behind[0], figures=listed([*decided]))
+    elif never_behind:
+        behind = [each.label for each in contenders if each.label not in never_behind]
+        yield found("replay_best_of_several", workload=workload, names=listed(never_behind), behind=listed(behind))
+    else:
+        parts = "; ".join(f"{listed(names)} by {name}" for name, names in decided.items())
+        yield found("replay_none_best", workload=workload, parts=parts)
+    if sizes:
+        yield found("replay_sizes_differ", sizes=sizes)
+
+
+def _percentile(metric: Literal["ttft", "tpot"], statistic: str) -> Callable[[Run, ReplayFacts], float | None]:
+    def of(_: Run, facts: ReplayFacts) -> float | None:
+        values: Distribution | None = getattr(facts.every, metric)
+        return None if values is None else 1e3 * values.percentiles_s[statistic]
+
+    return of
+
+
+def _goodput(index: int) -> Callable[[Run, ReplayFacts], float | None]:
+    return lambda _, facts: facts.within[index].per_s
+
+
+def _why_goodput(index: int) -> Callable[[Contender, Contender], Finding | None]:
+    def why(best: Contender, other: Contender) -> Finding | None:
+        ours, theirs = (_first(each).within[index].missed for each in (best, other))
+        bound = max(theirs, key=lambda name: theirs[name] - ours.get(name, 0), default=None)
+        if bound is None:
+            return None
+        numbers = {"ours": ours.get(bound, 0), "theirs": theirs[bound]}
+        return found("replay_by_bound", bound=bound, best=best.label, other=other.label, **numbers)
+
+    return why
+
+
+def _why_ttft(statistic: str) -> Callable[[Contender, Contender], Finding | None]:
+    def why(best: Contender, other: Contender) -> Finding | None:
+        ours, theirs = (_around(each, statistic) for each in (best, other))
+        if ours is None or theirs is None:
+            return found("replay_parts_unknown", figure=f"TTFT {statistic}")
+        gaps_s = {code: _sum(theirs, parts) - _sum(ours, parts) for code, parts in CAUSES.items()}
+        code = max(gaps_s, key=lambda name: gaps_s[name])
+        ours_s, theirs_s = (_sum(each, CAUSES[code]) for each in (ours, theirs))
+        hits = [_first(each).hit_share for each in (best, other)]
+        if code == "replay_by_prefill" and _hits_explain(hits, ours_s, theirs_s):
+            code = "replay_by_hits"
+        percents = [None if share is None else f"{100 * share:.1f} %" for share in hits]
+        return found(
+            code,
+            figure=f"TTFT {statistic}",
+            best=best.label,
+            other=other.label,
+            ours_ms=1e3 * ours_s,
+            theirs_ms=1e3 * theirs_s,
+            gap_ms=1e3 * (theirs.ttft_s - ours.ttft_s),
+            ours_hits=percents[0] or "unknown",
+            theirs_hits=percents[1] or "unknown",
+        )
+
+    return why
+
+
+def _hits_explain(shares: Sequence[float | None], ours_s: float, theirs_s: float) -> bool:
+    ours, theirs = shares
+    if ours is None or theirs is None or ours >= 1 or ours_s <= 0:
+        return False
+    return (1 - theirs) / (1 - ours) - 1 >= DUE_TO_HITS * (theirs_s / ours_s - 1) > 0
+
+
+def _why_tpot(best: Contender, other: Contender) -> Finding | None:
+    ours, theirs = (each.replays[0][0].whole.itl for each in (best, other))
+    if ours is None or theirs is None or ours.mean_s is None or theirs.mean_s is None:
+        return None
+    steps_s = theirs.percentiles_s["p50"] - ours.percentiles_s["p50"]
+    stalls_s = theirs.mean_s - ours.mean_s - steps_s
+    return found(
+        "replay_by_steps" if steps_s >= stalls_s else "replay_by_stalls",
+        best=best.label,
+        other=other.label,
+        ours_ms=1e3 * ours.percentiles_s["p50"],
+        theirs_ms=1e3 * theirs.percentiles_s["p50"],
+        ours_mean_ms=1e3 * ours.mean_s,
+        theirs_mean_ms=1e3 * theirs.mean_s,
+    )
+
+
+def _why_slow(best: Contender, other: Contender) -> Finding | None:
+    ours, theirs = (_first(each).slowest for each in (best, other))
+    if ours is None or theirs is None:
+        return None
+    before, after = theirs.ttft_s - ours.ttft_s, theirs.decode_s - ours.decode_s
+    first = before >= after
+    return found(
+        "replay_by_first_token" if first else "replay_by_later_tokens",
+        best=best.label,
+        other=other.label,
+        ours_ms=1e3 * (ours.ttft_s if first else ours.decode_s),
+        theirs_ms=1e3 * (theirs.ttft_s if first else theirs.decode_s),
+    )
+
+
+def _first(each: Contender) -> ReplayFacts:
+    return each.replays[0][1]
+
+
+def _around(each: Contender, statistic: str) -> PartsAround | None:
+    around = each.parts.around if each.parts else ()
+    return next((one for one in around if one.statistic == statistic), None)
+
+
+def _sum(around: PartsAround, parts: Sequence[str]) -> float:
+    return sum(around.parts_s.get(name, 0.0) for name in parts)

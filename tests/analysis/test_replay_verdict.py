@@ -1,0 +1,166 @@
+"""Which deployment is best for a replay, and why, from replays whose differences are planted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import pytest
+
+from pdlab.analysis.replay_verdict import CAUSES, Contender, verdict
+from pdlab.analysis.replays import replay_facts
+from pdlab.analysis.ttft_parts import PartsAround, TtftParts
+from pdlab.core.findings import Finding
+from pdlab.core.workload import Replay, RunKey, Slo, Workload
+from pdlab.results import metrics
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import ReplayedRequest, RequestRecord, Run
+from pdlab.results.timeline import PARTS
+
+TOKENS = 11
+
+
+def contender(
+    label: str,
+    *,
+    ttft_s: float = 0.5,
+    gap_s: float = 0.02,
+    stall_s: float = 0.0,
+    cached: int = 0,
+    parts: Mapping[str, float] = MappingProxyType({}),
+    slos: Sequence[Slo] = (),
+    gpus: int = 2,
+    repeats: int = 1,
+    told: bool = True,
+) -> Contender:
+    """A hundred sessions of one request of 100 prompt tokens; each answer has ten gaps, the last one with a stall."""
+    records = [
+        RequestRecord(
+            arrival_s=float(n),
+            first_token_s=n + ttft_s,
+            finish_s=n + ttft_s + 10 * gap_s + stall_s,
+            input_tokens=100,
+            output_tokens=TOKENS,
+            itl_s=(gap_s,) * 9 + (gap_s + stall_s,),
+            replayed=ReplayedRequest(id=f"r{n}", session=f"r{n}", cached_tokens=cached),
+        )
+        for n in range(100)
+    ]
+    run = Run(
+        origin="measured", label=label, key=RunKey(kind="replay", value=1.0), workload=Workload(), load=Replay(),
+        num_requests=100, completed=100, failed=0, whole=metrics.whole(LevelData.of(records)),
+    )  # fmt: skip
+    facts = replay_facts(records, slos)
+    assert facts is not None
+    around = [PartsAround(name, 5, ttft_s, dict(parts)) for name in ("mean", "p50", "p90")]
+    of_ttft = TtftParts(label, "replay", 1.0, 100, 0, around[0], tuple(around[1:]), (), {}) if told else None
+    return Contender(label, gpus, "gpu", ((run, facts),) * repeats, of_ttft)
+
+
+def by_figure(findings: Sequence[Finding]) -> dict[str, Finding]:
+    return {
+        str(each.numbers["figure"]): each for each in findings if each.code in ("replay_best_by", "replay_not_told")
+    }
+
+
+def test_every_part_of_ttft_is_of_one_cause() -> None:
+    every = [name for parts in CAUSES.values() for name in parts]
+    assert sorted(every) == sorted(PARTS)
+
+
+# Two single starts with a standard deviation of 5 % each: exp(1.96 * 0.05 * sqrt(2)) is 1.149.
+@pytest.mark.parametrize(("factor", "told"), [(1.14, False), (1.16, True)])
+def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, told: bool) -> None:
+    findings = verdict("w", [contender("slow", ttft_s=0.5 * factor), contender("fast")])
+    figures = by_figure(findings)
+    assert (figures["TTFT p50"].code == "replay_best_by") is told and figures["TPOT p50"].code == "replay_not_told"
+    assert figures["TTFT p50"].numbers["limit"] == pytest.approx(1.1487, abs=1e-3)
+    assert findings[0].code == ("replay_best" if told else "replay_none_told")
+    if told:
+        assert findings[0].numbers["best"] == "fast"
+
+
+def test_repeats_make_a_smaller_lead_tell() -> None:
+    pair = [contender(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
+    assert verdict("w", pair)[0].code == "replay_best"
+    assert verdict("w", [pair[0], contender("fast")])[0].code == "replay_none_told", "the fewest count"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "cached", "code"),
+    [
+        ({"prefill": 0.4, "queue": 0.1}, {"prefill": 0.5, "queue": 0.5}, (0, 0), "replay_by_queue"),
+        ({"prefill": 0.4, "front": 0.1}, {"prefill": 0.3, "transfer": 0.4, "call": 0.3}, (0, 0), "replay_by_transfer"),
+        ({"prefill": 0.5}, {"prefill": 1.0}, (50, 0), "replay_by_hits"),
+        ({"prefill": 0.5}, {"prefill": 1.0}, (10, 0), "replay_by_prefill"),
+        ({"prefill": 0.5}, {"prefill": 1.0}, (0, 50), "replay_by_prefill"),
+        ({"first_step": 0.1, "prefill": 0.4}, {"first_step": 0.6, "prefill": 0.4}, (0, 0), "replay_by_first_step"),
+        ({"server": 0.1, "prefill": 0.4}, {"server": 0.6, "prefill": 0.4}, (0, 0), "replay_by_servers"),
+    ],
+)
+def test_the_largest_differing_part_is_why(
+    ours: dict[str, float], theirs: dict[str, float], cached: tuple[int, int], code: str
+) -> None:
+    findings = verdict(
+        "w",
+        [
+            contender("slow", ttft_s=1.0, parts=theirs, cached=cached[1]),
+            contender("fast", ttft_s=0.5, parts=ours, cached=cached[0]),
+        ],
+    )
+    causes = [each for each in findings if each.code in (*CAUSES, "replay_by_hits")]
+    assert [each.code for each in causes] == [code, code] and causes[0].numbers["best"] == "fast"
+    assert causes[0].numbers["gap_ms"] == pytest.approx(500)
+
+
+def test_why_is_unknown_without_timelines() -> None:
+    findings = verdict("w", [contender("slow", ttft_s=1.0, told=False), contender("fast")])
+    assert [each.code for each in findings].count("replay_parts_unknown") == 2
+
+
+@pytest.mark.parametrize(
+    ("slower", "code"), [({"gap_s": 0.03}, "replay_by_steps"), ({"stall_s": 0.1}, "replay_by_stalls")]
+)
+def test_tpot_differs_by_steps_or_by_stalls(slower: dict[str, float], code: str) -> None:
+    findings = verdict("w", [contender("fast"), contender("slow", **slower)])  # type: ignore[arg-type]
+    assert code in [each.code for each in findings] and by_figure(findings)["TPOT p50"].numbers["best"] == "fast"
+
+
+@pytest.mark.parametrize(
+    ("slower", "code"), [({"ttft_s": 1.0}, "replay_by_first_token"), ({"gap_s": 0.1}, "replay_by_later_tokens")]
+)
+def test_slow_requests_wait_before_or_after_the_first_token(slower: dict[str, float], code: str) -> None:
+    findings = verdict("w", [contender("fast"), contender("slow", **slower)])  # type: ignore[arg-type]
+    assert code in [each.code for each in findings]
+
+
+def test_goodput_differs_by_the_bound_that_was_missed() -> None:
+    slos = (Slo(ttft_s=0.7, tpot_s=0.1),)
+    findings = verdict("w", [contender("slow", ttft_s=1.0, slos=slos), contender("fast", slos=slos)])
+    (why,) = (each for each in findings if each.code == "replay_by_bound")
+    assert why.numbers == {"bound": "TTFT <= 700 ms", "best": "fast", "other": "slow", "ours": 0, "theirs": 100}
+    assert (
+        by_figure(findings)["goodput of sessions (TTFT <= 700 ms and TPOT <= 100 ms)"].numbers["lead"]
+        == "without limit"
+    )
+
+
+def test_different_winners_are_told_as_such() -> None:
+    findings = verdict("w", [contender("first", ttft_s=0.1, gap_s=0.05), contender("later", ttft_s=0.5, gap_s=0.02)])
+    assert findings[0].code == "replay_none_best"
+    assert "first by TTFT p50" in findings[0].text and "later by TPOT p50" in findings[0].text
+
+
+def test_of_three_two_may_be_best() -> None:
+    three = [contender("a"), contender("b", ttft_s=0.52), contender("c", ttft_s=2.0, gpus=4)]
+    findings = verdict("w", three)
+    assert (findings[0].code, findings[0].numbers["names"]) == ("replay_best_of_several", "a and b")
+    clear = verdict("w", [*three[:1], contender("b", ttft_s=0.8), three[2]])
+    assert (clear[0].code, clear[0].numbers["best"], clear[1].code) == ("replay_best", "a", "replay_sizes_differ")
+
+
+def test_what_failed_its_checks_is_not_compared() -> None:
+    bad = contender("bad")._replace(replays=(), failed=1)
+    assert verdict("w", [bad, contender("one")]) == []
+    findings = verdict("w", [bad, contender("one"), contender("two")])
+    assert [each.numbers["label"] for each in findings if each.code == "replay_not_compared"] == ["bad"]
