@@ -25,12 +25,16 @@ UNGUARDED = """
 import importlib, sys
 import launch_gptoss
 import pdlab.deploy.serving.builders as builders
+import pdlab.deploy.verify
+from pdlab.deploy.exports import to_public
+from pdlab.deploy.serve_config import PD_BUILDER, ServeApp
 
-def plain(name, args):
-    return getattr(importlib.import_module("ray.serve.llm"), name)({k: v for k, v in args.items() if k != "guard"})
+def plain(args):
+    app, _ = to_public(ServeApp(import_path=PD_BUILDER, args=args))
+    module, _, name = app.import_path.partition(":")
+    return getattr(importlib.import_module(module), name)(app.args)
 
-builders.build_pd_openai_app = lambda args: plain("build_pd_openai_app", args)
-import pdlab.deploy.launch
+builders.build_pd_openai_app = plain
 pdlab.deploy.verify._check_shapes = lambda *_: None  # Ray's own answers to a list of prompts are wrong
 sys.exit(launch_gptoss.main(sys.argv[1:]))
 """
@@ -45,6 +49,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="launches of each (default %(default)s)")
     parser.add_argument("--itl", type=int, default=512, help="input tokens (default %(default)s)")
     parser.add_argument("--otl", type=int, default=64, help="output tokens (default %(default)s)")
+    parser.add_argument("--lengths", default="uniform:0.8-1.0", help="of single requests (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=1, help="of the level, per launch (default %(default)s)")
     args = parser.parse_args()
     held, free = hold_port()  # nobody else is given it meanwhile
     port = str(free)

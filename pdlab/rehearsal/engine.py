@@ -26,6 +26,7 @@ from ray import serve
 
 from pdlab.core.deployment import Collocated
 from pdlab.deploy.serving.sequences import join, split
+from pdlab.deploy.serving.timeline import IDS_KEY, packed
 from pdlab.rehearsal.clock import SlowClock
 from pdlab.rehearsal.metrics import EngineMetrics
 from pdlab.rehearsal.protocol import (
@@ -317,7 +318,10 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 "allocated": engine.allocated,
             },
         }
-        reply = _Reply(self, request, ids, answer(prompt_digest, 1, self._vocabulary.size), chat=chat)
+        tokens = answer(prompt_digest, 1, self._vocabulary.size)
+        if (request.kv_transfer_params or {}).get(IDS_KEY):  # of vLLM's client the server takes them
+            params[IDS_KEY] = (packed(ids), packed(tokens))
+        reply = _Reply(self, request, ids, tokens, chat=chat)
         return reply.whole(kv_transfer_params=params)
 
     def _source(self, shared: dict[str, Any]) -> Source:

@@ -19,6 +19,7 @@ from contract.test_builders import builder_of, deployments_of, rendered
 from support.asgi import exchange
 
 from pdlab.core.deployment import Deployment, RequestLimits, Serving, parse_label
+from pdlab.deploy.serving.timeline import IDS_KEY, packed
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 
@@ -138,6 +139,9 @@ def test_where_engine_and_pool_are() -> None:
     assert labels["block_size"] == "16" and "num_gpu_blocks" in labels
 
 
+IDS = [5, 2**31, 7]
+
+
 class Engines:
     """A prefill and a decode engine that answer at once, and what they were asked."""
 
@@ -145,6 +149,7 @@ class Engines:
         self.models = models
         self.prefill: list[Any] = []
         self.decode: list[Any] = []
+        self.reused: list[int] | None = None
 
     def completion(self, request: Any, text: str, **more: Any) -> Any:
         choices = [{"index": i, "text": text} for i in range(request.n)]
@@ -159,14 +164,18 @@ class Engines:
             error = self.models.ErrorInfo(message="too long", type="BadRequestError", code=400)
             yield self.models.ErrorResponse(error=error)
         else:
-            yield self.completion(request, "", kv_transfer_params={"remote_block_ids": request.prompt})
+            parameters = {"remote_block_ids": request.prompt}
+            if request.kv_transfer_params.get(IDS_KEY):
+                parameters[IDS_KEY] = (packed(IDS), packed([9]))
+            yield self.completion(request, "", kv_transfer_params=parameters)
 
     async def completions(self, request: Any, _: Any) -> AsyncIterator[Any]:
         self.decode.append(request)
+        self.reused = quietly("ray.llm._internal.common.patches.vllm.tokenize_once")._reused_token_ids.get()
         yield self.completion(request, f"after {request.prompt}")
 
 
-def decode_server(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Engines]:
+def decode_server(monkeypatch: pytest.MonkeyPatch, *, tokenize_once: bool = False) -> tuple[Any, Engines]:
     models = quietly(f"{SERVE}.core.configs.openai_api_models")
     backend = quietly(f"{SERVE}.engines.vllm.kv_transfer.base").DefaultConnectorBackend(None)
     decode = next(
@@ -177,6 +186,7 @@ def decode_server(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Engines]:
     server.engine = engines
     server._prefill_handle = SimpleNamespace(completions=SimpleNamespace(remote=engines.remote))
     server._llm_config = SimpleNamespace(kv_connector_backend=backend, experimental_configs={})
+    server._pd_tokenize_once = tokenize_once
     return server, engines
 
 
@@ -201,6 +211,33 @@ def test_every_prompt_has_transfer_parameters_of_its_own(monkeypatch: pytest.Mon
     assert len({decode.request_id for decode in engines.decode}) == 6
     assert all((p.max_tokens, p.min_tokens, p.n) == (1, 0, 1) for p in engines.prefill)
     assert all(decode.min_tokens == 5 for decode in engines.decode)
+
+
+@pytest.mark.parametrize(("prompt", "reused"), [("a", IDS), ([5, 6], None)], ids=["text", "ids"])
+def test_decode_takes_the_ids_that_prefill_tells_it_packed(
+    prompt: Any, reused: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, engines = decode_server(monkeypatch, tokenize_once=True)
+    (reply,) = answer(server, engines, prompt=prompt, return_token_ids=True)
+    (prefill,), (decode,) = engines.prefill, engines.decode
+    assert reply.choices[0].text == f"after {prompt}" and engines.reused == reused
+    assert prefill.return_token_ids is None and decode.return_token_ids, "decode answers the client"
+    assert decode.kv_transfer_params == {"remote_block_ids": prompt}, "vLLM's own"
+
+
+def test_the_ids_of_a_prompt_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, engines = decode_server(monkeypatch)
+    prompt = [5, 6]
+    request = engines.models.CompletionRequest(model="m", prompt=prompt, vllm_xargs={"a": [1]})
+    answered = SimpleNamespace(kv_transfer_params={"remote_block_ids": [1]})
+    backend = server._get_connector_backend()
+    for made in (
+        backend.prepare_prefill_request(request=request, peer=None),
+        backend.prepare_decode_request(request=request, peer=None, prefill_response=answered),
+    ):
+        assert made.prompt is request.prompt and made.vllm_xargs is not request.vllm_xargs
+        assert made.model_fields_set >= request.model_fields_set and made is not request
+    assert request.prompt == [5, 6] and request.kv_transfer_params is None
 
 
 def test_one_sequence_goes_the_way_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,15 +295,15 @@ def test_every_field_of_a_request_is_known_to_be_free_or_sends_no_token_early() 
     from pdlab.deploy.serving.early_token import _FREE, early_token
 
     kind = quietly(f"{SERVE}.core.configs.openai_api_models").CompletionRequest
-    choice = {"text": " ufo", "finish_reason": "length", "prompt_token_ids": [5, 6], "token_ids": [9]}
+    choice = {"text": " ufo", "finish_reason": "length"}
     answer = SimpleNamespace(id="x", created=7, model="m", choices=[SimpleNamespace(**choice)])
     asked = kind(model="m", prompt="ba", stream=True, max_tokens=8, temperature=0.0)
-    assert early_token(asked, answer, 100) is not None
+    assert early_token(asked, answer, 100, [5, 6], [9]) is not None
     assert set(kind.model_fields) >= _FREE
     others = set(kind.model_fields) - _FREE
     assert {"n", "stop", "logprobs", "echo", "min_tokens", "response_format", "structured_outputs"} < others
     for name in others:
-        assert early_token(asked.model_copy(update={name: object()}), answer, 100) is None, name
+        assert early_token(asked.model_copy(update={name: object()}), answer, 100, [5, 6], [9]) is None, name
 
 
 def test_a_message_that_rays_ingress_cannot_read_is_known_by_what_it_says() -> None:

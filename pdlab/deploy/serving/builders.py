@@ -110,16 +110,32 @@ class OneByOne:
     def _get_connector_backend(self) -> Any:
         backend: Any = super()._get_connector_backend()  # type: ignore[misc]
         if "prepare_prefill_request" not in vars(backend):
-            prepare = backend.prepare_prefill_request
+            prepare = _sharing_ids(backend.prepare_prefill_request)
 
-            def prepared(*, request: Any, peer: Any) -> Any:
-                prefill = prepare(request=request, peer=peer)
+            def prepared(**of: Any) -> Any:
+                prefill = prepare(**of)
                 # Prefill makes one token, which is thrown away, and vLLM refuses more min_tokens than max_tokens.
                 prefill.min_tokens = 0
+                prefill.return_token_ids = None  # decode returns them
                 return prefill
 
             backend.prepare_prefill_request = prepared
+            backend.prepare_decode_request = _sharing_ids(backend.prepare_decode_request)
         return backend
+
+
+def _sharing_ids(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray's way of making a request of another, which copies deeply, but without a copy of a prompt's token ids."""
+
+    def prepared(*, request: Any, **of: Any) -> Any:
+        prompt = getattr(request, "prompt", None)
+        if not isinstance(prompt, list):
+            return prepare(request=request, **of)
+        made = prepare(request=request.model_copy(update={"prompt": ""}), **of)
+        made.prompt = prompt
+        return made
+
+    return prepared
 
 
 def build_openai_app(args: dict[str, Any]) -> Any:

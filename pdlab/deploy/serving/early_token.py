@@ -11,6 +11,7 @@ runs in its replicas, sent there by value: imports the standard library and its 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +42,13 @@ class EarlyToken:
     token_id: int
 
 
-def early_token(request: Any, answer: Any, longest: int) -> EarlyToken | None:
+def early_token(
+    request: Any, answer: Any, longest: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
+) -> EarlyToken | None:
     """The token of prefill's ``answer`` to a completion's ``request`` that may be sent at once; None: none may.
 
-    ``longest``: tokens of the decode engine's context. A field of the request that is set to anything but its default,
+    ``longest``: tokens of the decode engine's context. ``prompt_ids``, ``token_ids``: of the prompt and the answer, as
+    far as prefill told them. A field of the request that is set to anything but its default,
     and that is not known to leave the first token as it is, says None.
     """
     if not (request.stream and (request.max_tokens or 0) > 1):
@@ -62,9 +66,8 @@ def early_token(request: Any, answer: Any, longest: int) -> EarlyToken | None:
     choices: list[Any] = getattr(answer, "choices", None) or []
     if len(choices) != 1:
         return None
-    choice = choices[0]
-    prompt_ids, token_ids, text = choice.prompt_token_ids, choice.token_ids, choice.text
-    if choice.finish_reason != "length" or not prompt_ids or len(token_ids or ()) != 1:
+    choice, text = choices[0], choices[0].text
+    if choice.finish_reason != "length" or not prompt_ids or len(token_ids) != 1:
         return None
     if not text or _PART_OF_A_CHARACTER in text or len(prompt_ids) + request.max_tokens > longest:
         return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from pdlab.deploy.serving.early_token import AnotherBegin, EarlyToken, WithoutBegin, counted, early_token, going_on
 from pdlab.deploy.serving.ray_names import MODELS, PD
-from pdlab.deploy.serving.timeline import TIMES_KEY, current
+from pdlab.deploy.serving.timeline import IDS_KEY, TIMES_KEY, current, unpacked
 from pdlab.deploy.serving.usage import cached_in_prefill
 
 # The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
@@ -83,6 +83,7 @@ class CallsPrefill:
     """Mixed into Ray's decode server, in place of its own way from prefill to decode."""
 
     prefill_rules: PrefillRules
+    _pd_tokenize_once: bool  # Ray's
 
     async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)
@@ -101,20 +102,20 @@ class CallsPrefill:
             return
         kv_parameters = getattr(answer, "kv_transfer_params", None)
         times = kv_parameters.pop(TIMES_KEY, None) if kv_parameters else None
+        told = kv_parameters.pop(IDS_KEY, None) if kv_parameters else None
+        prompt_ids, first_ids = map(unpacked, told or (b"", b""))
         if timing is not None and answer is not None:
             timing.answered(times)
         began = False
         stream: Any = None
         early: EarlyToken | None = None
         if answer is not None and method == "completions" and self.prefill_rules.early_token:
-            early = self._early(request, answer)
+            early = self._early(request, answer, prompt_ids, first_ids)
         try:
-            if answer is None:
-                decode_request, token_ids = request, None
-            else:
+            decode_request = request
+            if answer is not None:
                 decode_request = backend.prepare_decode_request(request=request, peer=None, prefill_response=answer)
-                token_ids = self._decode_reuse_ids(answer)  # type: ignore[attr-defined]
-            with pd._reuse_prompt_token_ids(token_ids):
+            with pd._reuse_prompt_token_ids(prompt_ids):
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
                 began = True  # from here on vLLM itself tells prefill of a request that ends early
                 if early is not None:
@@ -130,11 +131,12 @@ class CallsPrefill:
                 with contextlib.suppress(Exception):
                     await stream.aclose()
 
-    def _early(self, request: Any, answer: Any) -> EarlyToken | None:
+    def _early(self, request: Any, answer: Any, prompt_ids: list[int], first_ids: list[int]) -> EarlyToken | None:
         """The token that may be sent at once. Never a reason for a request to fail."""
         try:
             engine: Any = self.engine  # type: ignore[attr-defined]
-            return early_token(request, answer, int(engine._engine_client.model_config.max_model_len))
+            longest = int(engine._engine_client.model_config.max_model_len)
+            return early_token(request, answer, longest, prompt_ids, first_ids)
         except Exception as error:  # another vLLM, whose requests and answers have other fields
             logging.getLogger("ray.serve").warning("no first token is sent early: %s", _in_words(error))
             return None
@@ -220,7 +222,9 @@ class CallsPrefill:
         """Prefill's first answer: a completion, or an error of the client's. Raises PrefillFailed."""
         exceptions: Any = importlib.import_module("ray.exceptions")
         prefill_request = backend.prepare_prefill_request(request=request, peer=None)
-        self._request_prefill_token_ids(prefill_request)  # type: ignore[attr-defined]
+        # Ray asks for them in a field of the answer, as a list of integers. A prompt of ids decode has itself.
+        if self._pd_tokenize_once and (self.prefill_rules.early_token or not _of_ids(request)):
+            prefill_request.kv_transfer_params[IDS_KEY] = True
         if (timing := current()) is not None:
             timing.called()
         try:
@@ -318,6 +322,12 @@ def _unavailable(reasons: list[str]) -> Any:
     models: Any = importlib.import_module(MODELS)
     message = f"prefill is not available ({'; '.join(reasons)}): send the request again"
     return models.ErrorResponse(error=models.ErrorInfo(message=message, type="ServiceUnavailableError", code=503))
+
+
+def _of_ids(request: Any) -> bool:
+    """Whether the prompt is token ids, and not a text or messages."""
+    prompt = getattr(request, "prompt", None)
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _in_words(error: BaseException) -> str:

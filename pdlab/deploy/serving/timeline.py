@@ -4,7 +4,8 @@ A request that asks for it by the header `HEADER` is told: a streamed answer has
 ``[DONE]``, another answer the same JSON in a response header of that name. Its form is
 `pdlab.results.timeline.RequestTimeline`. Times are of ``time.monotonic``, which every process of a machine shares and
 of which vLLM stamps its engine's events; prefill's server sends durations, in its answer's KV-transfer parameters under
-`TIMES_KEY`. Runs in Ray Serve's replicas, sent there by value: imports the standard library and its neighbours.
+`TIMES_KEY`, and beside them the ids of prompt and first token where decode wants them (`IDS_KEY`). Runs in Ray Serve's
+replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ ID_HEADER = "x-request-id"
 COMMENT = ": pdlab "
 # The key in vLLM's KV-transfer parameters under which prefill tells decode its durations.
 TIMES_KEY = "pdlab_times"
+# The key there under which decode asks for token ids, and prefill gives them `packed`. In vLLM's own field they are a
+# list of integers, which pydantic looks at one by one.
+IDS_KEY = "pdlab_ids"
 # The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
 FIELD = "pdlab_timeline"
 _TRACE = (TRACEPARENT, TRACESTATE)
@@ -88,6 +93,9 @@ class Timing:
         self.ended = False
         self.marks: dict[str, float] = {}
         self.engine_ids: list[str] = []
+        self.prompt_ids: Sequence[int] = ()
+        self.first_ids: Sequence[int] = ()
+        self.tells_ids = False
         self.attempts = 0
         self.orchestrated = False
         self.prefilled = False
@@ -229,13 +237,14 @@ class Book:
         self._timings: dict[str, Timing] = {}
         self._failed = False
 
-    def enter(self, engine_id: str) -> None:
+    def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
         """The engine is given a request, on behalf of the one that is being answered. It is in the queue from here on:
-        vLLM's own event comes when the step that runs has ended, for its engine core looks at nothing before."""
+        vLLM\'s own event comes when the step that runs has ended, for its engine core looks at nothing before."""
         timing = current()
         if timing is not None:
             timing.mark("queued")
             timing.engine_ids.append(engine_id)
+            timing.prompt_ids = prompt_ids or ()
             self._timings[engine_id] = timing
 
     def leave(self, timing: Timing) -> None:
@@ -269,6 +278,7 @@ class Book:
                     timing.event(event.type.name.lower(), event.timestamp)
                 if output.new_token_ids:
                     timing.event("first", outputs.timestamp)
+                    timing.first_ids = output.new_token_ids
 
     def _hear_marks(self, stats: dict[str, Any]) -> None:
         for request_id, *marks in stats.pop(CORE, ()):
@@ -286,7 +296,7 @@ def listen(client: Any, book: Book) -> None:
     add, receive = processor.add_request, core.get_output_async
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-        book.enter(request.request_id)
+        book.enter(request.request_id, request.prompt_token_ids)
         return add(request, *args, **kwargs)
 
     async def get_output() -> Any:
@@ -333,7 +343,8 @@ class TellsTimes:
             return begun
         headers = {} if raw is None else raw.headers
         timing = Timing(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
-        prefills = bool((getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode"))
+        asked = getattr(request, "kv_transfer_params", None) or {}
+        prefills, timing.tells_ids = bool(asked.get("do_remote_decode")), bool(asked.get(IDS_KEY))
         if not prefills and raw is not None and (told := self.begin_trace(timing, headers)):
             raw = copy.copy(raw)
             raw.headers = _without_trace(headers) | told
@@ -353,6 +364,8 @@ class TellsTimes:
                 if prefills:
                     if parameters := getattr(item, "kv_transfer_params", None):
                         parameters[TIMES_KEY] = timing.durations(replica_id())
+                        if timing.tells_ids and timing.prompt_ids:
+                            parameters[IDS_KEY] = (packed(timing.prompt_ids), packed(timing.first_ids))
                     yield item
                 else:
                     timing.chunk()
@@ -511,6 +524,16 @@ def header_value(told: dict[str, Any]) -> bytes:
     if len(value) <= _HEADER_BYTES:
         return value
     return _json({**told, "wire": [], "err": told.get("err") or "too long a header"}).encode()
+
+
+def packed(token_ids: Sequence[int]) -> bytes:
+    """Four bytes an id, in the machine's order."""
+    return array("I", token_ids).tobytes()
+
+
+def unpacked(token_ids: bytes) -> list[int]:
+    """What `packed` was given."""
+    return array("I", token_ids).tolist()
 
 
 def replica_id() -> str:

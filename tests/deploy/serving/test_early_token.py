@@ -55,12 +55,12 @@ def request(**changes: Any) -> Request:
 
 
 def answer(text: str = " ufo", **changes: Any) -> Any:
-    choice = {"text": text, "finish_reason": "length", "prompt_token_ids": PROMPT, "token_ids": [9], **changes}
+    choice = {"text": text, "finish_reason": "length", **changes}
     return SimpleNamespace(id="cmpl-x", created=7, model="m", choices=[SimpleNamespace(**choice)])
 
 
 def test_a_greedy_streamed_completion_has_an_early_token() -> None:
-    early = early_token(request(), answer(), LONGEST)
+    early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None and (early.text, early.token_id, early.prompt_ids) == (" ufo", 9, (5, 6, 7))
     chunk = json.loads(early.chunk.removeprefix("data: "))
     assert (chunk["id"], chunk["created"], chunk["model"], chunk["object"]) == ("cmpl-x", 7, "m", "text_completion")
@@ -75,7 +75,7 @@ def test_a_greedy_streamed_completion_has_an_early_token() -> None:
     ],
 )  # fmt: skip
 def test_what_leaves_the_token_as_it_is(changes: dict[str, Any]) -> None:
-    assert early_token(request(**changes), answer(), LONGEST) is not None
+    assert early_token(request(**changes), answer(), LONGEST, PROMPT, [9]) is not None
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,23 @@ def test_what_leaves_the_token_as_it_is(changes: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_what_falls_back(changes: dict[str, Any]) -> None:
-    assert early_token(request(**changes), answer(), LONGEST) is None
+    assert early_token(request(**changes), answer(), LONGEST, PROMPT, [9]) is None
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        answer(""), answer("\ufffd"), answer(finish_reason="stop"), answer(prompt_token_ids=None),
-        answer(token_ids=None), answer(token_ids=[9, 9]), SimpleNamespace(choices=[]), SimpleNamespace(error="no"),
+        answer(""), answer("\ufffd"), answer(finish_reason="stop"), SimpleNamespace(choices=[]),
+        SimpleNamespace(error="no"),
     ],
 )  # fmt: skip
 def test_answers_of_prefill_that_have_none(given: Any) -> None:
-    assert early_token(request(), given, LONGEST) is None
+    assert early_token(request(), given, LONGEST, PROMPT, [9]) is None
+
+
+@pytest.mark.parametrize(("prompt_ids", "token_ids"), [([], [9]), (PROMPT, []), (PROMPT, [9, 9])])
+def test_ids_that_prefill_did_not_tell(prompt_ids: list[int], token_ids: list[int]) -> None:
+    assert early_token(request(), answer(), LONGEST, prompt_ids, token_ids) is None
 
 
 def event(text: str, finish: str | None = None) -> str:
@@ -178,7 +183,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def sent_by(decode: Decode) -> list[Any]:
-    early = early_token(request(), answer(), LONGEST)
+    early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
 
     async def run() -> list[Any]:
@@ -206,7 +211,7 @@ def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
 
 
 def test_the_request_that_goes_on() -> None:
-    early = early_token(request(), answer(), LONGEST)
+    early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
     asked = request(kv_transfer_params={"do_remote_prefill": True})
     anew = going_on(asked, early)
@@ -217,7 +222,7 @@ def test_the_request_that_goes_on() -> None:
 
 def test_a_client_that_goes_away_ends_decode(told: list[str]) -> None:
     decode = Decode([event(" ufo"), event(" wan"), DONE], [])
-    early = early_token(request(), answer(), LONGEST)
+    early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
 
     async def run() -> None:
@@ -232,7 +237,7 @@ def test_a_client_that_goes_away_ends_decode(told: list[str]) -> None:
 def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list[str]) -> None:
     """Where decode has begun and says nothing, nobody else would ever end it."""
     decode = Decode([], [])
-    early = early_token(request(), answer(), LONGEST)
+    early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
 
     async def silent() -> AsyncIterator[Any]:
@@ -257,9 +262,9 @@ def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list
 def test_a_request_does_not_fail_where_the_engine_has_other_fields() -> None:
     decode = Decode([], [])
     decode.engine = SimpleNamespace()  # type: ignore[attr-defined]
-    assert decode._early(request(), answer()) is None
+    assert decode._early(request(), answer(), PROMPT, [9]) is None
     decode.engine = SimpleNamespace(  # type: ignore[attr-defined]
         _engine_client=SimpleNamespace(model_config=SimpleNamespace(max_model_len=LONGEST))
     )
-    assert decode._early(request(), answer()) is not None
-    assert decode._early(request(), SimpleNamespace(choices=[SimpleNamespace()])) is None
+    assert decode._early(request(), answer(), PROMPT, [9]) is not None
+    assert decode._early(request(), SimpleNamespace(choices=[SimpleNamespace()]), PROMPT, [9]) is None

@@ -139,8 +139,7 @@ def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator
             prepare_prefill_request=lambda request, peer: request,
             prepare_decode_request=lambda request, peer, prefill_response: (request, prefill_response),
         )  # fmt: skip
-        decode._request_prefill_token_ids = lambda request: None
-        decode._decode_reuse_ids = lambda answer: None
+        decode._pd_tokenize_once = False
         return decode
 
     yield made

@@ -17,6 +17,7 @@ from pdlab.deploy.serving import timeline
 from pdlab.deploy.serving.timeline import (
     FIELD,
     HEADER,
+    IDS_KEY,
     TIMES_KEY,
     Book,
     HandsOnTimes,
@@ -25,6 +26,7 @@ from pdlab.deploy.serving.timeline import (
     Timing,
     current,
     listen,
+    unpacked,
 )
 from pdlab.guard import marks
 from pdlab.results.timeline import RequestTimeline
@@ -205,7 +207,7 @@ class Engine:
         )
 
     async def generate(self, name: str) -> None:
-        self.output_processor.add_request(SimpleNamespace(request_id=name), None)
+        self.output_processor.add_request(SimpleNamespace(request_id=name, prompt_token_ids=[5, 6]), None)
         await self.engine_core.get_output_async()
 
 
@@ -298,6 +300,15 @@ def test_prefill_tells_decode_durations_and_no_client() -> None:
     assert (told["id"], told["prefill"]) == ("cmpl-r", 1.0) and told["total"] >= 0
     assert told["queue"] == pytest.approx(11, abs=1), "with the step that was running"
     assert item.kv_transfer_params == {"remote_request_id": "cmpl-r"} and not hasattr(item, FIELD)
+
+
+def test_prefill_tells_decode_token_ids_where_it_wants_them() -> None:
+    server = Server(Engine())
+    item = SimpleNamespace(choices=[], kv_transfer_params={"remote_request_id": "cmpl-r"})
+    wants = {"do_remote_decode": True, IDS_KEY: True}
+    asyncio.run(answer(server, [item], None, kv_transfer_params=wants))
+    prompt_ids, first_ids = item.kv_transfer_params.pop(IDS_KEY)
+    assert (unpacked(prompt_ids), unpacked(first_ids)) == ([5, 6], [7]) and len(prompt_ids) == 8
 
 
 def test_requests_beside_one_another_have_their_own_timings() -> None:
