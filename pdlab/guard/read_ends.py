@@ -29,7 +29,7 @@ _BYTES = 65535
 Address = tuple[int, str]
 
 
-class Looks(Protocol):
+class LooksForEnds(Protocol):
     """`pdlab.guard.worker.GuardWorker`. ``poll_s``: 0 where it looks in steps only."""
 
     poll_s: float
@@ -40,13 +40,13 @@ class Looks(Protocol):
 
 
 class _Thread(threading.local):
-    worker: Looks | None = None
+    worker: LooksForEnds | None = None
 
 
 _thread = _Thread()
 
 
-def works_here(worker: Looks) -> None:
+def works_here(worker: LooksForEnds) -> None:
     """This thread runs the worker's steps, and no other one asks its NIXL."""
     _thread.worker = worker
     wait = SpinCondition.wait
