@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import pickle
 import statistics
 import sys
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pdlab.deploy.serving.builders import _sharing_ids  # noqa: E402
+from pdlab.deploy.serving.guard import RequestRules, check_body  # noqa: E402
 from pdlab.deploy.serving.ray_names import MODELS  # noqa: E402
 from pdlab.deploy.serving.timeline import IDS_KEY, packed, unpacked  # noqa: E402
 
@@ -53,7 +55,14 @@ def steps(tokens: int) -> Steps:
         told = answer({IDS_KEY: (packed(ids), packed([1]))}).kv_transfer_params[IDS_KEY]
         unpacked(told[0])
 
+    body = json.dumps({"model": "m", "prompt": ids}).encode()
+    rules = RequestRules()
+
+    def checked() -> Any:
+        return check_body(body, b"application/json", rules, "/v1/completions")
+
     return {
+        "JSON of a prompt of ids, guarded": (lambda: (checked(), json.loads(body)), checked),
         "requests of prefill and decode, prompt of token ids": (
             lambda: copies(lambda prepare: prepare),
             lambda: copies(_sharing_ids),

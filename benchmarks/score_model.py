@@ -1,10 +1,12 @@
 """How well stacks that nobody fitted are predicted: public points, every stack left out once. Needs the extra perf.
 
-    python benchmarks/score_model.py TABLE.csv... [--points 20] [--write] [--csv FILE]
+    python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--write] [--csv FILE]
 
 TABLE: rows of a published benchmark with ttft_ms and tpot_ms (pdlab/plan/public_points.py). Nothing of a left-out stack
 is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
 docs/model.md, and what a plan uses of all stacks into configs/errors/public.yaml. The tables are not shipped.
+``--disaggregated``: points of prefill and decode in engines of their own instead, all of them, by the tables as they
+are: no correction was fitted to any of them, and a plan has no band for them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import csv
 import importlib.util
 import logging
 import shutil
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,31 +34,42 @@ from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
 from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
 from pdlab.plan.correction_fit import Response  # noqa: E402
-from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered  # noqa: E402
+from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered, weights_of  # noqa: E402
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, throughput  # noqa: E402
 from pdlab.plan.scoring import (  # noqa: E402
     METRICS,
     START,
+    THROUGHPUT,
     TPOT,
     TTFT,
     PointFigure,
+    Score,
     ScoredPoint,
     StackScore,
     bare_hardware,
     correction_by,
     left_out,
+    lost_by_ratio,
     predict_point,
+    rank_of,
     response,
+    score_of,
     scored,
+    setting_of,
     with_correction,
 )
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
 
+Serving = Literal["collocated", "pd"]
 STACKS = Path(__file__).with_name("scored_stacks.yaml")
 PAGE = ROOT / "docs" / "model.md"
 BEGIN, END = "<!-- scores: python benchmarks/score_model.py TABLES --write -->\n", "<!-- end of scores -->\n"
-FEWEST, MOST_IN_FLIGHT = 8, 64
+PD_BEGIN = "<!-- scores of P:D: python benchmarks/score_model.py TABLES --disaggregated --write -->\n"
+PD_END = "<!-- end of scores of P:D -->\n"
+FEWEST = 8
+MOST_IN_FLIGHT: dict[Serving, int] = {"collocated": 64, "pd": 4096}  # more take minutes a point to simulate
+FEW_GPUS = 8  # of an engine
 ALONE_TOKENS = 2048  # context tokens of a mixed step that the estimator of the tables is asked for
 
 
@@ -65,10 +79,13 @@ class ScoredStack(Frozen):
     model: str
     precision: str
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    serving: Serving = "collocated"
     gpus: tuple[str, ...]
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
+    in_doubt: bool = False
+    """Its tables are: other stacks are not predicted by it, and it has no band."""
 
 
 def shape_of(entry: ScoredStack) -> ModelShape:
@@ -95,19 +112,20 @@ class Scored(Frozen):
     points: tuple[Any, ...]
 
 
-def chosen(tables: list[Path], most: int) -> Iterator[tuple[Stack, Scored]]:
+def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> Iterator[tuple[Stack, Scored]]:
     """The stacks that are scored, with a sample of their points."""
     entries = parse_yaml(STACKS.read_text(encoding="utf-8"))
     known = TypeAdapter(tuple[ScoredStack, ...]).validate_python(entries)
     points: list[PublicPoint] = []
     for path in tables:
         points += read_points(path.read_text(encoding="utf-8"), str(path)).points
-    few = [each for each in points if isinstance(each.row.load, Closed) and each.row.load.concurrency <= MOST_IN_FLIGHT]
-    for stack, members in sample([each for each in few if each.stack.mode == "collocated"], most).items():
+    in_flight = MOST_IN_FLIGHT[serving]
+    few = [each for each in points if isinstance(each.row.load, Closed) and each.row.load.concurrency <= in_flight]
+    for stack, members in sample([each for each in few if each.stack.mode == serving], most).items():
         first = members[0]
         for entry in known:
-            asked = (entry.model, entry.precision, entry.engine)
-            if asked == (first.model_id, first.precision, stack.engine) and stack.gpu in entry.gpus:
+            asked = (entry.model, entry.precision, entry.engine, entry.serving)
+            if asked == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
                 break
         else:
             continue
@@ -163,11 +181,17 @@ class Alone:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
-    parser.add_argument("--points", type=int, default=20, help="of a stack, at most")
+    parser.add_argument("--points", type=int, default=20, help="of a collocated stack, at most")
+    parser.add_argument("--disaggregated", action="store_true", help="score points of P:D")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=Path, help="write the errors of every stack there")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
+    if arguments.disaggregated:
+        print(page := disaggregated(arguments.tables, arguments.csv))
+        if arguments.write:
+            write_page(page, PD_BEGIN, PD_END)
+        return 0
     stacks = dict(chosen(arguments.tables, arguments.points))
     found: dict[Stack, list[Response]] = {}
     runs: dict[Stack, list[PublicPoint]] = {}
@@ -184,8 +208,9 @@ def main() -> int:
     print("\n".join(sorted(refused)), file=sys.stderr)
     found = {stack: values for stack, values in found.items() if len(runs[stack]) >= FEWEST}
     scores = []
+    pool = {stack: values for stack, values in found.items() if not stacks[stack].entry.in_doubt}
     for stack in found:
-        out = left_out(stack, found)
+        out = left_out(stack, pool)
         each = stacks[stack]
         hardware, alone = with_correction(each.hardware, correction_by(out)), Alone(each)
         scores.append(
@@ -195,6 +220,7 @@ def main() -> int:
                     ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point))
                     for point in runs[stack]
                 ],
+                banded=stack in pool,
             )
         )
         print(row_of(scores[-1]), flush=True)
@@ -208,18 +234,74 @@ def main() -> int:
                 writer.writerow({**score.left_out.stack._asdict(), **errors})
     if arguments.write:
         catalog = catalog_of(
-            found, scores, arguments.points, covered(point for stack in found for point in runs[stack])
+            pool,
+            scores,
+            arguments.points,
+            covered(
+                (point for stack in pool for point in runs[stack]),
+                (weights_of(stacks[stack].hardware, stacks[stack].shape) for stack in pool),
+            ),
         )
         PUBLIC.parent.mkdir(exist_ok=True)
         PUBLIC.write_text(HEAD + to_yaml(catalog), encoding="utf-8")
-        write_page(f"{page}\n{after_levels(catalog)}")
+        write_page(f"{page}\n{after_levels(catalog)}", BEGIN, END)
     return 0
 
 
-def write_page(tables: str) -> None:
-    """Into docs/model.md, between its markers."""
+def disaggregated(tables: list[Path], errors: Path | None) -> str:
+    """Markdown: the scores of P:D stacks. ``errors``: a file for the figures of every point."""
+    names = ["stack", "points", "TPOT", "engines of up to 8 GPUs", "mean TTFT", "tokens/s", "rank", "best ratio"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    losses: list[float] = []
+    rows: list[list[object]] = []
+    for stack, each in chosen(tables, sys.maxsize, "pd"):
+        points, refused = [], set()
+        for point in each.points:
+            try:
+                points.append(ScoredPoint(point, predict_point(point, each.hardware, each.shape)))
+            except UsageError as error:
+                refused.add(f"{stack.label}: {error}")
+        for line in sorted(refused):
+            print(line, file=sys.stderr)
+        for point, predicted, _ in points:
+            what = (stack.label, point.row.deployment.label, *setting_of(point)[1:])
+            rows.append([*what, point.tpot_s, predicted.tpot_s, point.ttft_s, predicted.ttft_s])
+        if len(points) < FEWEST:
+            continue
+        near = [
+            scored_point
+            for scored_point in points
+            if max(pool.gpus_per_replica for pool in scored_point.point.row.deployment.pools.values()) <= FEW_GPUS
+        ]
+        lost = lost_by_ratio(points)
+        losses += lost
+        cells = [stack.label.removesuffix(", P:D"), f"{len(points)} of {len(each.points)}"]
+        cells += [short(score_of(points, TPOT)), short(score_of(near, TPOT)) if near else "-"]
+        cells += [short(score_of(points, metric)) for metric in (TTFT, THROUGHPUT)]
+        rank = rank_of(points)
+        cells += ["-" if rank is None else f"{rank:.2f}", f"{lost.count(0)} of {len(lost)}" if lost else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    if errors:
+        with errors.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(rows)
+    worst = max(losses, default=0.0)
+    lines += [
+        "",
+        f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def short(score: Score) -> str:
+    """In a cell."""
+    return f"{score.error:.0f} ({score.bias:+.0f})"
+
+
+def write_page(tables: str, begin: str, end: str) -> None:
+    """Into docs/model.md, between those markers."""
     text = PAGE.read_text(encoding="utf-8")
-    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    start, stop = text.index(begin) + len(begin), text.index(end)
     PAGE.write_text(f"{text[:start]}\n{tables}\n{text[stop:]}", encoding="utf-8")
 
 
@@ -241,9 +323,9 @@ def row_of(score: StackScore) -> str:
 
     def errors(metric: str) -> str:
         ours, alone = score.ours.get(metric), score.alone.get(metric)
-        return " / ".join("-" if each is None else f"{each.error:.0f} ({each.bias:+.0f})" for each in (ours, alone))
+        return " / ".join("-" if each is None else short(each) for each in (ours, alone))
 
-    held = " / ".join(f"{100 * score.held[name]:.0f}" for name in METRICS if name in score.held)
+    held = " / ".join(f"{100 * score.held[name]:.0f}" for name in METRICS if name in score.held) or "-"
     rank = "-" if score.rank is None else f"{score.rank:.2f}"
     lost = "-" if score.regret is None else f"{100 * score.regret:.0f}"
     cells = [score.left_out.stack.label, str(score.points), *map(errors, METRICS), held, rank, lost]
@@ -254,7 +336,20 @@ def table(scores: list[StackScore]) -> str:
     """Markdown."""
     names = ["stack", "points", "TPOT", "mean TTFT", "tokens/s", "in the band", "rank", "lost"]
     head = f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
-    return head + "\n".join(map(row_of, scores)) + "\n"
+    return head + "\n".join(map(row_of, scores)) + f"\n\n{coverage(scores)}\n"
+
+
+NEAR = (0.86, 0.94)  # share of a stack's points in a 90 % band that counts as held
+
+
+def coverage(scores: list[StackScore]) -> str:
+    """Sentences: what the bands hold, over stacks and in each."""
+    said = []
+    for metric in (TPOT, TTFT):
+        held = [score.held[metric] for score in scores if metric in score.held]
+        near = sum(NEAR[0] <= each <= NEAR[1] for each in held)
+        said.append(f"{metric}: {100 * statistics.fmean(held):.0f} %; 86 to 94 % in {near} of {len(held)} stacks")
+    return "Bands hold, as the mean over stacks:\n\n" + "\n".join(f"- {each}" for each in said)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Which of several deployments that replayed the same requests is best for them, by which figure, and why.
 
 One replay has no interval. Of two replays of one deployment a figure is taken to scatter as other single repeats do
-(`SINGLE_REPEAT_SD`); a lead that two equal deployments would have by chance once in twenty is none.
+(`SINGLE_REPEAT_SD`); a lead that equal deployments would have by chance once in twenty is none.
 """
 
 from __future__ import annotations
@@ -94,11 +94,13 @@ def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
 
 
 def _limit(contenders: Sequence[Contender]) -> float:
-    """The factor that single starts of one deployment may differ by; the widest of any two of these."""
+    """The factor that single starts of one deployment may differ by; the widest of any two of these. The error is
+    split among the others that the best one is compared with."""
     sd = max(SINGLE_REPEAT_SD[each.device] for each in contenders)
     least = sorted(len(each.replays) for each in contenders)[:2]
     error = sd * math.sqrt(sum(1 / count for count in least))
-    return math.exp(student_t((1 + CONFIDENCE) / 2, math.inf) * error)
+    tail = (1 - CONFIDENCE) / 2 / (len(contenders) - 1)
+    return math.exp(student_t(1 - tail, math.inf) * error)
 
 
 def _standings(figure: ComparedFigure, contenders: Sequence[Contender]) -> Iterator[Standing]:

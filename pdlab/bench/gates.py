@@ -53,6 +53,8 @@ LITTLE_SIGMA, LITTLE_SHARE = 4.0, 0.2
 T_LIMIT = {3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 8: 5.04}
 # The same at 2 %, for the number in flight: its size limits alone keep a lumpy level from being called a drift.
 T_GROWTH = {3: 4.54, 4: 3.75, 5: 3.36, 6: 3.14, 7: 3.00, 8: 2.90}
+# Of the requests of a replay whose replicas are named: with fewer, sessions that moved may be among the others.
+NAMED_LEAST = 0.95
 FILLED_LEAST = 0.99
 # Of a rehearsal: by how much a client's mean may differ from the model's of the same requests, and how late events may
 # be within TTFT.
@@ -703,8 +705,13 @@ def _affinity_missing(evidence: Evidence) -> Finding | None:
     if evidence.fluid:
         return found("roles_move_sessions")
     replayed = [each for each in evidence.answered.replayed if each is not None]
-    known = all(any(_served_by(each, pool) for each in replayed) for pool in evidence.by_session)
-    return None if known else found("replicas_not_told")
+    if any(affinity(evidence)):
+        return None  # what is known suffices
+    for pool in evidence.by_session:
+        named = sum(_served_by(each, pool) is not None for each in replayed)
+        if not named or named < NAMED_LEAST * len(replayed):
+            return found("replicas_not_told", named=named, requests=len(replayed), pool=pool)
+    return None
 
 
 def _dependencies_missing(evidence: Evidence) -> Finding | None:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Workload
+from pdlab.traffic.bounded import Latest
 from pdlab.traffic.compiled import compiled
-from pdlab.traffic.groups import Groups
+from pdlab.traffic.groups import GroupCount
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
 
@@ -26,12 +27,12 @@ class _Counted:
 
     def __init__(self) -> None:
         self.requests = 0
-        self.groups = Groups()
+        self.counts = GroupCount()
         self.longest, self.inputs, self.outputs = (1, 1), [0, 0], 0
         self.fewest = 0
         self.last_s = self.chained_s = 0.0
-        self._whole: dict[str, int] = {}
-        self._pauses_s: dict[str, float] = {}
+        self._whole: Latest[str, int] = Latest()
+        self._pauses_s: Latest[str, float] = Latest()
 
     def passing(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         for request in requests:
@@ -40,7 +41,7 @@ class _Counted:
 
     def _count(self, request: TrafficRequest) -> None:
         self.requests += 1
-        self.groups.add(request)
+        self.counts.add(request)
         before = self._whole[request.continues] if request.continues is not None else 0
         prompt = before + request.new_tokens
         self._whole[request.id] = prompt + request.out
@@ -65,8 +66,8 @@ def read_traffic(path: Path) -> ReadTraffic:
         name=path.name,
         sha256=digest,
         requests=counted.requests,
-        sessions=len(counted.groups.sessions),
-        groups=counted.groups.count,
+        sessions=counted.counts.sessions,
+        groups=counted.counts.groups,
         endpoint=head.endpoint,
         speed=head.speed,
         last_s=counted.last_s,

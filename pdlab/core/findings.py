@@ -422,7 +422,8 @@ CODES: dict[str, FindingCode] = {
         "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
     ),
     "replicas_not_told": _unchecked(
-        "timelines tell which replica served each request", "no timeline tells which replica served a request"
+        "timelines tell which replica served at least 95 % of the requests",
+        "timelines tell which {pool} replica served {named} of {requests} requests",
     ),
     "roles_move_sessions": _unchecked(
         "engines keep their roles", "engines of a fluid pool change roles, and their sessions then move"
@@ -981,11 +982,16 @@ CODES: dict[str, FindingCode] = {
     ),
     "host_time": _of_plan(
         "the host's time of a step is measured on the engine version that is planned for",
-        "the host adds {host_ms:.2g} ms per step, standard deviation {spread} ({source})",
+        "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "
+        "layer and doubling of TP ({source})",
     ),
     "table_values_estimated": _of_plan(
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
+    ),
+    "step_times_extrapolated": _of_plan(
+        "steps are within the tables",
+        "step times are extrapolated: a step has {times:.2g} times as many tokens or sequences as the tables go to",
     ),
     "experts_wider_than_tables": _of_plan(
         "experts are spread over no more GPUs than tables were compared for",

@@ -38,7 +38,7 @@ class LevelFigures(NamedTuple):
 
 class MeasuredSweep(Frozen):
     """One experiment to fit to: levels in the order in which they ran, and the figures of each. ``trace``: the requests
-    that each of them replayed."""
+    that each of them replayed. ``warmed``: requests warmed the deployment up before the first level."""
 
     name: str
     deployment: Deployment
@@ -47,6 +47,7 @@ class MeasuredSweep(Frozen):
     values: tuple[LevelFigures, ...]
     prompts: Prompts
     trace: Trace | None = None
+    warmed: bool = False
 
 
 class PredictedPoint(Frozen):

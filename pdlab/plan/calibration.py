@@ -94,6 +94,7 @@ def measured(experiment: Experiment, prompts: Prompts, trace: Trace | None = Non
         values=tuple(_values(run) for run in runs),
         prompts="fresh" if isinstance(runs[0].load, Open) else prompts,
         trace=trace,
+        warmed=manifest.origin == "measured",  # pdlab's own sweeps begin so
     )
 
 
@@ -192,7 +193,7 @@ def residuals(
     rows = []
     predicted_values = predict(hardware, shape, experiment, seeds)
     for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
-        importance = FIRST_LEVEL if number == 0 else 1.0
+        importance = 1.0 if number or experiment.warmed else FIRST_LEVEL
         for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
             if value is not None and truth is not None:
                 rows.append((importance * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))

@@ -1,7 +1,7 @@
 """A stack's correction of tabulated steps, from a prior and a handful of measured levels. Pure.
 
-A correction (`pdlab.sim.step_source.Correction`) is (host_ms, ln factor, ln prefill_factor). What a level says about it
-is linear nearby: the logarithm of measured over predicted, and how the predicted one moves with each of the three. With
+A correction (`pdlab.sim.step_source.Correction`) is (host_ms, ln factor, ln prefill_factor, sync_us). What a level says
+about it is linear nearby: the logarithm of measured over predicted, and how the predicted one moves with each. With
 a normal prior the posterior is one step of Gauss and Newton, as `pdlab.plan.calibration` takes many of. Levels of one
 stack are off together where they share TP, lengths or load: their errors have a covariance (`ErrorSds`), so that four
 levels of one configuration do not count as four of four. Large residuals count less (`SOFT`).
@@ -20,7 +20,6 @@ from pdlab.core.schema import Frozen
 from pdlab.sim.step_source import Correction
 
 Array = NDArray[np.float64]
-PARAMETERS = ("host_ms", "factor", "prefill_factor")
 SOFT = 2.0  # standard deviations beyond which a residual's weight falls as its inverse
 ROUNDS = 20  # of the weights
 LEAST_VARIANCE = 1e-12
@@ -47,17 +46,17 @@ class Setting(NamedTuple):
 class Response(NamedTuple):
     """One figure of one level. ``metric``: TPOT or mean TTFT. ``residual``: logarithm of measured over predicted at the
     correction that ``slopes`` are of; ``slopes``: change of the predicted logarithm with (host_ms, ln factor,
-    ln prefill_factor). ``level``: figures of one level have the same number."""
+    ln prefill_factor, sync_us). ``level``: figures of one level have the same number."""
 
     metric: str
     setting: Setting
     level: int
     residual: float
-    slopes: tuple[float, float, float]
+    slopes: tuple[float, float, float, float]
 
 
 class Belief(NamedTuple):
-    """A normal distribution of (host_ms, ln factor, ln prefill_factor)."""
+    """A normal distribution of (host_ms, ln factor, ln prefill_factor, sync_us)."""
 
     mean: Array
     covariance: Array
@@ -66,19 +65,22 @@ class Belief(NamedTuple):
 def belief_of(correction: Correction) -> Belief:
     """Of a correction whose covariance is known."""
     assert correction.covariance is not None
-    mean = np.array([correction.host_ms, np.log(correction.factor), np.log(correction.prefill_factor)])
+    factors = np.log([correction.factor, correction.prefill_factor])
+    mean = np.array([correction.host_ms, *factors, correction.sync_us])
     return Belief(mean, np.array(correction.covariance))
 
 
 def correction_of(belief: Belief, levels: int, source: str) -> Correction:
-    """The belief as a file has it. The host takes no less than no time."""
-    host_ms, factor, prefill = (float(f"{each:.4g}") for each in (belief.mean[0], *np.exp(belief.mean[1:])))
+    """The belief as a file has it. Neither the host nor waiting takes less than no time."""
+    host_ms, *logs, sync_us = belief.mean
+    host_ms, factor, prefill, sync_us = (float(f"{each:.4g}") for each in (host_ms, *np.exp(logs), sync_us))
     rows = [tuple(float(f"{value:.4g}") for value in row) for row in belief.covariance]
     return Correction(
         host_ms=max(host_ms, 0.0),
         factor=factor,
         prefill_factor=prefill,
-        covariance=tuple((row[0], row[1], row[2]) for row in rows),
+        sync_us=max(sync_us, 0.0),
+        covariance=tuple((row[0], row[1], row[2], row[3]) for row in rows),
         fitted_levels=levels,
         source=source,
     )
@@ -123,7 +125,7 @@ def posterior(prior: Belief, at: Array, responses: Sequence[Response], sds: Mapp
 
 
 def prediction_variance(belief: Belief, slopes: Array) -> Array:
-    """Of the logarithms that the correction leaves unknown, for rows of slopes (n, 3)."""
+    """Of the logarithms that the correction leaves unknown, for rows of slopes (n, 4)."""
     variance: Array = np.einsum("ij,jk,ik->i", slopes, belief.covariance, slopes)
     return variance
 

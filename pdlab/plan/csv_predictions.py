@@ -118,7 +118,7 @@ def predict(
                 else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
             )
             full = saturation(own) if hardware.steps is not None else None
-            said = [*step_findings(hardware, shape, deployment.pools.values()), *band.findings]
+            said = [*step_findings(hardware, shape, deployment.pools.values(), own), *band.findings]
             said += [full] if full is not None else []
             notes = [_caveat(deployment, hardware), *(each.text for each in said), outside_text(outside)]
             columns = _columns(own, other, deployment, hardware, band.error)

@@ -22,7 +22,6 @@ from pdlab.core.workload import Closed
 from pdlab.plan.correction_fit import Belief, Response, correction_of
 from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
-from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
 from pdlab.plan.scoring import TPOT, TTFT, WIDE, StackScore, components_of, errors_after, fit_of, with_correction
 from pdlab.plan.stack_prior import (
@@ -36,16 +35,16 @@ from pdlab.plan.stack_prior import (
 )
 from pdlab.sim.aic import literal_version
 from pdlab.sim.computed_hardware import host_of
-from pdlab.sim.hardware import FitError, Hardware
+from pdlab.sim.hardware import ErrorParts, FitError, Hardware
 from pdlab.sim.step_source import Correction
 
 PUBLIC = CONFIGS / "errors" / "public.yaml"
-PARAMETERS = ("host_ms", "ln_factor", "ln_prefill_factor")
+PARAMETERS = ("host_ms", "ln_factor", "ln_prefill_factor", "sync_us")
 SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
 
 
 class KnownStack(Frozen):
-    """One stack of the public points: its own correction (host_ms, ln factor, ln prefill factor) with standard
+    """One stack of the public points: its own correction (`PARAMETERS`) with standard
     deviations, what the points cover, and how it was predicted by the others (median absolute errors in percent)."""
 
     model: str
@@ -53,8 +52,8 @@ class KnownStack(Frozen):
     engine: str
     version: str
     mode: str
-    correction: tuple[float, float, float]
-    sd: tuple[float, float, float]
+    correction: tuple[float, float, float, float]
+    sd: tuple[float, float, float, float]
     points: int
     errors_percent: dict[str, float]
     alone_percent: dict[str, float]
@@ -75,7 +74,7 @@ class KnownStack(Frozen):
 class AfterLevels(Frozen):
     """How far predictions of a stack are off after some of its levels were measured. ``components``: by metric.
     ``median_percent``: median absolute error on the other levels, the median over stacks. ``held``: share of them in
-    bands that are made of other stacks' errors."""
+    bands that are made of other stacks' errors, the mean over stacks."""
 
     components: dict[str, ErrorComponents]
     median_percent: dict[str, float]
@@ -84,9 +83,10 @@ class AfterLevels(Frozen):
 
 class Covered(Frozen):
     """What the public points are of: least and most of input and output tokens as they are asked for, and of requests
-    in flight per GPU; TP degrees."""
+    in flight per GPU; TP degrees; formats of weights (`weights_of`)."""
 
     tp: tuple[int, ...]
+    weights: tuple[str, ...]
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     in_flight_per_gpu: tuple[float, float]
@@ -109,7 +109,7 @@ class ErrorCatalog(Frozen):
 
     points: int
     stacks: tuple[KnownStack, ...] = Field(min_length=1)
-    effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=3, max_length=3)
+    effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=4, max_length=4)
     components: dict[str, ErrorComponents]
     after: dict[int, AfterLevels]
     covered: Covered
@@ -127,12 +127,15 @@ class ErrorCatalog(Frozen):
         """What of model, GPU and engine version no stack here has."""
         return unseen(stack, [each.stack for each in self.stacks])
 
-    def has_like(self, stack: Stack) -> bool:
-        """Whether a stack that was left out was as far from the others as this one is from all: only then the errors
-        say something about it."""
+    def like(self, stack: Stack) -> int:
+        """How many stacks that were left out were as far from the others as this one is from all: only their errors say
+        something about it."""
         without = set(self.unseen(stack))
-        same_way = [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
-        return any(without <= set(each.unseen) for each in same_way)
+        return sum(without <= set(each.unseen) for each in self.served_as(stack))
+
+    def served_as(self, stack: Stack) -> list[KnownStack]:
+        """Those of the same engine and mode."""
+        return [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
 
 
 def _after(
@@ -148,19 +151,23 @@ def _after(
             100 * statistics.median(statistics.median(abs(one.error) for one in of[stack]) for stack in stacks), 1
         )
         inside = []
-        for fold in range(FOLDS):
-            tested = set(stacks[fold::FOLDS])
-            half = NORMAL_90 * error_components(metric, [one for one in each if one.stack not in tested]).sd(unseen=())
-            inside += [abs(one.error) <= half for one in each if one.stack in tested]
+        for stack in stacks:
+            half = error_components(metric, [one for one in each if one.stack != stack]).half_width(())
+            inside.append(statistics.fmean(abs(one.error) <= half for one in of[stack]))
         held[metric] = round(statistics.fmean(inside), 2)
     return AfterLevels(components=components, median_percent=medians, held=held)
 
 
 LEVELS = (1, 2, 3, 4)
-FOLDS = 4  # of stacks, for the share that bands hold
 
 
-def covered(points: Iterable[PublicPoint]) -> Covered:
+def weights_of(hardware: Hardware, shape: ModelShape) -> str:
+    """The format of the weights that the tables are asked for."""
+    assert hardware.steps is not None
+    return hardware.steps.quant.get("gemm") or shape.weight_dtype
+
+
+def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> Covered:
     """What these points are of."""
     rows = [point.row for point in points]
     inputs = [row.workload.input_tokens for row in rows]
@@ -168,6 +175,7 @@ def covered(points: Iterable[PublicPoint]) -> Covered:
     loads = [row.load.concurrency / row.deployment.gpus for row in rows if isinstance(row.load, Closed)]
     return Covered(
         tp=tuple(sorted({pool.tp for row in rows for pool in row.deployment.pools.values()})),
+        weights=tuple(sorted(set(weights))),
         input_tokens=(min(inputs), max(inputs)),
         output_tokens=(min(outputs), max(outputs)),
         in_flight_per_gpu=(min(loads), max(loads)),
@@ -264,7 +272,7 @@ def error_after(levels: int) -> FitError:
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]
-    parts = {metric: each.parts for metric, each in after.components.items()}
+    parts = parts_of(after.components)
     return FitError(
         tpot_percent=after.median_percent[TPOT],
         ttft_percent=after.median_percent[TTFT],
@@ -272,5 +280,11 @@ def error_after(levels: int) -> FitError:
         points=sum(each.points for each in catalog.stacks),
         how=f"public stacks, each by the others and {count} of its own levels (configs/errors/public.yaml); requests/s "
         "as TPOT",
-        parts={**parts, "requests/s": parts[TPOT]},
+        parts=parts,
     )
+
+
+def parts_of(components: Mapping[str, ErrorComponents], unseen: Sequence[str] = ()) -> dict[str, ErrorParts]:
+    """As a band takes them, by metric. Requests/s are off as TPOT is."""
+    known = {metric: parts for metric, each in components.items() if (parts := each.parts(unseen)) is not None}
+    return {**known, "requests/s": known[TPOT]} if TPOT in known else known

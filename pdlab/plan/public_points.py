@@ -1,7 +1,8 @@
 """Levels that others measured and published, as points to score predictions by. Pure.
 
 A table is read by `pdlab.plan.csv_rows`; its further columns ``ttft_ms``, ``tpot_ms`` and ``ttft_stat`` are what was
-measured. What the benchmark did counts as much as the engine: `Conduct`.
+measured. A row of P:D says in ``p_workers`` and ``d_workers`` how many engines ran. What the benchmark did counts as
+much as the engine: `Conduct`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pdlab.plan.extrapolation import major_minor
 
 UNSTATED = "unstated"
 MEASURED = ("ttft_ms", "tpot_ms")
+WORKERS = ("p_workers", "d_workers")  # of a row of P:D: without them it is not known what ran
 
 
 class Conduct(NamedTuple):
@@ -93,6 +95,8 @@ def read_points(text: str, source: str) -> PublicTable:
     for cells, row in zip(table.rows, table.requested, strict=True):
         if isinstance(row, RefusedRow):
             refused.append(row)
+        elif row.deployment.transport is not None and not all(cells.get(name) for name in WORKERS):
+            refused.append(RefusedRow(row.line, f"{' or '.join(WORKERS)} is empty: how many engines ran is not said"))
         elif not isinstance(row.load, Closed):
             refused.append(RefusedRow(row.line, "only closed loops are scored"))
         else:

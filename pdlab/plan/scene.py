@@ -101,6 +101,12 @@ class Scene:
     count: Count = DEFAULT_COUNT
     nic: str | None = None
     """Kind of the nodes' NICs; None: no nodes are planned for."""
+    kv_offload_gb: float | None = None
+    """Host memory of every engine that prefills (`Deployment.kv_offload_gb`)."""
+
+    def with_offload(self, deployment: Deployment) -> Deployment:
+        """The deployment, its engines that prefill with that host memory."""
+        return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
         """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take
@@ -139,10 +145,12 @@ class Scene:
         why = why or why_cached(self.prefix_hit_rate)
         return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
 
-    def step_findings(self, deployment: Deployment | None = None) -> tuple[Finding, ...]:
-        """What the step times rest on; of a deployment's pools too. Raises UsageError."""
+    def step_findings(
+        self, deployment: Deployment | None = None, results: Sequence[LoadResult] = ()
+    ) -> tuple[Finding, ...]:
+        """What the step times rest on; of a deployment's pools and of what was simulated too. Raises UsageError."""
         pools = deployment.pools.values() if deployment is not None else ()
-        return step_findings(self.hardware, self.shape, pools)
+        return step_findings(self.hardware, self.shape, pools, [each.level for each in results])
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether it matters to this deployment if scattered blocks are copied one by one."""

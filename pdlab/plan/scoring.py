@@ -18,7 +18,6 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
 from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Response, Setting, correction_of, posterior
-from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
     Effects,
@@ -37,10 +36,10 @@ from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
-ASIDE = (0.3, 0.1, 0.2)  # of host_ms, ln factor and ln prefill_factor, for slopes
-START = np.zeros(3)
+ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
+START = np.zeros(len(ASIDE))
 # What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
-WIDE = Belief(np.array([0.5, 0.0, 0.2]), np.diag(np.square([1.5, 0.15, 0.5])))
+WIDE = Belief(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
     TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
@@ -73,11 +72,12 @@ def with_correction(hardware: Hardware, correction: Correction) -> Hardware:
 
 
 def at(theta: Array) -> Correction:
-    """The correction of (host_ms, ln factor, ln prefill_factor)."""
+    """The correction of (host_ms, ln factor, ln prefill_factor, sync_us)."""
     return Correction(
         host_ms=max(float(theta[0]), 0.0),
         factor=math.exp(float(theta[1])),
         prefill_factor=math.exp(float(theta[2])),
+        sync_us=max(float(theta[3]), 0.0),
     )
 
 
@@ -106,19 +106,19 @@ def setting_of(point: PublicPoint) -> Setting:
     return Setting(row.deployment.label, lengths, str(row.load.concurrency))
 
 
-def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float]:
+def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float, float]:
     """Of the logarithm of a figure, from its values `ASIDE` of each parameter."""
-    host, factor, prefill = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
-    return host, factor, prefill
+    host, factor, prefill, sync = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
+    return host, factor, prefill, sync
 
 
 def moved(theta: Array) -> list[Array]:
-    """The three corrections aside of one."""
-    return [theta + np.eye(3)[index] * step for index, step in enumerate(ASIDE)]
+    """The corrections aside of one."""
+    return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
 
 
 def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelShape, theta: Array) -> list[Response]:
-    """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Four simulations. Raises
+    """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
     base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *moved(theta)))
     truth = measured_figure(point)
@@ -247,13 +247,18 @@ class StackScore(NamedTuple):
     regret: float | None
 
 
+def score_of(points: Sequence[ScoredPoint], metric: str) -> Score:
+    """Of the predictions of some points, by one of `METRICS`."""
+    return _score([(each.predicted.value(metric), measured_figure(each.point).value(metric)) for each in points])
+
+
 def _score(pairs: Sequence[tuple[float, float]]) -> Score:
     errors = [100 * (ours / truth - 1) for ours, truth in pairs]
     return Score(statistics.median(map(abs, errors)), statistics.median(errors))
 
 
-def scored(out: LeftOut, points: Sequence[ScoredPoint]) -> StackScore:
-    """Of the points of one stack."""
+def scored(out: LeftOut, points: Sequence[ScoredPoint], *, banded: bool = True) -> StackScore:
+    """Of the points of one stack. ``banded``: False where a plan gives no band to what it is."""
     known = [each for each in points if each.point.conduct is not None]
     ours, alone, held = {}, {}, {}
     for metric in METRICS:
@@ -267,16 +272,28 @@ def scored(out: LeftOut, points: Sequence[ScoredPoint]) -> StackScore:
         ]
         if theirs:
             alone[metric] = _score(theirs)
-        if metric in out.components:
-            half = NORMAL_90 * out.components[metric].sd(unseen=out.unseen)
+        if metric in out.components and out.components[metric].reach is not None and banded:
+            half = out.components[metric].half_width(out.unseen)
             held[metric] = statistics.fmean(abs(math.log(value / truth)) <= half for value, truth in pairs)
-    per_gpu = [
-        (each.predicted.output_tokens_per_s / gpus, measured_figure(each.point).output_tokens_per_s / gpus)
-        for each in known
-        for gpus in [each.point.row.deployment.gpus]
-    ]
-    rank = spearman(*zip(*per_gpu, strict=True)) if len(per_gpu) > 2 else None
-    return StackScore(out, len(points), ours, alone, held, rank, regret(known))
+    return StackScore(out, len(points), ours, alone, held, rank_of(known), regret(known))
+
+
+class PerGpu(NamedTuple):
+    """Output tokens/s per GPU of one point."""
+
+    predicted: float
+    measured: float
+
+
+def per_gpu(each: ScoredPoint) -> PerGpu:
+    """Of one point."""
+    gpus, measured = each.point.row.deployment.gpus, measured_figure(each.point)
+    return PerGpu(each.predicted.output_tokens_per_s / gpus, measured.output_tokens_per_s / gpus)
+
+
+def rank_of(points: Sequence[ScoredPoint]) -> float | None:
+    """Spearman's correlation of predicted and measured tokens/s per GPU; None: too few points, or all alike."""
+    return spearman(*zip(*map(per_gpu, points), strict=True)) if len(points) > 2 else None
 
 
 BEYOND = 1.1  # times a TPOT target: a choice that is slower than that has failed
@@ -298,18 +315,33 @@ def regret(points: Sequence[ScoredPoint]) -> float | None:
             continue
         target_s = statistics.median(each.point.tpot_s for each in members)
 
-        def per_gpu(each: ScoredPoint, figure: PointFigure) -> float:
-            return figure.output_tokens_per_s / each.point.row.deployment.gpus
-
         allowed = [each for each in members if each.predicted.tpot_s <= target_s]
-        best = max(per_gpu(each, measured_figure(each.point)) for each in members if each.point.tpot_s <= target_s)
+        best = max(per_gpu(each).measured for each in members if each.point.tpot_s <= target_s)
         if not allowed:
             losses.append(1.0)
             continue
-        chosen = max(allowed, key=lambda each: per_gpu(each, each.predicted))
-        kept = per_gpu(chosen, measured_figure(chosen.point)) if chosen.point.tpot_s <= BEYOND * target_s else 0.0
+        chosen = max(allowed, key=lambda each: per_gpu(each).predicted)
+        kept = per_gpu(chosen).measured if chosen.point.tpot_s <= BEYOND * target_s else 0.0
         losses.append(max(1 - kept / best, 0.0))
     return statistics.fmean(losses) if losses else None
+
+
+def lost_by_ratio(points: Sequence[ScoredPoint]) -> list[float]:
+    """Share of the best tokens/s per GPU that the predicted P:D ratio loses (0: it is the best one), of every workload
+    with several: points of equal lengths and of the same two kinds of engines. A ratio is as good as its best point,
+    for each was measured at loads of its own."""
+    workloads: dict[tuple[str, ...], dict[tuple[int, ...], list[PerGpu]]] = {}
+    for each in points:
+        pools = each.point.row.deployment.pools.values()
+        workload = (setting_of(each.point).lengths, *(pool.one_replica.label for pool in pools))
+        ratios = workloads.setdefault(workload, {})
+        ratios.setdefault(tuple(pool.replicas for pool in pools), []).append(per_gpu(each))
+    losses = []
+    for ratios in workloads.values():
+        if len(ratios) > 1:
+            best = [PerGpu(*map(max, zip(*found, strict=True))) for found in ratios.values()]
+            losses.append(1 - max(best).measured / max(each.measured for each in best))
+    return losses
 
 
 def correction_by(out: LeftOut) -> Correction:

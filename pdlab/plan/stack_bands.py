@@ -4,9 +4,10 @@
 - **Tables with measured levels** have what public stacks were off by after as many levels. TP, lengths and loads that
   were not measured are in those errors; another GPU, model, version, mode or network is not. An engine or a mode that
   no public stack has, such as P:D, has no band here either.
-- **Tables alone** have the errors of public stacks that the others predicted, wider for a model or an engine version
-  that none of them has. There is no band where no stack that was left out was as far from the others, and outside of
-  what the points cover: lengths, loads, TP, closed loops.
+- **Tables alone** have the errors of public stacks that the others predicted, wider for an engine version that none of
+  them has. There is no band where fewer than `LEAST_LIKE` stacks that were left out were as far from the others, and
+  outside of what the points cover: lengths, loads, TP, formats of weights, closed loops.
+- Either has one only by at least `LEAST_STACKS` stacks: fewer say nothing about the tenth of a new one's errors.
 - **Near saturation**, where prompts wait for KV memory, a small error of the steps is a large one of the TTFT.
 """
 
@@ -20,14 +21,16 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
-from pdlab.plan.error_catalog import ErrorCatalog, public_errors, stack_of
+from pdlab.plan.error_catalog import ErrorCatalog, parts_of, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
+from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.steps import has_wide_experts
 
 WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of stacks with measured levels cover
 MEASURED = "SILICON"  # `pdlab.sim.hardware.TableMode` of the public stacks
+LEAST_LIKE = 3  # stacks: two are no rule
 CACHED = 0.05  # share of prompt tokens: public benchmarks draw every prompt anew
 FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory: beyond, a level is near saturation
 
@@ -60,26 +63,26 @@ def band_of(
             else why_without(hardware, shape, deployment, workload, load, in_flight_per_gpu)
         )
         return _without(reason) if reason else StackBand(hardware.error)
-    reason = _not_covered(catalog, hardware, deployment, workload, load, in_flight_per_gpu)
+    reason = _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
     stack = stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
     names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
     words = ", ".join(names[each] for each in unseen)
     if hardware.speculation is not None:
         reason = "none of them guesses tokens"
-    elif not catalog.has_like(stack):
-        reason = f"none of them was as far from the others: {words or deployment.mode}"
+    elif (like := catalog.like(stack)) < LEAST_LIKE:
+        far = words or f"{deployment.mode} with {stack.engine}"
+        reason = f"{like or 'none'} of them {'were' if like > 1 else 'was'} as far from the others ({far})"
     if reason:
         return _without(reason)
-    parts = {metric: each.parts_with(unseen) for metric, each in catalog.components.items()}
-    medians = {metric: _median(catalog, metric) for metric in parts}
+    medians = {metric: _median(catalog, metric) for metric in catalog.components}
     error = FitError(
         tpot_percent=medians["TPOT"],
         ttft_percent=medians["mean TTFT"],
         requests_per_s_percent=medians["TPOT"],
         points=sum(each.points for each in catalog.stacks),
         how="public stacks, each predicted by the others; requests/s as TPOT",
-        parts={**parts, "requests/s": parts["TPOT"]},
+        parts=parts_of(catalog.components, unseen),
     )
     said = found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing")
     return StackBand(error, (said,))
@@ -96,9 +99,10 @@ def why_without(
     """Why tables with measured levels have no band, because the public points are not like this; empty: they are.
     ``load`` None: it is not judged."""
     catalog, stack = public_errors(), stack_of(hardware, shape, deployment)
-    if not any((each.engine, each.mode) == (stack.engine, stack.mode) for each in catalog.stacks):
-        return f"none of them is {deployment.mode} with {stack.engine}"
-    return _not_covered(catalog, hardware, deployment, workload, load, in_flight_per_gpu)
+    served = len(catalog.served_as(stack))
+    if served < LEAST_LIKE:
+        return f"{served or 'none'} of them {'are' if served > 1 else 'is'} {deployment.mode} with {stack.engine}"
+    return _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
 
 
 def why_cached(share: float) -> str:
@@ -118,6 +122,7 @@ def _without(reason: str) -> StackBand:
 def _not_covered(
     catalog: ErrorCatalog,
     hardware: Hardware,
+    shape: ModelShape,
     deployment: Deployment,
     workload: Workload,
     load: Load | None,
@@ -125,6 +130,10 @@ def _not_covered(
 ) -> str:
     """What the public points are not of; empty: nothing."""
     covered = catalog.covered
+    if len(catalog.stacks) < LEAST_STACKS:
+        return f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"
+    if weights_of(hardware, shape) not in covered.weights:
+        return f"their weights are {', '.join(covered.weights)}"
     pools = list(deployment.pools.values())
     mode = hardware.steps.mode if hardware.steps is not None else MEASURED
     if mode != MEASURED:

@@ -93,12 +93,12 @@ def calibrated(
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
         still = bool(np.all(np.abs(after.mean - theta) < 0.01))
-        # The host takes no less than no time, so the next responses are of that.
-        theta = np.array([max(after.mean[0], 0.0), *after.mean[1:]])
+        # Neither the host nor waiting takes less than no time, so the next responses are of that.
+        theta = np.array([max(after.mean[0], 0.0), *after.mean[1:3], max(after.mean[3], 0.0)])
         if still:
             break
     targets = candidates(hardware, shape, sweeps, theta)
-    slopes = np.array([each.response.slopes for each in targets]) if targets else np.eye(3)
+    slopes = np.array([each.response.slopes for each in targets]) if targets else np.eye(len(theta))
     names = [(sweep.name, name_of(level.load)) for sweep in sweeps for level in sweep.levels]
     shares = gains(prior, theta, responses, sds, slopes)
     before, left = (float(np.sqrt(prediction_variance(belief, slopes).mean())) for belief in (prior, after))
@@ -243,11 +243,12 @@ def calibration_text(calibration: StackCalibration) -> str:
     """The correction, how much each level helped, and what to measure next: one fact a line."""
     correction = calibration.correction
     assert correction.covariance is not None
-    host, factor, prefill = (math.sqrt(correction.covariance[index][index]) for index in range(3))
+    host, factor, prefill, sync = (math.sqrt(row[index]) for index, row in enumerate(correction.covariance))
     lines = [
         f"correction of the tabulated steps after {correction.fitted_levels} levels:",
         f"  host {correction.host_ms:.2f} ms per step (+-{host:.2f}), decode x {correction.factor:.3f} "
-        f"(+-{factor:.0%}), prefill x {correction.prefill_factor:.3f} (+-{prefill:.0%})",
+        f"(+-{factor:.0%}), prefill x {correction.prefill_factor:.3f} (+-{prefill:.0%}), {correction.sync_us:.1f} us "
+        f"per layer and doubling of TP (+-{sync:.1f})",
         "  what it leaves unknown of a TPOT: {:.1%} before, {:.1%} after".format(*calibration.spread),
         "each level lowered the variance that the levels before it left, by",
     ]

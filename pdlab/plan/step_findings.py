@@ -10,21 +10,29 @@ from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware, TableMode
+from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.steps import COMPARED_EXPERT_RANKS, has_wide_experts, tables_of
 
 CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
 
 
 def step_findings(
-    hardware: Hardware, shape: ModelShape | None = None, pools: Iterable[Pool] = ()
+    hardware: Hardware,
+    shape: ModelShape | None = None,
+    pools: Iterable[Pool] = (),
+    levels: Iterable[SimulatedLevel] = (),
 ) -> tuple[Finding, ...]:
     """Of the hardware and of the types beside it; nothing for constants that were fitted. ``pools``: of the plan, whose
-    tables of that model are looked at for values that are estimated. Raises UsageError where they cannot be had."""
+    tables of that model are looked at for values that are estimated. ``levels``: what was predicted with them. Raises
+    UsageError where they cannot be had."""
     findings: list[Finding] = []
     own_pools = list(pools)
     for each in (hardware, *hardware.beside):
         if each.steps is not None:
             findings += _of_tables(each, shape, [pool for pool in own_pools if hardware.of(pool) is each])
+    beyond = max((level.beyond_tables for level in levels), default=0.0)
+    if beyond > 1:
+        findings.append(found("step_times_extrapolated", times=beyond))
     for each in hardware.beside:
         findings.append(found("pools_of_two_types", prefill=hardware.gpu_type, decode=each.gpu_type))
     if hardware.speculation is not None:
@@ -61,6 +69,7 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
     yield found(
         "host_time",
         host_ms=correction.host_ms,
+        sync_us=correction.sync_us,
         spread="not known" if correction.host_sd_ms is None else f"{correction.host_sd_ms:.2g} ms",
         source=correction.source or "nothing says where that is from",
     )

@@ -2,7 +2,8 @@
 
 The one module that imports ``aiconfigurator_core`` (the extra ``perf``), and only where the cache has no table. Its
 database has times of single operations, measured on GPUs with one version of each engine; it adds them up to a step of
-a model. What it answers beyond its data it extrapolates without a word: `LIMITS` is as far as it is asked.
+a model. What it answers beyond its data it extrapolates without a word: `LIMITS` is as far as it is asked. Beyond,
+`pdlab.sim.step_source` continues the tables, and says so.
 """
 
 from __future__ import annotations

@@ -127,9 +127,10 @@ def computed(
         correction=Correction(
             host_ms=host.step_ms,
             covariance=(
-                (max(host.sd_ms, LEAST_SD_MS) ** 2, 0.0, 0.0),
-                (0.0, FACTOR_SD**2, 0.0),
-                (0.0, 0.0, CHUNK_SD**2),
+                (max(host.sd_ms, LEAST_SD_MS) ** 2, 0.0, 0.0, 0.0),
+                (0.0, FACTOR_SD**2, 0.0, 0.0),
+                (0.0, 0.0, CHUNK_SD**2, 0.0),
+                (0.0, 0.0, 0.0, SYNC_SD_US**2),
             ),
             source=host.source,
         ),
@@ -157,6 +158,7 @@ def computed(
 # Standard deviations of ln factor and ln prefill_factor before anything is measured: the spread of the medians of nine
 # stacks of public rows around 0 (decode), and of what their prefill took over the tables.
 FACTOR_SD, CHUNK_SD = 0.07, 0.35
+SYNC_SD_US = 4.0  # per layer and doubling of TP: about the mean of the public stacks (configs/errors/public.yaml)
 
 
 def hardware_of(

@@ -111,6 +111,7 @@ class Engine:
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
+    host_free_s: float = 0.0  # from when on nothing comes from host memory
     began_s: float = 0.0
     step_s: float = 0.0
     steps: int = 0
@@ -132,12 +133,15 @@ class Engine:
 
         Returns when the step ends; None if nothing can run.
         """
-        if self.steps_in_flight:
-            self._look()
-            if not self._scheduled_ahead():
+        in_flight = self.steps_in_flight
+        if in_flight:
+            if self.arrived or self.seen:
+                self._look()
+            if in_flight == 1 or not self._scheduled_ahead():
                 self.unscheduled = 0
-                self.joining += self.told
-                self.told = []
+                if self.told:
+                    self.joining += self.told
+                    self.told = []
         else:
             self.unscheduled = 0
             if self.arrived:
@@ -154,8 +158,8 @@ class Engine:
             prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
         self.joined, self.joining, self.told = joining, self.told, []
         between_steps = False
-        if self.steps_in_flight:
-            between_steps = bool(self.joining or self.unscheduled or any(self.seen))
+        if in_flight:
+            between_steps = bool(self.joining or self.unscheduled or (self.seen and any(self.seen)))
             self.unscheduled = 0
         stall_s = self.stall_s
         mean = self.context / batch if batch else 0.0
@@ -185,15 +189,15 @@ class Engine:
 
     def _look(self) -> None:
         """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
-        if self.arrived or self.seen:
-            self.seen.append(self.arrived)
-            self.arrived = []
-            if len(self.seen) > self.steps_in_flight:
-                self.told += self.seen.popleft()
+        self.seen.append(self.arrived)
+        self.arrived = []
+        if len(self.seen) > self.steps_in_flight:
+            self.told += self.seen.popleft()
 
     def _scheduled_ahead(self) -> bool:
-        """Whether this step was chosen when the last one was launched, without what came in since."""
-        return self.steps_in_flight > 1 and bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
+        """Whether this step, the second in flight, was chosen when the last one was launched, without what came in
+        since."""
+        return bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
 
     def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
         """Fill the step with waiting prompts, in order.
@@ -216,6 +220,9 @@ class Engine:
                 self.held_tokens += head.tokens
                 head.tokens_left = system.to_compute(self, head)
                 entered_tokens += head.tokens
+                if system.loads(self, head, now_s):
+                    waiting.popleft()
+                    continue
                 system.prefill_begins(head.request, now_s)
             take = head.tokens_left if head.tokens_left < budget else float(budget)
             context_sum += take * (head.tokens - head.tokens_left + take / 2)
@@ -277,6 +284,10 @@ class EngineSurroundings:
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
         """Prompt tokens that are not in the engine's cache (at least one block)."""
         raise NotImplementedError
+
+    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
+        """Whether the prompt waits until blocks have come from host memory: it comes back by itself."""
+        return False
 
     def joining_tokens(self, requests: list[int]) -> float:
         """Prompt tokens of requests whose KV has arrived."""

@@ -60,6 +60,7 @@ class SimulatedLevel:
     link_busy: float  # share of the duration that the busiest link was in use
     kv_full: float  # share of engine time in which a prompt waited for KV memory
     preemptions: int
+    beyond_tables: float  # how far the farthest step went, over the limits of tabulated step times; up to 1: inside
     splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
 
     def by_arrival(self) -> SimulatedLevel:
@@ -199,6 +200,7 @@ def empty_level(level: Level, workload: Workload, trace: Trace | None) -> Simula
         link_busy=0.0,
         kv_full=0.0,
         preemptions=0,
+        beyond_tables=0.0,
         splits=[],
     )
 

@@ -3,10 +3,11 @@
 A simulator asks a source for each step, and for nothing else of an engine's speed. `pdlab.sim.step_time.StepCosts` is
 a source (fitted constants), `Tabulated` is one (times of a grid), and `Corrected` is a source with a `Correction`:
 
-    step = host + factor x decode + prefill_factor x (whole step - decode)
+    step = host + sync x layers x log2(TP) + factor x decode + prefill_factor x (whole step - decode)
 
 where ``decode`` is the GPU time of the decoding sequences alone. The host's time is a term of its own, because it
-belongs to a version of the engine and not to a GPU.
+belongs to a version of the engine and not to a GPU. So is what the ranks of TP wait for each other in every layer:
+tables time an all-reduce by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NO_LIMITS = Limits()
 
 
 class OutsideTables(UsageError):
-    """A step that the tables of a source do not hold."""
+    """A step that is too far beyond the tables of a source."""
 
 
 class StepSource(Protocol):
@@ -53,11 +54,16 @@ class StepSource(Protocol):
     @property
     def limits(self) -> Limits: ...
 
+    @property
+    def beyond(self) -> float:
+        """How far the farthest step that was asked for goes, over the limits; up to 1: none is extrapolated."""
+        ...
+
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
     ) -> float:
         """Seconds of one step of ``batch`` sequences of mean ``context`` and ``prefill_tokens``, each on top of
-        ``prefill_context`` tokens on average (None: ``context``). Raises OutsideTables beyond ``limits``."""
+        ``prefill_context`` tokens on average (None: ``context``). Raises OutsideTables far beyond ``limits``."""
         ...
 
 
@@ -123,10 +129,15 @@ def _share(grid: tuple[float, ...], cell: int, value: float) -> float:
 
 
 class Parts(NamedTuple):
-    """GPU seconds of one step: of its decoding sequences alone, and of the whole step."""
+    """GPU seconds of one step: of its decoding sequences alone, and of the whole step. ``beyond``: how far it goes,
+    over the limits of the tables."""
 
     decode_s: float
     whole_s: float
+    beyond: float
+
+
+FARTHEST = 4.0  # times a limit: tables are continued in a straight line, which attention and matrices roughly are
 
 
 class Tabulated(Frozen):
@@ -166,23 +177,26 @@ class Tabulated(Frozen):
     def parts(self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None) -> Parts:
         """Arguments as of `StepSource.step_s`. Raises OutsideTables."""
         limits = self.limits
-        if batch > limits.batch or (batch and context > limits.context):
+        beyond = max(batch / limits.batch, context / limits.context) if batch else 0.0
+        if beyond > FARTHEST:
             raise self._outside(batch, prefill_tokens, context)
         decode_s = self.decode.at(batch, context) if batch else 0.0
         if not prefill_tokens:
-            return Parts(decode_s, decode_s)
+            return Parts(decode_s, decode_s, beyond)
         mean = context if prefill_context is None else prefill_context
         if mean >= prefill_tokens / 2 or prefill_tokens < SHORT_CHUNK:
             chunk, count, prefix = prefill_tokens, 1.0, max(mean - prefill_tokens / 2, 0.0)
         else:  # several prompts in one step, each of twice the mean context
             chunk = max(2 * mean, LEAST_CHUNK)
             count, prefix = prefill_tokens / chunk, 0.0
-        if batch + prefill_tokens > limits.tokens or chunk > limits.prefill_tokens or prefix > limits.prefix:
+        tokens = (batch + prefill_tokens) / limits.tokens
+        beyond = max(beyond, tokens, chunk / limits.prefill_tokens, prefix / limits.prefix)
+        if beyond > FARTHEST:
             raise self._outside(batch, prefill_tokens, mean)
         whole_s = self.shared.at(batch + prefill_tokens) + count * self.context_attention.at(chunk, prefix)
         if batch:
             whole_s += self.generation_attention.at(batch, context)
-        return Parts(decode_s, max(whole_s, decode_s))
+        return Parts(decode_s, max(whole_s, decode_s), beyond)
 
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
@@ -193,24 +207,26 @@ class Tabulated(Frozen):
         limits = self.limits
         return OutsideTables(
             f"a step of {batch:.0f} sequences and {prefill_tokens:.0f} prefill tokens at {context:.0f} tokens of "
-            f"context is beyond the step times ({self.provenance}), which end at {limits.batch:.0f} sequences, "
-            f"{limits.prefill_tokens:.0f} prefill tokens and {limits.context:.0f} tokens; ask for shorter requests or "
-            "fewer in flight"
+            f"context is more than {FARTHEST:g} times as far as the step times go ({self.provenance}), which is "
+            f"{limits.batch:.0f} sequences, {limits.prefill_tokens:.0f} prefill tokens and {limits.context:.0f} tokens"
+            "; ask for shorter requests or fewer in flight"
         )
 
 
 class Correction(Frozen):
     """What a stack's own levels say about tabulated steps. ``host_ms``: of the host, per step, not of the GPU.
-    ``factor``: of the GPU time of decoding sequences; ``prefill_factor``: of what prefill adds.
+    ``factor``: of the GPU time of decoding sequences; ``prefill_factor``: of what prefill adds. ``sync_us``: per layer
+    of the model and doubling of TP, in every step.
 
-    ``covariance``: of (host_ms, ln factor, ln prefill_factor), 3 x 3; None: not known. ``fitted_levels``: how many
-    measured levels it is fitted to (0: a prior), ``fitted_settings``: of how many pairs of deployment and lengths.
+    ``covariance``: of (host_ms, ln factor, ln prefill_factor, sync_us), 4 x 4; None: not known. ``fitted_levels``: how
+    many measured levels it is fitted to (0: a prior), ``fitted_settings``: of how many pairs of deployment and lengths.
     """
 
     host_ms: Annotated[float, Ge(0)] = 0.0
     factor: Annotated[float, Gt(0)] = 1.0
     prefill_factor: Annotated[float, Gt(0)] = 1.0
-    covariance: tuple[tuple[float, float, float], ...] | None = Field(default=None, min_length=3, max_length=3)
+    sync_us: Annotated[float, Ge(0)] = 0.0
+    covariance: tuple[tuple[float, float, float, float], ...] | None = Field(default=None, min_length=4, max_length=4)
     fitted_levels: Annotated[int, Ge(0)] = 0
     fitted_settings: Annotated[int, Ge(0)] = 0
     source: str = ""
@@ -231,13 +247,14 @@ NO_CORRECTION = Correction()
 
 
 class Corrected:
-    """Tabulated steps with a correction."""
+    """Tabulated steps with a correction. ``doublings``: layers x log2(TP)."""
 
-    __slots__ = ("correction", "host_s", "tables")
+    __slots__ = ("beyond", "correction", "host_s", "tables")
 
-    def __init__(self, tables: Tabulated, correction: Correction) -> None:
+    def __init__(self, tables: Tabulated, correction: Correction, doublings: float = 0.0) -> None:
         self.tables, self.correction = tables, correction
-        self.host_s = correction.host_ms * 1e-3
+        self.beyond = 0.0
+        self.host_s = correction.host_ms * 1e-3 + correction.sync_us * 1e-6 * doublings
 
     @property
     def admit_s(self) -> float:
@@ -250,6 +267,8 @@ class Corrected:
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
     ) -> float:
-        decode_s, whole_s = self.tables.parts(batch, prefill_tokens, context, prefill_context)
+        decode_s, whole_s, beyond = self.tables.parts(batch, prefill_tokens, context, prefill_context)
+        if beyond > self.beyond:
+            self.beyond = beyond
         correction = self.correction
         return self.host_s + correction.factor * decode_s + correction.prefill_factor * (whole_s - decode_s)

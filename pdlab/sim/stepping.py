@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pdlab.sim.engine import Engine, EngineSurroundings, Waiting
 from pdlab.sim.kv_transfer import End, Links
 
-STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES = range(4)
+STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
 
 class RequestLog(Protocol):
@@ -102,7 +102,12 @@ class Stepping(EngineSurroundings):
 
     def wake(self, engine: Engine, now_s: float) -> None:
         """Something came in: an idle engine begins a step, one that repeats equal steps ends them."""
-        ends_s = engine.interrupt(now_s) if engine.busy else engine.plan(now_s, self)
+        if engine.busy:
+            if engine.steps <= 1:
+                return
+            ends_s = engine.interrupt(now_s)
+        else:
+            ends_s = engine.plan(now_s, self)
         if ends_s is not None:
             self.push(ends_s, STEP_ENDS, engine, engine.version)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
 from pdlab.sim import aic
@@ -17,7 +19,7 @@ def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
     source: StepSource = (
         step_costs(own, shape, pool)
         if own.steps is None
-        else Corrected(tables_of(own.steps, shape, pool), own.steps.correction)
+        else Corrected(tables_of(own.steps, shape, pool), own.steps.correction, shape.layers * math.log2(pool.tp))
     )
     return source if own.speculation is None else Speculative(source, own.speculation)
 
@@ -59,6 +61,10 @@ class Speculative:
     def limits(self) -> Limits:
         limits = self.source.limits
         return limits.model_copy(update={"batch": limits.batch / self.checked})
+
+    @property
+    def beyond(self) -> float:
+        return self.source.beyond
 
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pdlab.core.text import aligned
+from pdlab.traffic.bounded import Latest, percentile_of
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
 PARTS = (50, 90, 99)
+KEPT_BLOCKS = 2**18
 
 
 class Lengths(NamedTuple):
@@ -21,21 +23,17 @@ class Lengths(NamedTuple):
     most: int
 
     @classmethod
-    def of(cls, values: Sequence[int]) -> Lengths:
-        ordered = sorted(values)
-        return cls(
-            fmean(ordered),
-            tuple(ordered[-(-len(ordered) * part // 100) - 1] for part in PARTS),
-            ordered[-1],
-        )
+    def of(cls, counts: Counter[int]) -> Lengths:
+        mean = sum(value * count for value, count in counts.items()) / counts.total()
+        return cls(mean, tuple(percentile_of(counts, part) for part in PARTS), max(counts))
 
 
 class Described(NamedTuple):
     """A workload in figures.
 
-    ``hit_share``: of all prompt tokens those that an unbounded cache would hold which keeps every prompt and answer:
-    the most that any engine can hit. ``latest_s``: the last moment that the workload itself says; answers and what
-    waits for them come on top. ``waiting``: requests that wait for others.
+    ``hit_share``: of all prompt tokens those that a cache would hold which keeps every prompt and answer, or the
+    `KEPT_BLOCKS` latest blocks where there are more (``forgot``). ``latest_s``: the last moment that the workload
+    itself says; answers and what waits for them come on top. ``waiting``: requests that wait for others.
     """
 
     head: TrafficHead
@@ -46,11 +44,13 @@ class Described(NamedTuple):
     outputs: Lengths
     turns: Lengths
     hit_share: float
+    forgot: bool
     latest_s: float
 
     def text(self) -> str:
         """As a table of two columns."""
         head = self.head
+        cache = f"cache of the last {KEPT_BLOCKS:,} blocks" if self.forgot else "unbounded cache"
         rows = [
             ("source", f"{head.source} ({head.kind}), seed {head.seed}"),
             ("requests", f"{self.requests}, of which {self.waiting} wait for others"),
@@ -58,7 +58,7 @@ class Described(NamedTuple):
             ("requests of a session", _lengths(self.turns)),
             ("input tokens", _lengths(self.inputs) + (" (estimated)" if head.tokens == "estimated" else "")),
             ("output tokens", _lengths(self.outputs)),
-            ("ideal hit share", f"{self.hit_share:.3f} of prompt tokens (unbounded cache)"),
+            ("ideal hit share", f"{self.hit_share:.3f} of prompt tokens ({cache})"),
             ("last moment given", f"{self.latest_s:.1f} s"),
             ("ticks", "none" if head.ticks_s is None else f"{head.ticks_s:g} s, {_spread(head)}"),
         ]
@@ -80,36 +80,39 @@ def _lengths(values: Lengths) -> str:
 
 def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Described:
     """Reads every request, of which there is at least one, once. Raises UsageError as ``requests`` do."""
-    inputs, outputs, waiting, latest_s = [], [], 0, 0.0
-    sessions: dict[str, int] = {}
-    seen: set[bytes] = set()
-    ends: dict[str, tuple[int, bytes]] = {}  # request -> tokens of its prompt and answer, what they are
-    hits = 0
+    inputs, outputs, turns = Counter[int](), Counter[int](), Counter[int]()
+    waiting, latest_s, hits, forgot = 0, 0.0, 0, False
+    sessions: Latest[str, int] = Latest(gone=lambda count: turns.update((count,)))
+    seen: Latest[bytes, None] = Latest(KEPT_BLOCKS)
+    ends: Latest[str, tuple[int, bytes]] = Latest()  # request -> tokens of its prompt and answer, what they are
     for request in requests:
-        before, chain = ends.get(request.continues or "", (0, b""))
+        before, chain = ends[request.continues] if request.continues is not None else (0, b"")
         hit, missed, tokens = before, False, before
         for key, count in request.blocks:
             chain = _next(chain, f"{key}:{count}")
             tokens += count
             missed = missed or chain not in seen
             hit += 0 if missed else count
-            seen.add(chain)
+            forgot = forgot or (len(seen) == KEPT_BLOCKS and chain not in seen)
+            seen[chain] = None
         ends[request.id] = (tokens + request.out, _next(chain, f"answer of {request.id}"))
-        inputs.append(tokens)
-        outputs.append(request.out)
+        inputs[tokens] += 1
+        outputs[request.out] += 1
         hits += hit
         sessions[request.session] = sessions.get(request.session, 0) + 1
         waiting += request.parent is not None or bool(request.waits)
         latest_s = max(latest_s, request.at_s or 0.0)
+    turns.update(sessions.values())
     return Described(
         head,
-        len(inputs),
-        len(sessions),
+        inputs.total(),
+        turns.total(),
         waiting,
         Lengths.of(inputs),
         Lengths.of(outputs),
-        Lengths.of([*sessions.values()]),
-        hits / sum(inputs),
+        Lengths.of(turns),
+        hits / sum(tokens * count for tokens, count in inputs.items()),
+        forgot,
         latest_s,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from pdlab.traffic.bounded import Latest
 from pdlab.traffic.requests import TrafficRequest
 
 
@@ -38,3 +39,43 @@ class Groups:
     @property
     def count(self) -> int:
         return len(self.names)
+
+
+class _Node:
+    """A session's place in its group: ``up`` is another session of the group, None at its head."""
+
+    __slots__ = ("up",)
+
+    def __init__(self) -> None:
+        self.up: _Node | None = None
+
+    def head(self) -> _Node:
+        node = self
+        while node.up is not None:
+            node.up = node.up.up or node.up
+            node = node.up
+        return node
+
+
+class GroupCount:
+    """How many sessions pass, and how many sets of sessions that wait for each other. A session none of whose
+    requests waits for another, with as many other sessions between two of them as are remembered, counts as two."""
+
+    def __init__(self) -> None:
+        self.sessions = self.groups = 0
+        self._of_session: Latest[str, _Node] = Latest()
+        self._of_request: Latest[str, _Node] = Latest()
+
+    def add(self, request: TrafficRequest) -> None:
+        """What it waits for must be among the latest ones that were added."""
+        node = self._of_session.get(request.session)
+        if node is None:
+            node = _Node()
+            self.sessions += 1
+            self.groups += 1
+        self._of_session[request.session] = self._of_request[request.id] = node
+        for other in request.after:
+            ours, theirs = node.head(), self._of_request[other].head()
+            if ours is not theirs:
+                ours.up = theirs
+                self.groups -= 1

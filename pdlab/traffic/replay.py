@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
+from pdlab.traffic.bounded import Latest
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats import TraceFormat, format_of
-from pdlab.traffic.formats.hashed import REMEMBERED
 from pdlab.traffic.formats.record import Recorded, scaled_tokens
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
@@ -194,7 +193,7 @@ class _Maker:
     def __init__(self, spec: TrafficFile, trace_format: TraceFormat) -> None:
         self.spec, self.trace_format = spec, trace_format
         # Request -> tokens of its prompt and answer as sent, as recorded, and the session that it is in.
-        self.known: OrderedDict[str, tuple[int, int, str]] = OrderedDict()
+        self.known: Latest[str, tuple[int, int, str]] = Latest()
         self.causal = spec.follow == "causal"
 
     def requests(self, moments: Moments) -> Iterator[TrafficRequest]:
@@ -228,8 +227,6 @@ class _Maker:
                 fresh = True
         if self.causal:
             self.known[row.id] = (total + out, recorded + row.out, session)
-            if len(self.known) > REMEMBERED:
-                self.known.popitem(last=False)
         waited_alone = parent is not None and (row.gap_s is not None or self.trace_format.times == "none")
         return TrafficRequest(
             id=row.id,

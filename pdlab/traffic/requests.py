@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Finite, one_line, validate
+from pdlab.traffic.bounded import REMEMBERED, Latest
 
 Block = tuple[str, int]
 """A key and tokens: equal keys of a workload stand for equal text."""
@@ -145,8 +146,8 @@ def is_compiled(path: Path) -> bool:
 
 def read_requests(path: Path) -> Iterator[TrafficRequest]:
     """Every request of a compiled workload, one at a time. Raises UsageError that names the file and the line: no
-    request, an id that was there before, or one that waits for a request that does not stand before it."""
-    seen: set[str] = set()
+    request, or what `check_order` refuses."""
+    seen: Latest[str, None] = Latest()
     with _opened(path) as stream:
         _head(path, stream.readline())
         for number, text in enumerate(stream, start=2):
@@ -158,18 +159,37 @@ def read_requests(path: Path) -> Iterator[TrafficRequest]:
             except ValidationError as error:
                 raise UsageError(f"{where}: {one_line(error)}") from error
             check_order(request, seen, where)
-            seen.add(request.id)
+            seen[request.id] = None
             yield request
 
 
-def check_order(request: TrafficRequest, before: set[str], where: str) -> None:
-    """Raises UsageError where the request has the id of one ``before``, waits for one that is not there, or has no
-    moment at which it is due."""
+def line_offsets(path: Path) -> Iterator[int]:
+    """Where the line of each of `read_requests` begins, in bytes."""
+    at = 0
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream):
+            if number and line.strip():
+                yield at
+            at += len(line)
+
+
+def request_at(path: Path, offset: int) -> TrafficRequest:
+    """The request whose line begins there, of a file that `read_requests` accepted."""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return _adapter().validate_json(stream.readline())
+
+
+def check_order(request: TrafficRequest, before: Container[str], where: str) -> None:
+    """Raises UsageError where the request has the id of one ``before``, which are the `REMEMBERED` latest, waits for
+    one that is not there, or has no moment at which it is due."""
     if request.id in before:
         raise UsageError(f"{where}: the id {request.id!r} is there twice; give every request its own")
     for other in request.after:
         if other not in before:
-            raise UsageError(f"{where}: waits for {other!r}, which does not stand before it; put that line first")
+            raise UsageError(
+                f"{where}: waits for {other!r}, which is none of the {REMEMBERED:,} requests before it; put it there"
+            )
     if request.at_s is None and not request.after:
         raise UsageError(f"{where}: needs at_s, or a parent to wait for")
     if request.fresh and not request.parent:

@@ -80,6 +80,15 @@ def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, told:
         assert findings[0].numbers["best"] == "fast"
 
 
+def test_three_deployments_share_the_error() -> None:
+    """The best of three equal ones leads by chance more often: exp(2.241 * 0.05 * sqrt(2)) is 1.172."""
+    pair = [contender("slow", ttft_s=0.58), contender("fast")]
+    assert by_figure(verdict("w", pair))["TTFT p50"].code == "replay_best_by"
+    three = by_figure(verdict("w", [*pair, contender("slower", ttft_s=0.7)]))["TTFT p50"]
+    assert (three.code, three.numbers["names"]) == ("replay_not_told", "fast and slow")
+    assert three.numbers["limit"] == pytest.approx(1.1718, abs=1e-3)
+
+
 def test_repeats_make_a_smaller_lead_tell() -> None:
     pair = [contender(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
     assert verdict("w", pair)[0].code == "replay_best"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from contract.conftest import SERVE, quietly
 from contract.test_builders import builder_of, deployments_of, rendered
-from support.asgi import exchange
+from support.asgi import exchange, text_of
 
 from pdlab.core.deployment import Deployment, RequestLimits, Serving, parse_label
 from pdlab.deploy.serving.timeline import IDS_KEY, packed
@@ -52,6 +52,7 @@ def test_the_application_that_answers_http_is_guarded(
     app = FastAPI()
     for path in ("/v1/completions", "/inference/v1/generate", "/detokenize"):
         app.post(path)(lambda: {})
+    app.post("/tokenize")(echoed)
     app.middleware_stack = app.build_middleware_stack()  # as vLLM leaves it
     server = front.__new__(front)
     if direct:
@@ -80,6 +81,23 @@ def test_the_application_that_answers_http_is_guarded(
     ]
     statuses = [exchange(made, path, json.dumps(body).encode())[0]["status"] for path, body in requests]
     assert statuses == [200, 200, 404, 400, 400]
+    monkeypatch.setattr("starlette.requests.json", None)
+    sent = {"prompt": [1, 2.5, "\u00e9"], "model": "m"}
+    asked = json.dumps(sent).encode()
+    assert json.loads(text_of(exchange(made, "/tokenize", asked))) == sent, "the guard has parsed it"
+    assert exchange(app_that_echoes(), "/tokenize", asked)[0]["status"] == 400, "without it nothing parses"
+
+
+async def echoed(body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+def app_that_echoes() -> Any:
+    from fastapi import FastAPI
+
+    app = FastAPI()
+    app.post("/tokenize")(echoed)
+    return app
 
 
 @pytest.mark.parametrize("label", ["collocated-1xtp1", "collocated-1xdp2", "pd-spread-p1xtp1-d1xtp1"])

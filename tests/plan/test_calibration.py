@@ -20,9 +20,9 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Open, RunKey, Workload
 from pdlab.plan import calibration
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, median_errors, rankings, table
-from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict
+from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict, residuals
 from pdlab.results.published_folders import load_experiment
-from pdlab.results.schema import Experiment, Run, Validity
+from pdlab.results.schema import Experiment, Origin, Run, Validity
 from pdlab.sim.hardware import Hardware, load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -95,6 +95,16 @@ def test_cross_validation_predicts_what_it_did_not_see() -> None:
     }
     assert min(tpot["collocated-2xtp4"]) > 20 > max(tpot["collocated-1xtp8"])
     assert len(table(points).splitlines()) == 2 + 4 * len(LEVELS)
+
+
+@pytest.mark.parametrize("origin", ["measured", "imported"])
+def test_the_first_level_counts_as_the_others_where_it_was_warmed_up(origin: Origin) -> None:
+    """Handshakes and compilation are in the first level of published runs, and before it in pdlab's own."""
+    experiment = load_experiment(Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4")
+    manifest = experiment.manifest.model_copy(update={"origin": origin})
+    sweep = measured(experiment.model_copy(update={"manifest": manifest}), "fresh")
+    tpot_of_first, *_ = residuals(HARDWARE, SHAPE, sweep, (0,))[:, 0]
+    assert tpot_of_first == (1.0 if origin == "measured" else 0.2)
 
 
 def test_a_sweep_of_which_nothing_can_be_predicted_says_why_of_every_level() -> None:

@@ -18,19 +18,19 @@ from pdlab.plan.correction_fit import (
     posterior,
 )
 
-PRIOR = Belief(np.array([0.0, 0.0, 0.0]), np.diag([1.0, 0.01, 0.04]))
-START = np.zeros(3)
+PRIOR = Belief(np.zeros(4), np.diag([1.0, 0.01, 0.04, 4.0]))
+START = np.zeros(4)
 SDS = {"TPOT": ErrorSds(level=3.0)}
 
 
-def level(number: int, residual: float, slopes: tuple[float, float, float], setting: str = "") -> Response:
+def level(number: int, residual: float, slopes: tuple[float, float, float, float], setting: str = "") -> Response:
     name = setting or str(number)
     return Response("TPOT", Setting(f"tp {name}", f"lengths {name}", f"load {name}"), number, residual, slopes)
 
 
 def test_one_level_gives_the_textbook_mean_and_variance() -> None:
     """y = h + e with h of variance 1 and e of 0.03^2."""
-    after = posterior(PRIOR, START, [level(0, 0.02, (1.0, 0.0, 0.0))], SDS)
+    after = posterior(PRIOR, START, [level(0, 0.02, (1.0, 0.0, 0.0, 0.0))], SDS)
     weight = 1 / (1 + 0.03**2)
     assert after.mean[0] == pytest.approx(0.02 * weight)
     assert after.covariance[0, 0] == pytest.approx(1 - weight)
@@ -43,13 +43,13 @@ def test_no_level_leaves_the_prior() -> None:
 
 def test_a_wild_level_counts_less_than_in_least_squares() -> None:
     """Four levels say 0, one says 0.5: a normal posterior gives 0.1."""
-    levels = [level(n, 0.0, (1.0, 0.0, 0.0)) for n in range(4)] + [level(4, 0.5, (1.0, 0.0, 0.0))]
+    levels = [level(n, 0.0, (1.0, 0.0, 0.0, 0.0)) for n in range(4)] + [level(4, 0.5, (1.0, 0.0, 0.0, 0.0))]
     assert 0 < posterior(PRIOR, START, levels, SDS).mean[0] < 0.05
 
 
 def test_levels_of_one_configuration_count_less_than_levels_spread_over_several() -> None:
     sds = {"TPOT": ErrorSds(level=3.0, parallelism=3.0, lengths=3.0)}
-    slopes = (1.0, 0.0, 0.0)
+    slopes = (1.0, 0.0, 0.0, 0.0)
     together = [level(n, 0.0, slopes, "same") for n in range(3)]
     spread = [level(n, 0.0, slopes) for n in range(3)]
     variances = [posterior(PRIOR, START, each, sds).covariance[0, 0] for each in (together, spread)]
@@ -58,26 +58,26 @@ def test_levels_of_one_configuration_count_less_than_levels_spread_over_several(
 
 def test_the_covariance_of_levels_that_share_their_load() -> None:
     sds = {"TPOT": ErrorSds(level=3.0, load=4.0)}
-    same = [Response("TPOT", Setting(f"tp {n}", f"lengths {n}", "8"), n, 0.0, (1.0, 0.0, 0.0)) for n in range(2)]
+    same = [Response("TPOT", Setting(f"tp {n}", f"lengths {n}", "8"), n, 0.0, (1.0, 0.0, 0.0, 0.0)) for n in range(2)]
     assert errors_covariance(same, sds) == pytest.approx(np.array([[25, 16], [16, 25]]) * 1e-4, rel=1e-6)
 
 
 def test_metrics_are_independent() -> None:
     sds = {"TPOT": ErrorSds(level=3.0, load=4.0), "mean TTFT": ErrorSds(level=6.0, load=8.0)}
     setting = Setting("a", "b", "c")
-    pair = [Response(metric, setting, 0, 0.0, (1.0, 0.0, 0.0)) for metric in sds]
+    pair = [Response(metric, setting, 0, 0.0, (1.0, 0.0, 0.0, 0.0)) for metric in sds]
     assert errors_covariance(pair, sds) == pytest.approx(np.diag([25e-4, 100e-4]), rel=1e-6)
 
 
 def test_the_first_level_helps_most_and_a_second_one_like_it_little() -> None:
-    levels = [level(n, 0.0, (1.0, 0.0, 0.0)) for n in range(2)]
-    first, second = gains(PRIOR, START, levels, SDS, np.array([[1.0, 0.0, 0.0]]))
+    levels = [level(n, 0.0, (1.0, 0.0, 0.0, 0.0)) for n in range(2)]
+    first, second = gains(PRIOR, START, levels, SDS, np.array([[1.0, 0.0, 0.0, 0.0]]))
     assert first == pytest.approx(1 - 0.03**2 / (1 + 0.03**2))
     assert second == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_correction_has_no_negative_host_time() -> None:
-    belief = Belief(np.array([-0.3, 0.1, math.log(1.5)]), PRIOR.covariance)
+def test_a_correction_has_no_negative_times() -> None:
+    belief = Belief(np.array([-0.3, 0.1, math.log(1.5), -2.0]), PRIOR.covariance)
     made = correction_of(belief, 3, "test")
-    assert (made.host_ms, made.fitted_levels) == (0.0, 3)
+    assert (made.host_ms, made.sync_us, made.fitted_levels) == (0.0, 0.0, 3)
     assert made.prefill_factor == pytest.approx(1.5)

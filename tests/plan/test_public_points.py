@@ -28,6 +28,22 @@ def test_a_row_is_simulated_as_its_benchmark_ran_it() -> None:
     assert point.output_tokens_per_s == pytest.approx(8 * output / (0.05 + (output - 1) * 0.005), rel=0.01)
 
 
+PD_HEADER = HEADER.replace("tp,attention_dp,moe_ep,", "p_workers,p_tp,d_workers,d_tp,d_attention_dp,gpus_total,")
+PD_ROW = ROW.replace("agg", "disagg").replace(",8,2,1,1,", ",8,2,4,3,1,8,32,")
+
+
+def test_a_row_of_two_pools_has_the_lengths_of_its_client() -> None:
+    (point,) = read_points(PD_HEADER + PD_ROW, "table.csv").points
+    assert point.stack.mode == "pd"
+    assert point.row.deployment.label == "pd-spread-p2xtp4-d3xdp8"
+    assert (point.row.num_requests, point.row.workload.lengths.flag_value) == (80, "uniform:0.8-1.0")
+
+
+def test_a_row_of_two_pools_whose_engines_nobody_counted_is_refused() -> None:
+    table = read_points(PD_HEADER + PD_ROW.replace(",8,2,4,3,1,8,32,", ",8,,4,,8,1,,"), "table.csv")
+    assert not table.points and "p_workers" in table.refused[0].reason
+
+
 def test_another_benchmark_keeps_its_lengths_and_says_nothing_about_ttft() -> None:
     (point,) = points(ROW.replace("median (InferenceX)", "unstated"))
     assert point.conduct is None

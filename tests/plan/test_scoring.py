@@ -27,11 +27,15 @@ from pdlab.plan.scoring import (
     PointFigure,
     ScoredPoint,
     left_out,
+    lost_by_ratio,
     predict_point,
+    rank_of,
     regret,
     response,
     scored,
 )
+from pdlab.plan.stack_bands import LEAST_LIKE
+from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.simulator import simulate
@@ -117,7 +121,7 @@ def test_a_left_out_stack_is_predicted_by_the_same_model_on_another_gpu() -> Non
     )
     assert ours.ours["TPOT"].error < 0.7 * raw.ours["TPOT"].error
     assert set(ours.ours) == set(METRICS)
-    assert ours.held["TPOT"] == 1.0
+    assert "TPOT" not in ours.held, "seven other stacks give no band"
     assert ours.rank is not None and ours.rank > 0.9
 
 
@@ -156,14 +160,48 @@ def test_lengths_with_one_deployment_leave_nothing_to_choose() -> None:
 
 def test_the_shipped_catalog_knows_what_it_has_seen() -> None:
     catalog = public_errors()
-    known = catalog.stacks[0].stack
+    known = next(each.stack for each in catalog.stacks if each.version == "0.18")
     assert catalog.unseen(known) == ()
-    assert catalog.has_like(known)
-    assert not catalog.has_like(known._replace(gpu="L40S")), "no stack was left out whose GPU no other one has"
-    assert not catalog.has_like(known._replace(mode="pd")), "no P:D stack is among them"
-    assert not catalog.has_like(known._replace(engine="sglang"))
+    assert catalog.like(known) >= LEAST_LIKE
+    assert not catalog.like(known._replace(gpu="L40S")), "no stack was left out whose GPU no other one has"
+    assert not catalog.like(known._replace(mode="pd")), "no P:D stack is among them"
+    assert not catalog.like(known._replace(engine="sglang"))
+    assert len(catalog.stacks) >= LEAST_STACKS
+    assert not {"int4", "nvfp4"} & set(catalog.covered.weights), "their tables are in doubt"
     seen, strange = catalog.prior(known), catalog.prior(known._replace(model="another", version="0.99"))
     assert seen.covariance[0, 0] < strange.covariance[0, 0]
+
+
+PD_HEADER = (
+    "model,gpu,mode,framework,framework_version,precision,isl,osl,concurrency,p_workers,p_tp,d_workers,d_tp,ttft_ms,"
+    "tpot_ms,ttft_stat\n"
+)
+
+
+def of_ratio(prefills: int, decodes: int, tpot_ms: float, predicted_ms: float, osl: int = 128) -> ScoredPoint:
+    """One point of P:D, and a prediction that has its TTFT and another TPOT."""
+    row = f"made/Up-1,h100_sxm,disagg,vllm,0.18.0,fp8,1024,{osl},32,{prefills},2,{decodes},2,50,{tpot_ms},InferenceX\n"
+    (point,) = read_points(PD_HEADER + row, "made-up.csv").points
+    tokens_per_s = throughput(point.row, predicted_ms / 1e3, point.ttft_s)
+    return ScoredPoint(point, PointFigure(predicted_ms / 1e3, point.ttft_s, tokens_per_s))
+
+
+def test_the_ratio_chosen_loses_what_the_best_one_serves_more() -> None:
+    # 4 GPUs at 10 ms, or 6 at 5 ms, which serve 4/3 as much per GPU, but for the part of TTFT.
+    right = [of_ratio(1, 1, 10, 12), of_ratio(1, 2, 5, 6)]
+    assert lost_by_ratio(right) == [0]
+    wrong = [of_ratio(1, 1, 10, 5), of_ratio(1, 2, 5, 6)]
+    output = 0.9 * 128
+    served = [1 / gpus / (0.05 + (output - 1) * tpot_s) for gpus, tpot_s in ((4, 0.010), (6, 0.005))]
+    assert lost_by_ratio(wrong) == [pytest.approx(1 - served[0] / served[1], abs=0.005)]
+    assert lost_by_ratio([*right, of_ratio(1, 1, 2, 50, osl=256)]) == [0], "one ratio of other lengths: no choice"
+
+
+def test_a_ratio_counts_with_its_best_point() -> None:
+    slow = of_ratio(1, 1, 30, 30)
+    assert lost_by_ratio([slow, of_ratio(1, 1, 4, 4), of_ratio(1, 2, 5, 5)]) == [0]
+    assert rank_of([slow, of_ratio(1, 1, 4, 5), of_ratio(1, 2, 5, 9)]) == 1
+    assert rank_of([slow]) is None
 
 
 TABLES = os.environ.get("PDLAB_PUBLIC_TABLES", "")

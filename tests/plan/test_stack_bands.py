@@ -10,14 +10,16 @@ from support.made_up_tables import made_up_tables
 
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
+from pdlab.core.findings import found
 from pdlab.core.workload import Closed, Load, Open, Slo, Workload
-from pdlab.plan import csv_predictions
+from pdlab.plan import csv_predictions, error_catalog, stack_bands
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.scene import Scene
 from pdlab.plan.scoring import with_correction
 from pdlab.plan.stack_bands import StackBand, band_of
+from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
@@ -65,21 +67,31 @@ def test_a_stack_like_the_public_ones_has_a_band_that_says_so() -> None:
     assert found.findings[0].numbers["unseen"] == "nothing"
 
 
-def test_a_version_and_a_model_that_were_never_seen_widen_it_and_are_named() -> None:
-    known, newer, strange = band(), band(version="0.99"), band(shape=OTHER)
-    widths = []
-    for each in (known, newer, strange):
-        assert each.error is not None
-        widths.append(each.error.parts["TPOT"].common_percent)
-    assert widths[0] < min(widths[1:])
+def test_a_version_that_was_never_seen_widens_it_and_is_named() -> None:
+    known, newer = band(), band(version="0.99")
+    assert known.error is not None and newer.error is not None
+    widths = [each.error.parts["TPOT"].common_percent for each in (known, newer) if each.error]
+    assert widths[0] < widths[1]
     assert newer.findings[0].numbers["unseen"] == "vllm 0.99"
-    assert strange.findings[0].numbers["unseen"] == "gpt-oss-20b"
+
+
+def test_nine_stacks_at_least_make_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = public_errors()
+    for count, banded in ((LEAST_STACKS - 1, False), (LEAST_STACKS, True)):
+        vllm = [each for each in catalog.stacks if each.engine == "vllm"][-count:]
+        few = catalog.model_copy(update={"stacks": tuple(vllm)})
+        for module in (stack_bands, error_catalog):
+            monkeypatch.setattr(module, "public_errors", lambda few=few: few)
+        assert (band().error is not None) is banded
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
         (lambda: band("L40S"), "L40S"),
+        (lambda: band(shape=OTHER), "1 of them was as far from the others (gpt-oss-20b)"),
+        (lambda: band(engine="trtllm", version="1.3"), "2 of them were"),
+        (lambda: band(shape=GPT_OSS.model_copy(update={"weight_dtype": "int4"})), "weights"),
         (lambda: band(label="pd-pack-p1xtp2-d1xtp2"), "pd"),
         (lambda: band(engine="sglang"), "sglang"),
         (lambda: band(load=Open(rate_rps=1)), "closed loops"),
@@ -248,6 +260,16 @@ def test_prompts_that_caches_answer_have_no_band() -> None:
     )
     assert fresh["predicted_mean_tpot_ms_low"] != "" and repeated["predicted_mean_tpot_ms_low"] == ""
     assert "prefix caches" in str(repeated[csv_predictions.NOTE])
+
+
+def test_a_row_beyond_the_tables_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made_up_tables(8)
+    short = whole.model_copy(update={"limits": whole.limits.model_copy(update={"context": 4096.0})})
+    monkeypatch.setattr(aic, "tabulate", lambda *_: short)
+    far, near = predicted(computed("B200", "vllm", "0.19"), "8,8192,1024,4,8", "8,2048,1024,4,8")
+    said = found("step_times_extrapolated", times=(8192 + 1024) / 4096).text
+    assert said in str(far[csv_predictions.NOTE])
+    assert said.partition(":")[0] not in str(near[csv_predictions.NOTE])
 
 
 def test_near_saturation_a_row_says_so_and_keeps_the_band_of_tpot_alone() -> None:

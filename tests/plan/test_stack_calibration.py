@@ -28,7 +28,7 @@ from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.step_source import Correction, Tabulated
 
 SHAPE = require_shape("gpt-oss-20b")
-TRUTH = Correction(host_ms=1.2, factor=1.05, prefill_factor=1.6)
+TRUTH = Correction(host_ms=1.2, factor=1.05, prefill_factor=1.6, sync_us=6.0)
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,10 @@ def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None
     """Its host time goes to 0 in the first round, from where the next one must still see what the host's time does."""
     hurried = Correction(host_ms=0.0, factor=0.85, prefill_factor=1.0)
     slow = Correction(
-        host_ms=2.0, factor=1.0, prefill_factor=1.0, covariance=((4.0, 0.0, 0.0), (0.0, 4e-4, 0.0), (0.0, 0.0, 0.1))
+        host_ms=2.0,
+        factor=1.0,
+        prefill_factor=1.0,
+        covariance=((4.0, 0, 0, 0), (0, 4e-4, 0, 0), (0, 0, 0.1, 0), (0, 0, 0, 1.0)),
     )
     measured = []
     for label, lengths, loads in SPREAD:

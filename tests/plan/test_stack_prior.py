@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from pdlab.plan.correction_fit import Setting
-from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, Stack
-from pdlab.plan.stack_prior import Effects, StackError, StackFit, effects_of, error_components, prior_of, unseen
+from pdlab.plan.stack_prior import (
+    LEAST_STACKS,
+    Effects,
+    StackError,
+    StackFit,
+    effects_of,
+    error_components,
+    hierarchical_quantile,
+    prior_of,
+    unseen,
+)
 
-EFFECTS = (Effects(0.6, 0.2, 0.3, 0.2),) * 3
+EFFECTS = (Effects(0.6, 0.2, 0.3, 0.2),) * 4
 
 
 def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Stack:
@@ -18,7 +27,7 @@ def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Sta
 
 
 def fit(of: Stack, host_ms: float) -> StackFit:
-    return StackFit(of, np.array([host_ms, 0.0, 0.0]), np.full(3, 0.05))
+    return StackFit(of, np.array([host_ms, 0.0, 0.0, 0.0]), np.full(4, 0.05))
 
 
 def test_the_same_model_on_another_gpu_says_more_than_other_models() -> None:
@@ -73,7 +82,7 @@ def drawn(rng: np.random.Generator, stacks: int) -> list[StackError]:
 def test_bands_from_some_stacks_hold_nine_in_ten_of_the_levels_of_others() -> None:
     rng = np.random.default_rng(3)
     components = error_components("TPOT", drawn(rng, 30))
-    half = NORMAL_90 * components.sd(unseen=())
+    half = components.half_width(())
     held = np.mean([abs(each.error) <= half for each in drawn(rng, 300)])
     assert 0.86 <= held <= 0.94, components
 
@@ -87,3 +96,31 @@ def test_one_broken_level_does_not_widen_every_band() -> None:
     errors = drawn(np.random.default_rng(5), 10)
     broken = [*errors[1:], errors[0]._replace(error=20.0)]
     assert error_components("TPOT", broken).sd(unseen=()) < 1.3 * error_components("TPOT", errors).sd(unseen=())
+
+
+def test_each_stack_weighs_the_same_however_many_levels_it_has() -> None:
+    """Nine stacks of one level at 1, and one of a hundred at 5: a tenth of the weight is beyond 1."""
+    assert hierarchical_quantile([[1.0]] * 9 + [[5.0] * 100]) == 1.0
+    assert hierarchical_quantile([[1.0]] * 8 + [[5.0] * 100] * 2) == 5.0
+
+
+def test_errors_that_are_not_normal_are_held_all_the_same() -> None:
+    """Students of 2.5 degrees of freedom for each stack: a normal band of the likeliest deviations holds too few."""
+    rng = np.random.default_rng(6)
+
+    def heavy(stacks: int) -> list[list[float]]:
+        return [list(abs(rng.standard_t(2.5) + rng.normal(0, 0.3, 12))) for _ in range(stacks)]
+
+    held = [
+        np.mean([np.mean([score <= reach for score in group]) for group in heavy(200)])
+        for reach in (hierarchical_quantile(heavy(16)) for _ in range(60))
+        if reach is not None
+    ]
+    assert 0.84 <= np.mean(held) <= 0.94
+
+
+def test_too_few_stacks_have_no_band() -> None:
+    rng = np.random.default_rng(7)
+    few, enough = (error_components("TPOT", drawn(rng, count)) for count in (LEAST_STACKS - 1, LEAST_STACKS))
+    assert few.reach is None and few.parts() is None and few.half_width(()) == float("inf")
+    assert enough.parts() is not None and 0 < enough.half_width(()) < enough.half_width(("engine",))

@@ -181,14 +181,14 @@ def test_a_pool_of_another_type_has_that_types_steps_and_memory() -> None:
 
 
 @pytest.mark.usefixtures("ten_ms")
-def test_a_request_longer_than_the_tables_is_refused() -> None:
+def test_a_request_far_longer_than_the_tables_is_refused() -> None:
     hardware = computed("H200", "vllm", "0.18")
     level = Level(load=Closed(concurrency=1), num_requests=1, seed=0)
-    with pytest.raises(UsageError, match="131072 tokens; use shorter requests"):
+    with pytest.raises(UsageError, match="524288 tokens; use shorter requests"):
         simulate(
             Deployment(topology=Collocated(pool=Pool(tp=8))),
             [level],
-            Workload(input_tokens=131_000, output_tokens=100),
+            Workload(input_tokens=524_200, output_tokens=100),
             hardware,
             GPT_OSS,
         )

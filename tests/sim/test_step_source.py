@@ -58,12 +58,27 @@ def test_below_the_grid_its_first_value_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(65, 0, 100, None), (1, 0, 8001, None), (0, 2049, 2000, None), (0, 100, 0, 4051), (60, 3990, 10, 10)],
+    ("inside", "beyond", "far"),
+    [
+        ((64, 0, 100), (128, 0, 100), (257, 0, 100)),
+        ((1, 0, 8000), (1, 0, 16_000), (1, 0, 32_001)),
+        ((0, 2048, 2000), (0, 4096, 2048), (0, 8193, 4097)),
+        ((0, 100, 0, 4050), (0, 100, 0, 8050), (0, 100, 0, 16_051)),
+    ],
 )
-def test_beyond_its_limits_it_refuses(arguments: tuple[float, float, float, float | None]) -> None:
+def test_beyond_its_limits_it_goes_on_in_a_straight_line_and_says_how_far(
+    inside: tuple[float, ...], beyond: tuple[float, ...], far: tuple[float, ...]
+) -> None:
+    steps = Corrected(TABLES, Correction())
+    steps.step_s(*inside)
+    assert steps.beyond == 1
+    steps.step_s(*beyond)
+    assert steps.beyond == 2
+    steps.step_s(*inside)
+    assert steps.beyond == 2, "the farthest counts"
     with pytest.raises(OutsideTables, match="made by hand"):
-        TABLES.step_s(*arguments)
+        steps.step_s(*far)
+    assert Corrected(TABLES, Correction()).step_s(128, 0, 16_000) == pytest.approx(decode_s(128, 16_000))
 
 
 def test_limits_lie_within_the_grid() -> None:
@@ -81,10 +96,16 @@ def test_the_host_is_a_term_and_factors_are_of_the_gpu() -> None:
     assert steps.admit_s == TABLES.admit_s
 
 
+def test_ranks_wait_for_each_other_in_every_layer_and_step() -> None:
+    alone, eight = (Corrected(TABLES, Correction(host_ms=1, sync_us=5), doublings) for doublings in (0, 36 * 3))
+    for step in ((8, 0, 1000), (8, 100, 1000, 50), (0, 100, 50)):
+        assert eight.step_s(*step) - alone.step_s(*step) == pytest.approx(5e-6 * 36 * 3)
+
+
 def test_tables_survive_json() -> None:
     assert Tabulated.model_validate_json(TABLES.model_dump_json()) == TABLES
 
 
 def test_a_variance_is_not_below_nothing() -> None:
     with pytest.raises(ValueError, match="variance"):
-        Correction(covariance=((-1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
+        Correction(covariance=tuple((-1.0,) * 4 for _ in range(4)))

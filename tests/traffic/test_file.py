@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import statistics
+import subprocess
+import sys
 import time
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,13 @@ import yaml
 
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Open, Workload
+from pdlab.traffic import describe
+from pdlab.traffic.bounded import percentile_of
 from pdlab.traffic.compiled import compiled, of_spec
 from pdlab.traffic.describe import described
 from pdlab.traffic.export import WORDS, aiperf, vocabulary
 from pdlab.traffic.file import TrafficFile, is_traffic, load_file
+from pdlab.traffic.groups import GroupCount, Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, line_of, read_requests, write_requests
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
@@ -270,6 +277,84 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert marks[1] - marks[0] < 100_000
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from pdlab.bench.traffic import read_traffic
+from pdlab.traffic.compiled import compiled
+from pdlab.traffic.describe import described
+path = Path(sys.argv[1])
+found = described(*compiled(path)) if sys.argv[2] == "figures" else read_traffic(path).lengths
+peak_kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]  # a parent's is in getrusage's
+print(found.requests, found.sessions, peak_kb)
+"""
+
+
+def sessions_file(path: Path, count: int) -> Path:
+    """Compiled: pairs of requests of one session, nine others between them."""
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(json.dumps({"traffic": 1}) + "\n")
+        for n in range(count):
+            row = {"id": f"r{n}", "session": f"s{n - 10 if n // 10 % 2 else n}", "at_s": n / 10, "out": 50}
+            row["blocks"] = [[f"b{n}-{part}", 100 + n % 400] for part in range(6)]
+            stream.write(json.dumps(row | ({"parent": f"r{n - 10}"} if n // 10 % 2 else {})) + "\n")
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["figures", "replay"])
+def test_peak_memory_of_ten_times_as_many_requests(tmp_path: Path, what: str) -> None:
+    """59,000 requests have 354,000 blocks: more than are kept of either already. What holds them grows once more by a
+    third while others come and go, and then no more; all of them would take a gigabyte."""
+    peaks_mb = []
+    for count in (59_000, 590_000):
+        path = sessions_file(tmp_path / f"{count}.jsonl", count)
+        words = [sys.executable, "-c", MEASURE, str(path), what]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        requests, sessions, peak_kb = map(int, done.stdout.split())
+        assert (requests, sessions) == (count, count // 2)
+        peaks_mb.append(peak_kb / 1024)
+    assert peaks_mb[1] - peaks_mb[0] < 40, peaks_mb
+
+
+class TestBounded:
+    def test_what_is_waited_for_may_be_20_000_requests_before(self, tmp_path: Path) -> None:
+        def file(between: int) -> Path:
+            common = {"at_s": 0, "out": 1, "blocks": [["b", 1]]}
+            rows: list[dict[str, Any]] = [{"id": f"r{n}", "session": f"s{n}", **common} for n in range(between + 2)]
+            rows[-1]["parent"] = "r0"
+            lines = [json.dumps(row) for row in ({"traffic": 1}, *rows)]
+            (tmp_path / "w.jsonl").write_text("\n".join(lines) + "\n")
+            return tmp_path / "w.jsonl"
+
+        assert described(*compiled(file(19_999))).waiting == 1
+        with pytest.raises(UsageError, match="line 20003: waits for 'r0', which is none of the 20,000"):
+            described(*compiled(file(20_000)))
+
+    def test_groups_are_counted_as_they_are(self) -> None:
+        rng, groups, count = random.Random(3), Groups(), GroupCount()
+        for n in range(2000):
+            before = [f"r{rng.randrange(max(0, n - 50), n)}" for _ in range(rng.choice((0, 0, 0, 1, 2)))] if n else []
+            request = TrafficRequest(f"r{n}", f"s{rng.randrange(900)}", (("b", 1),), 1, at_s=0.0, waits=tuple(before))
+            groups.add(request)
+            count.add(request)
+        assert (count.sessions, count.groups) == (len(groups.sessions), groups.count)
+
+    def test_percentiles_of_counts(self) -> None:
+        values = [random.Random(1).randrange(50) for _ in range(5)] + [7] * 3
+        for part in (1, 37, 50, 62, 63, 99, 100):
+            assert percentile_of(Counter(values), part) == sorted(values)[-(-len(values) * part // 100) - 1]
+
+    def test_figures_say_which_cache_they_are_of(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(describe, "KEPT_BLOCKS", 2)
+        common = {"session": "s", "at_s": 0, "out": 1}
+        rows = [{"id": f"r{n}", "blocks": [[key, 10]], **common} for n, key in enumerate("abacbb")]
+        (tmp_path / "w.jsonl").write_text("\n".join(json.dumps(row) for row in ({"traffic": 1}, *rows)))
+        found = described(*compiled(tmp_path / "w.jsonl"))
+        # a and b are there when c comes, which takes the place of b; the last b hits the one before it.
+        assert found.hit_share == pytest.approx(2 / 6) and "cache of the last 2 blocks" in found.text()
 
 
 class TestDescribed:

@@ -46,7 +46,7 @@ def test_continues_is_the_parent_unless_the_prompt_begins_anew() -> None:
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1e999}', "line 3: at_s: must be a finite number"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":0,"parant":"a"}', "line 3: parant: is not a known"),
         ('{"id":"a","session":"s","blocks":[["x",1]],"out":1,"at_s":0}', "line 3: the id 'a' is there twice"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"parent":"z"}', "line 3: waits for 'z', which does not"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"parent":"z"}', "line 3: waits for 'z', which is none of"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1}', "line 3: needs at_s, or a parent"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1,"fresh":true}', "line 3: fresh says that"),
     ],

@@ -23,7 +23,7 @@ from pdlab.deploy.serving.dead_engine import EndsWithEngine
 from pdlab.deploy.serving.drain import Drains
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
 from pdlab.deploy.serving.fluid import PlaysRoles
-from pdlab.deploy.serving.guard import Guard, RequestRules
+from pdlab.deploy.serving.guard import OBJECTS, PARSED, Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.log_stats import EmptiesStats
@@ -69,6 +69,9 @@ class Front:
         build = getattr(super(), "__serve_build_asgi_app__", None)
         app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
         app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
+        for route in app.routes:
+            if getattr(route, "path", None) in OBJECTS and hasattr(route, "get_route_handler"):
+                route.app = _parsing_once(route.get_route_handler())
         app.add_middleware(Guard, rules=self.rules)
         if isinstance(self, TellsTimes):
             app.add_middleware(Timed, server=self)
@@ -122,6 +125,17 @@ class OneByOne:
             backend.prepare_prefill_request = prepared
             backend.prepare_decode_request = _sharing_ids(backend.prepare_decode_request)
         return backend
+
+
+def _parsing_once(handler: Callable[[Any], Any]) -> Any:
+    """The application of a FastAPI route, whose requests have the JSON that the guard has parsed."""
+
+    async def handle(request: Any) -> Any:
+        if (parsed := request.scope.get(PARSED)) is not None:
+            request._json = parsed  # Starlette's own, once it has parsed the body
+        return await handler(request)
+
+    return importlib.import_module("fastapi.routing").request_response(handle)
 
 
 def _sharing_ids(prepare: Callable[..., Any]) -> Callable[..., Any]:

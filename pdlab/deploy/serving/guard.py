@@ -26,7 +26,9 @@ _TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MOST_TOKENS = 2**31 - 1
 _CHAT = "/v1/chat/completions"
 # Routes whose body is one JSON object.
-_OBJECTS = ("/v1/completions", _CHAT, "/tokenize")
+OBJECTS = ("/v1/completions", _CHAT, "/tokenize")
+# Where an ASGI scope has the body's JSON: `Front` hands it to the routes of `OBJECTS`, which would parse it again.
+PARSED = "pdlab.parsed"
 # Of lists and objects within one another. Tools' JSON schemas have ten or twenty levels.
 _DEEPEST = 64
 # Half of a character outside the basic plane, which is none by itself: it has no UTF-8, and tokenizers refuse it.
@@ -101,13 +103,13 @@ class Guard:
             coding = _header(scope, b"content-encoding").strip().lower()
             if coding not in (b"", b"identity"):
                 raise Refused(415, f"a body in {_shown(coding.decode('latin-1'))} is not decoded here: send plain JSON")
-            check_body(body, _header(scope, b"content-type"), self.rules, path)
+            parsed = check_body(body, _header(scope, b"content-type"), self.rules, path)
         except Refused as refused:
             await _refuse(scope, refused, send)
             return
         explained = _Explained(scope, send)
         try:
-            await self.app(scope, _replay(body, receive), explained)
+            await self.app({**scope, PARSED: parsed}, _replay(body, receive), explained)
         except Exception as error:
             if not await explained.refuse(str(error)):
                 raise
@@ -182,9 +184,10 @@ class _Explained:
         return True
 
 
-def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str) -> None:
-    """Look at what a client posts to the route ``path``. Raises Refused with 400, 413 or 415."""
-    whole = path in _OBJECTS
+def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str) -> Any:
+    """Look at what a client posts to the route ``path``: its JSON, None where it has none. Raises Refused with 400, 413
+    or 415."""
+    whole = path in OBJECTS
     kind = content_type.split(b";")[0].strip().lower()
     if whole and content_type and kind != b"application/json" and not kind.endswith(b"+json"):
         raise Refused(415, f"content-type is {_shown(content_type.decode('latin-1'))}: send application/json")
@@ -192,11 +195,11 @@ def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str)
         for name in INTERNAL:
             if name.encode() in body:
                 raise Refused(400, _internal(name))
-        return
+        return None
     if not body:
         if whole:
             raise Refused(400, "the body is empty: send a JSON object")
-        return
+        return None
     try:
         request = json.loads(body, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -224,6 +227,7 @@ def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str)
             _check_tools(request, rules)
     elif whole:
         raise Refused(400, f"the body is {_shown(json.dumps(request))}: send a JSON object")
+    return request
 
 
 def _check_messages(messages: Any) -> None:

@@ -239,7 +239,7 @@ class Book:
 
     def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
         """The engine is given a request, on behalf of the one that is being answered. It is in the queue from here on:
-        vLLM\'s own event comes when the step that runs has ended, for its engine core looks at nothing before."""
+        vLLM's own event comes when the step that runs has ended, for its engine core looks at nothing before."""
         timing = current()
         if timing is not None:
             timing.mark("queued")

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
+from pdlab.traffic.bounded import REMEMBERED, Latest
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_lines, number, whole
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
-# A follow-up is looked for among so many requests before it: memory does not grow with the file.
-REMEMBERED = 20_000
 MIN_BLOCKS = 2  # that a follow-up has in common with its parent
 
 
@@ -43,7 +42,7 @@ class Follows:
     def __init__(self) -> None:
         self._seen: OrderedDict[int, None] = OrderedDict()
         # Last full block -> (request, session, full blocks, prompt and answer, moment).
-        self._ends: OrderedDict[int, tuple[str, str, int, int, float]] = OrderedDict()
+        self._ends: Latest[int, tuple[str, str, int, int, float]] = Latest()
 
     def parent(
         self, name: str, ids: list[int], tokens: int, out: int, at_s: float, size: int
@@ -59,8 +58,6 @@ class Follows:
                 break
         if MIN_BLOCKS <= full <= len(ids) and ids[full - 1] not in self._seen:
             self._ends[ids[full - 1]] = (name, session, full, tokens + out, at_s)
-            if len(self._ends) > REMEMBERED:
-                self._ends.popitem(last=False)
         self._seen.update(dict.fromkeys(ids[MIN_BLOCKS - 1 : full]))
         while len(self._seen) > 10 * REMEMBERED:
             self._seen.popitem(last=False)
@@ -70,7 +67,7 @@ class Follows:
 def bailian(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
     """Every line. Raises UsageError."""
     size = spec.block_tokens or BAILIAN_BLOCK
-    sessions: OrderedDict[int, str] = OrderedDict()
+    sessions: Latest[int, str] = Latest()
     for line, where, row in json_lines(path):
         tokens, out = whole(row, "input_length", where), whole(row, "output_length", where)
         at_s, chat = number(row, "timestamp", where), whole(row, "chat_id", where, 0)
@@ -82,6 +79,4 @@ def bailian(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         parent = f"c{before}" if before >= 0 else None
         session = sessions.get(before, name)
         sessions[chat] = session
-        if len(sessions) > REMEMBERED:
-            sessions.popitem(last=False)
         yield Recorded(line, name, session, prompt, out, at_s, parent=parent, continues=parent is not None)
