@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from pdlab.core.arguments import (
     LENGTHS_HELP,
@@ -258,6 +258,16 @@ class PlanSettings(Settings):
         WORKLOAD,
         value="FILE",
     )
+    kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
+        None,
+        "host memory in 1e9 bytes in which each engine that prefills keeps KV cache (launch_gptoss.py "
+        "--kv-offload-gb), with a --workload whose prompts have text in common",
+        WORKLOAD,
+        value="GB",
+        otherwise="none",
+        needs="workload",
+        advanced=True,
+    )
     rate: Annotated[float, Text(_rate)] | None = setting(
         None, "plan for this request rate over all GPUs", WORKLOAD, value="RPS", one_of="load"
     )
@@ -361,7 +371,8 @@ class PlanSettings(Settings):
 
     def check(self) -> None:
         """Flags that would have no effect are refused. Raises UsageError."""
-        load = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency", "prefix_hit_rate")
+        load: tuple[str, ...] = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency")
+        load = (*load, "prefix_hit_rate", "kv_offload_gb")
         slo = ("slo_ttft_s", "slo_tpot_s", "slo_e2el_s", "slo_quantile")
         cluster = ("node", "gpus", "placement", "top", "fidelity")
         of_map = ("goodput_map", "measured", "price_per_gpu_hour")
@@ -379,6 +390,7 @@ class PlanSettings(Settings):
         elif self.fluid:
             unused = ("plot", "out", "prompts", "top", "fidelity", "placement", "rate", "burstiness", "concurrency")
             not_given(self, (*unused, "trace", *of_map, "count_gpus"), "--fluid")
+            not_given(self, ("kv_offload_gb",), "--fluid: engines that also decode keep no KV cache in host memory")
         else:
             not_given(self, ("prompts",), "a ranking: it is for --compare")
             if self.goodput_map is None:
@@ -599,6 +611,13 @@ def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: S
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
     trace, hit_rate = _trace(settings), settings.prefix_hit_rate
+    if settings.kv_offload_gb and not (trace and trace.requests):
+        raise UsageError(
+            f"--kv-offload-gb {settings.kv_offload_gb:g}: no prompt of --workload {settings.workload} has text in "
+            "common with another, so nothing comes back from host memory; leave --kv-offload-gb out"
+        )
+    if settings.kv_offload_gb and settings.fidelity == "vllm":
+        raise UsageError("--fidelity vllm does not simulate --kv-offload-gb: leave one of them out")
     if trace is None:
         workload = _workload(settings)
     else:
@@ -623,6 +642,7 @@ def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: S
         not settings.assume_merged,
         blocks,
         settings.count_gpus,
+        kv_offload_gb=settings.kv_offload_gb,
     )
 
 
@@ -819,6 +839,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
         deployment = _on_two_types(deployment, hardware)
     check_divisibility(deployment, shape)
     scene = _scene(settings, hardware, shape, _slo(settings))
+    deployment = scene.with_offload(deployment)
     rate_rps = scene.trace.rate_rps if scene.trace else settings.rate
     candidate = evaluate(
         scene,

@@ -147,7 +147,8 @@ class GpuType(Frozen):
     ``memory_gb``: 1e9 bytes of one GPU, of every size that is sold under the name (none: not known). ``link``: how
     GPUs of one node reach each other (None: not known). ``step_tables``: what the performance database of
     `pdlab.sim.aic` calls the GPU (None: it has no measurements of it), ``gpus_per_node``: of the nodes on which it
-    measured. ``source`` says where the numbers are from.
+    measured. ``host_gb_per_s``: 1e9 bytes per second from host memory to one GPU, at most (None: not known).
+    ``source`` says where the numbers are from.
     """
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -155,6 +156,7 @@ class GpuType(Frozen):
     link: GpuLink | None = None
     step_tables: str | None = None
     gpus_per_node: int = Field(default=8, ge=1)
+    host_gb_per_s: float | None = Field(default=None, gt=0)
     source: str
 
 

@@ -619,6 +619,9 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
     if settings.local or settings.deployment.get("decode_bench"):
         other = "--local" if settings.local else "--decode-bench"
         raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
+    if deployment.kv_offload_gb is not None or deployment.kv_connectors:
+        other = "--kv-offload-gb" if deployment.kv_offload_gb is not None else "--kv-connector"
+        raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")
     if deployment.serving.otlp_endpoint is not None:
         raise UsageError("--rehearse and --otlp-endpoint exclude each other: simulated engines make no spans")
     data = {

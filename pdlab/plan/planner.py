@@ -215,6 +215,7 @@ def plan(
     shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
     matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
     chosen, possible = shortlist(matcher, model, view, gpus, shapes, scene.slo.tpot_s, placement)
+    chosen = [replace(sized, deployment=scene.with_offload(sized.deployment)) for sized in chosen]
     cases = [(scene, sized) for sized in chosen]
     otherwise = replace(scene, scattered=not scene.scattered)
     cases += [(otherwise, sized) for sized in chosen if scene.depends(sized.deployment)]

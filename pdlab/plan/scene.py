@@ -101,6 +101,12 @@ class Scene:
     count: Count = DEFAULT_COUNT
     nic: str | None = None
     """Kind of the nodes' NICs; None: no nodes are planned for."""
+    kv_offload_gb: float | None = None
+    """Host memory of every engine that prefills (`Deployment.kv_offload_gb`)."""
+
+    def with_offload(self, deployment: Deployment) -> Deployment:
+        """The deployment, its engines that prefill with that host memory."""
+        return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
         """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take

@@ -111,6 +111,7 @@ class Engine:
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
+    host_free_s: float = 0.0  # from when on nothing comes from host memory
     began_s: float = 0.0
     step_s: float = 0.0
     steps: int = 0
@@ -219,6 +220,9 @@ class Engine:
                 self.held_tokens += head.tokens
                 head.tokens_left = system.to_compute(self, head)
                 entered_tokens += head.tokens
+                if system.loads(self, head, now_s):
+                    waiting.popleft()
+                    continue
                 system.prefill_begins(head.request, now_s)
             take = head.tokens_left if head.tokens_left < budget else float(budget)
             context_sum += take * (head.tokens - head.tokens_left + take / 2)
@@ -280,6 +284,10 @@ class EngineSurroundings:
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
         """Prompt tokens that are not in the engine's cache (at least one block)."""
         raise NotImplementedError
+
+    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
+        """Whether the prompt waits until blocks have come from host memory: it comes back by itself."""
+        return False
 
     def joining_tokens(self, requests: list[int]) -> float:
         """Prompt tokens of requests whose KV has arrived."""

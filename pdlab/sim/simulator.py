@@ -3,7 +3,8 @@
 What is simulated, and as what:
 
 - **Prefix caches** of a workload file by vLLM's rules (`pdlab.traffic.oracle`), one for each engine. A request that
-  waits for others comes after their end.
+  waits for others comes after their end. **KV offload**: behind the caches of engines that prefill, theirs in host
+  memory (`pdlab.sim.host_memory`).
 - **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), a trace, or a workload whose mix
   moves with time (`pdlab.core.mixes`), which is one.
 - **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
@@ -36,16 +37,17 @@ from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
-from pdlab.sim.engine import Engine, PrefixCache
+from pdlab.sim.engine import Engine, PrefixCache, Waiting
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.host_memory import HostMemory
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import InTurn, Routed, Router
 from pdlab.sim.step_source import FARTHEST
 from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
-from pdlab.sim.stepping import ARRIVES, ENTERS, STEP_ENDS, Stepping
+from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
 from pdlab.traffic.oracle import HitOracle, oracle_of
 from pdlab.traffic.prompts import TrafficPrompts
@@ -54,7 +56,7 @@ from pdlab.traffic.requests import TrafficRequest
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
-TELLS = ARRIVES + 1
+TELLS = LOADED + 1
 
 
 def simulate(
@@ -200,6 +202,7 @@ class System(Stepping):
             links.free_s = 0.0
         for engine in self.all_engines:
             engine.frontend_free_s = engine.link_free_s = engine.link_busy_s = engine.busy_s = engine.full_s = 0.0
+            engine.host_free_s = 0.0
             engine.preemptions = 0
             engine.reported_loads.clear()
         self.closed = isinstance(level.load, Closed) and not trace
@@ -238,6 +241,7 @@ class System(Stepping):
         prompts = TrafficPrompts(self.block_tokens, remembered=len(requests))
         self.blocks = [prompts.of(request) for request in requests]
         self.oracles = {engine: self._oracle(engine) for engine in self.all_engines} if requests else {}
+        self.host = HostMemory.of(self.deployment, self.hardware, self.shape) if requests else None
 
     def _oracle(self, engine: Engine) -> HitOracle:
         hardware = self.hardware
@@ -335,7 +339,10 @@ class System(Stepping):
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if self.requests:
             oracle, prompt = self.oracles[engine], self.blocks[request][0]
-            return oracle.compute(prompt) if fetched else oracle.hit(prompt)
+            if fetched:
+                return oracle.compute(prompt)
+            held = oracle.hit(prompt)
+            return held + (self.host.asked(engine, request, prompt, held) if self.host else 0)
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
         hit = engine.cache.hit(self.prompt[request], tokens)
@@ -345,9 +352,26 @@ class System(Stepping):
 
     def keep(self, engine: Engine, request: int) -> None:
         if self.requests:
-            self.oracles[engine].compute(self.blocks[request][0])
+            prompt, oracle = self.blocks[request][0], self.oracles[engine]
+            loaded = self.host.computed(engine, request, prompt, oracle.hit(prompt)) if self.host else 0
+            oracle.compute(prompt, loaded=loaded)
         elif self.repeated:
             engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+
+    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
+        comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
+        if comes_s is not None:
+            self.push(comes_s, LOADED, engine, waiting.request)
+        return comes_s is not None
+
+    def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
+        if kind == LOADED:
+            assert self.host is not None
+            self.host.loaded(engine, number)
+            self.prefill_begins(number, now_s)
+            self.wake(engine, now_s)
+            return
+        super().happens(kind, engine, number, now_s)
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""

@@ -176,13 +176,17 @@ def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> flo
     return max(kv_pool_bytes(hardware, shape, pool), 0.0) / per_token
 
 
-def kv_pool_blocks(hardware: Hardware, shape: ModelShape, pool: Pool) -> int:
-    """Blocks of one engine's KV pool as vLLM counts them: ``block_tokens`` of every layer of the largest group.
-    With a hybrid cache windowed and full layers are groups of their own, which share the pool."""
+def kv_block_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
+    """Bytes of one block of an engine's KV pool, over its GPUs, as vLLM makes them: ``block_tokens`` of every layer of
+    the largest group. With a hybrid cache windowed and full layers are groups of their own, which share the pool."""
     grouped = hardware.hybrid_kv and shape.sliding_window
     layers = max(full_layers(shape), 1) if grouped else shape.layers
-    per_block = kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
-    return int(max(kv_pool_bytes(hardware, shape, pool), 0.0) // per_block)
+    return kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
+
+
+def kv_pool_blocks(hardware: Hardware, shape: ModelShape, pool: Pool) -> int:
+    """Blocks of one engine's KV pool."""
+    return int(max(kv_pool_bytes(hardware, shape, pool), 0.0) // kv_block_bytes(hardware, shape, pool))
 
 
 LONG_TOKENS = 1e6  # of a prompt whose windows count for nothing

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pdlab.sim.engine import Engine, EngineSurroundings, Waiting
 from pdlab.sim.kv_transfer import End, Links
 
-STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES = range(4)
+STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
 
 class RequestLog(Protocol):

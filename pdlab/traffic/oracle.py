@@ -71,26 +71,29 @@ class HitOracle:
                 return at + run, full
         return run, full
 
-    def compute(self, prompt: PromptBlocks, computed: PromptBlocks | None = None) -> int:
+    def compute(self, prompt: PromptBlocks, computed: PromptBlocks | None = None, loaded: int = 0) -> int:
         """The engine computes the prompt: the tokens that it hits, and what is held from now on.
 
-        ``computed``: the prompt and the answer, whose blocks are held too where it is given.
+        ``computed``: the prompt and the answer, whose blocks are held too where it is given. ``loaded``: tokens behind
+        the hit that come from host memory.
         """
         hit, full = self._found(prompt)
+        begin = hit + -(-loaded // self.block_tokens)  # of what is computed; the window before it is there
         whole = computed or prompt
         hits = [(FULL, key) for key in prompt.keys[:hit]]
         hits += [(WINDOWED, key) for key in prompt.keys[max(hit - self.needed, 0) : hit]] if self.needed else []
         for key in hits:
             self._order.move_to_end(self._held[key][0])
-        new = -(-prompt.tokens // self.block_tokens) - hit
-        room = new + (min(new, self.step_blocks or new) if self.needed else 0)
+        blocks = -(-prompt.tokens // self.block_tokens)
+        windowed = min(blocks - hit, blocks - begin + self.needed)
+        room = blocks - hit + (min(windowed, self.step_blocks or windowed) if self.needed else 0)
         self._evict(min(room, self.blocks - len(hits)))  # what is hit is in use
         kept = []
         if self.needed:
             ends = {min((prompt.tokens - 1) // self.block_tokens, len(prompt.keys)), full if full > hit else hit}
             # What lies before the hit is not there: windowed layers have no use for it.
             reached = {*self._windows(ends), *self._retained(len(whole.keys))}
-            windows = self._as_freed((at for at in reached if at >= hit - self.needed), prompt.tokens, whole.tokens)
+            windows = self._as_freed((at for at in reached if at >= begin - self.needed), prompt.tokens, whole.tokens)
             kept = [(WINDOWED, whole.keys[at]) for at in windows]
         # Freed from the end to the beginning, the windows first.
         in_hits = {*hits}

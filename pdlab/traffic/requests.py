@@ -163,6 +163,23 @@ def read_requests(path: Path) -> Iterator[TrafficRequest]:
             yield request
 
 
+def line_offsets(path: Path) -> Iterator[int]:
+    """Where the line of each of `read_requests` begins, in bytes."""
+    at = 0
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream):
+            if number and line.strip():
+                yield at
+            at += len(line)
+
+
+def request_at(path: Path, offset: int) -> TrafficRequest:
+    """The request whose line begins there, of a file that `read_requests` accepted."""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return _adapter().validate_json(stream.readline())
+
+
 def check_order(request: TrafficRequest, before: Container[str], where: str) -> None:
     """Raises UsageError where the request has the id of one ``before``, which are the `REMEMBERED` latest, waits for
     one that is not there, or has no moment at which it is due."""

@@ -31,7 +31,7 @@ from pdlab.results.schema import ReplayedRequest
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.prompts import token_keys
-from pdlab.traffic.requests import TrafficRequest, read_requests
+from pdlab.traffic.requests import TrafficRequest, line_offsets, read_requests, request_at
 
 KEPT_BLOCKS = 4096
 RequestFunc = Callable[..., Awaitable[Any]]
@@ -104,35 +104,69 @@ def _text_of(message: dict[str, Any]) -> str:
     return "" if content is None else str(content)
 
 
-def own_requests(level: ClientLevel) -> list[TrafficRequest]:
+class PlannedRequest(NamedTuple):
+    """What is kept of a request until it is sent: its text or blocks stay in the file, at ``offset``."""
+
+    id: str
+    session: str
+    parent: str | None
+    waits: tuple[str, ...]
+    at_s: float
+    new_tokens: int
+    out: int
+    has_text: bool
+    offset: int
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """As of a `TrafficRequest`."""
+        return (*((self.parent,) if self.parent is not None else ()), *self.waits)
+
+
+def own_requests(level: ClientLevel) -> list[PlannedRequest]:
     """This process's requests of the level's file, in its order. Raises UsageError.
 
     What waits for each other is sent by one process. Of several processes each takes every ``parts``-th of these
     groups, in the order of the hash of their first session.
     """
     assert level.replay is not None
-    requests = list(read_requests(Path(level.replay.path)))
+    path, groups = Path(level.replay.path), Groups()
+    requests = []
+    for request, offset in zip(read_requests(path), line_offsets(path), strict=True):
+        if level.parts > 1:
+            groups.add(request)
+        requests.append(
+            PlannedRequest(
+                id=request.id,
+                session=request.session,
+                parent=request.parent,
+                waits=request.waits,
+                at_s=request.at_s or 0.0,
+                new_tokens=request.new_tokens,
+                out=request.out,
+                has_text=request.messages is not None,
+                offset=offset,
+            )
+        )
     if len(requests) != level.num_requests:
-        raise UsageError(f"{level.replay.path}: {len(requests)} requests, {level.num_requests} are to be replayed")
+        raise UsageError(f"{path}: {len(requests)} requests, {level.num_requests} are to be replayed")
     if level.parts == 1:
         return requests
-    found = Groups()
-    for request in requests:
-        found.add(request)
-    ranked = sorted(found.names, key=lambda name: hashlib.blake2b(name.encode()).digest())
+    ranked = sorted(groups.names, key=lambda name: hashlib.blake2b(name.encode()).digest())
     own = set(ranked[level.part :: level.parts])
-    return [request for request in requests if found.of(request.session) in own]
+    return [request for request in requests if groups.of(request.session) in own]
 
 
 class SessionSender:
     """The requests of one process, while they are sent."""
 
-    def __init__(self, level: ClientLevel, requests: Sequence[TrafficRequest], words: Words) -> None:
+    def __init__(self, level: ClientLevel, requests: Sequence[PlannedRequest], words: Words) -> None:
         assert level.replay is not None
+        self._file = Path(level.replay.path)
         self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
         self._name, self._words = id_prefix(level.name, level.seed), words
         # Of real text, and of answers by their text, the file does not have the tokens.
-        unforeseen = self.chat or any(request.messages is not None for request in requests)
+        unforeseen = self.chat or any(request.has_text for request in requests)
         self._block_tokens = level.replay.block_tokens if unforeseen else None
         self.prompts: dict[str, ToldPrompt] = {}
         self._requests = {self._name + request.id: request for request in requests}
@@ -156,7 +190,7 @@ class SessionSender:
         at_s: dict[str, float] = {}
         for request in self._requests.values():
             waits_s = (at_s[other] for other in request.after)
-            at_s[request.id] = max((request.at_s or 0.0, *waits_s))
+            at_s[request.id] = max((request.at_s, *waits_s))
         ordered = sorted(self._requests.items(), key=lambda item: at_s[item[1].id])
         return [
             SampleRequest(
@@ -191,7 +225,7 @@ class SessionSender:
         """Wait until a request is due, and have its prompt sent by ``send``, one of vLLM's request functions. Of one
         that is not sent ``leave_out`` is told the output."""
         name = request_func_input.request_id
-        request = self._requests[name]
+        request = request_at(self._file, self._requests[name].offset)
         if self._began_s is None:
             self._began_s = time.perf_counter() - (request.at_s or 0.0) * self._stretch
         told: History | Unknown = Unknown(f"{request.id} failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pdlab.bench.client.replay import own_requests
 from pdlab.core.errors import UsageError
 from pdlab.results.schema import RequestRecord
 from pdlab.traffic.groups import Groups
-from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_requests, write_requests
+from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_requests, request_at, write_requests
 
 SESSIONS, TURNS, GAP_S = 12, 3, 0.2
 
@@ -304,3 +305,23 @@ def test_a_replay_of_another_number_of_requests_is_refused(
     with pytest.raises(UsageError, match="6 requests, 7 are to be replayed"):
         client.run(wrong)
     assert not server.asked
+
+
+def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
+    """A hundred blocks take some 15 kB as objects; a request that is planned takes less than one."""
+    blocks = [tuple((f"b{n}-{k}", 5) for k in range(100)) for n in range(2000)]
+    many = [TrafficRequest(f"r{n}", f"s{n}", each, 3, at_s=0.0) for n, each in enumerate(blocks)]
+    plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2000)
+    asked = ClientLevel(
+        name="replay1", base_url="http://x", input_tokens=500, output_tokens=3, seed=5, num_requests=2000, model="m",
+        tokenizer="t", replay=plan,
+    )  # fmt: skip
+    own_requests(asked)  # what is made once
+    tracemalloc.start()
+    try:
+        planned = own_requests(asked)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held / len(planned) < 1000
+    assert [request_at(Path(plan.path), each.offset) for each in planned] == many
