@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""What asynchronous scheduling on decode costs a first token and saves a later one, and what a wait for reads saves,
-with vLLM's scheduler in virtual time.
+"""What asynchronous scheduling on decode costs a first token and saves a later one, with vLLM's scheduler in virtual
+time.
 
-    python benchmarks/handover_steps.py [--hardware h100-vllm-0.11] [--overhead-ms 0,1,2] [--wait-ms 2,10]
+    python benchmarks/handover_steps.py [--hardware h100-vllm-0.11] [--overhead-ms 0,1,2]
 
 With asynchronous scheduling two steps are in flight, so the scheduler hears two steps late that KV cache has arrived.
 Without it the engine waits between two steps for what scheduling and the output cost on the CPU: ``--overhead-ms``, of
-which nothing is known here, so it is varied. ``--wait-ms``: the poll of decode's workers waits
-so long for the reads that the step has posted (--kv-wait-ms of the launcher), while the step runs. Prefill is
-asynchronous throughout. Needs vLLM; neither a GPU nor a model. Everything is simulated.
+which nothing is known here, so it is varied. Prefill is asynchronous throughout. Needs vLLM, and neither a GPU nor a
+model. Everything is simulated.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
 from pdlab.sim.engine import Engine  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import SimulatedLevel, figures  # noqa: E402
-from pdlab.sim.stepping import KV_ARRIVED  # noqa: E402
-from pdlab.sim.vllm_engine import ScheduledStep, VllmEngine, VllmSystem  # noqa: E402
+from pdlab.sim.vllm_engine import VllmEngine, VllmSystem  # noqa: E402
 
 
 class MixedSystem(VllmSystem):
@@ -40,29 +38,15 @@ class MixedSystem(VllmSystem):
 
     decode_asynchronous = True
     overhead_s = 0.0
-    wait_s = 0.0
 
     def _begin(self, *args: Any) -> None:
         super()._begin(*args)
-        self.seen_at_once: set[str] = set()
         self.reads_s: list[float] = []
 
-    def _read(self, engine: VllmEngine, step: ScheduledStep, now_s: float) -> float:
-        reads = step.output.kv_connector_metadata
-        stalls_s = 0.0
-        for name, tokens in reads.tokens.items() if reads else ():
-            arrives_s, stall_s = self.carry(engine, int(name), tokens, now_s)
-            stalls_s += stall_s
-            self.reads_s.append(arrives_s - now_s)
-            if arrives_s - now_s <= self.wait_s:
-                self.seen_at_once.add(name)
-                step.received.add(name)
-            self.push(arrives_s, KV_ARRIVED, engine, int(name))
-        return stalls_s
-
-    def _launch(self, engine: VllmEngine, now_s: float) -> None:
-        engine.received -= self.seen_at_once  # the scheduler hears of an end once
-        super()._launch(engine, now_s)
+    def carry(self, decoder: Engine, request: int, tokens: float, now_s: float) -> tuple[float, float]:
+        arrives_s, stall_s = super().carry(decoder, request, tokens, now_s)
+        self.reads_s.append(arrives_s - now_s)
+        return arrives_s, stall_s
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         self.asynchronous = role != "decode" or self.decode_asynchronous
@@ -96,7 +80,6 @@ def main() -> int:
     flags.add_argument("--label", default="pd-spread-p1xtp2-d1xtp2")
     flags.add_argument("--concurrency", default="4,16,48")
     flags.add_argument("--overhead-ms", default="0,1,2", help="of a synchronous step (default %(default)s)")
-    flags.add_argument("--wait-ms", default="", help="of a step's poll, with asynchronous scheduling")
     flags.add_argument("--requests", type=int, default=5, help="per sequence at once (default %(default)s)")
     flags.add_argument("--itl", type=int, default=5000)
     flags.add_argument("--otl", type=int, default=250)
@@ -110,11 +93,10 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|")
     for number in map(int, args.concurrency.split(",")):
         level = Level(load=Closed(concurrency=number), num_requests=number * args.requests, seed=0)
-        ways: list[tuple[str, bool, float, float]] = [("asynchronous", True, 0.0, 0.0)]
-        ways += [(f"asynchronous, waits {ms:g} ms", True, 0.0, ms / 1e3) for ms in numbers(args.wait_ms)]
-        ways += [(f"synchronous + {ms:g} ms", False, ms / 1e3, 0.0) for ms in numbers(args.overhead_ms)]
-        for name, asynchronous, overhead_s, wait_s in ways:
-            own = {"decode_asynchronous": asynchronous, "overhead_s": overhead_s, "wait_s": wait_s}
+        ways = [("asynchronous", True, 0.0)]
+        ways += [(f"synchronous + {ms:g} ms", False, ms / 1e3) for ms in numbers(args.overhead_ms)]
+        for name, asynchronous, overhead_s in ways:
+            own = {"decode_asynchronous": asynchronous, "overhead_s": overhead_s}
             kind = type("Mixed", (MixedSystem,), own)
             system = kind(deployment, hardware, shape, 0, "fresh", 0.0, None, asynchronous=True)
             system.scattered = None

@@ -226,7 +226,7 @@ class Transport(Frozen):
     transfer speed and are for debugging only.
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
-    ``kv_wait_s``: how long the guard's workers wait in a step for a read that they have just posted (0: not).
+    ``kv_poll_s``: how often decode looks for the ends of reads while its steps run (0: when a step is launched).
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -266,12 +266,12 @@ class Transport(Frozen):
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
         10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
     )
-    kv_wait_s: Annotated[Milliseconds, Le(0.1)] = setting(
+    kv_poll_s: Annotated[Milliseconds, Le(0.1)] = setting(
         0.0,
-        "decode's workers wait in a step up to MS milliseconds for a read that they have just posted, so that its end "
-        "is not seen a step later",
+        "decode looks for arrived KV cache every MS milliseconds and not only once in a step, so that its scheduler "
+        "hears of it before the next step",
         TRANSPORT,
-        "--kv-wait-ms",
+        "--kv-poll-ms",
         value="MS",
         advanced=True,
     )

@@ -26,7 +26,7 @@ from pdlab.deploy.prepared import Prepared
 from pdlab.deploy.serve_config import (
     DP_BUILDER,
     KV_GUARD_DEADLINE,
-    KV_GUARD_WAIT,
+    KV_GUARD_POLL,
     OPENAI_BUILDER,
     PD_BUILDER,
     ServeApp,
@@ -112,7 +112,7 @@ LOSSES = (
             ("engine_kwargs", "scheduler_cls"),
             ("engine_kwargs", "kv_transfer_config", "kv_connector_module_path"),
             (*_EXTRA, KV_GUARD_DEADLINE),
-            (*_EXTRA, KV_GUARD_WAIT),
+            (*_EXTRA, KV_GUARD_POLL),
         ),
     ),
     Loss(

@@ -521,8 +521,8 @@ def _transport(settings: LaunchSettings, before: Transport) -> Transport:
     data = {**before.model_dump(), **given}
     if "kv_deadline_s" in given and not data["kv_guard"]:
         raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
-    if given.get("kv_wait_s") and not data["kv_guard"]:
-        raise UsageError("--kv-wait-ms is the KV guard's: leave out --no-kv-guard, or the wait")
+    if given.get("kv_poll_s") and not data["kv_guard"]:
+        raise UsageError("--kv-poll-ms is the KV guard's: leave out --no-kv-guard, or the polls")
     if data.get("ucx_tls") and "UCX" not in data["backends"]:
         raise UsageError(
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "

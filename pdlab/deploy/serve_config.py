@@ -30,7 +30,7 @@ FLUID_BUILDER = "pdlab.deploy.serving.builders:build_fluid_openai_app"
 KV_GUARD_CONNECTOR = "pdlab.guard.connector"
 KV_GUARD_SCHEDULER = "pdlab.guard.scheduler.GuardScheduler"
 KV_GUARD_DEADLINE = "pdlab_deadline_s"
-KV_GUARD_WAIT = "pdlab_wait_s"
+KV_GUARD_POLL = "pdlab_poll_s"
 HOST_COPY_SPEC = "pdlab.deploy.cpu_engine.host_copy"
 
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
@@ -222,8 +222,8 @@ def _kv_transfer_config(deployment: Deployment, transport: Transport, role: Role
     if transport.kv_guard:
         config["kv_connector_module_path"] = KV_GUARD_CONNECTOR
         config["kv_connector_extra_config"][KV_GUARD_DEADLINE] = transport.kv_deadline_s
-        if transport.kv_wait_s:
-            config["kv_connector_extra_config"][KV_GUARD_WAIT] = transport.kv_wait_s
+        if transport.kv_poll_s and role != "prefill":
+            config["kv_connector_extra_config"][KV_GUARD_POLL] = transport.kv_poll_s
     if cpu:
         config["kv_buffer_device"] = "cpu"
     # Decode takes all of a prompt from NIXL: what it stored beside would be copies that nobody loads.

@@ -14,6 +14,7 @@ from pdlab.guard.leases import LEASE_KEY, LeaseBook
 from pdlab.guard.marks import CORE, REFUSED, ReceiveMarks
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
 from pdlab.guard.questions import AnswerTable, Inquirer
+from pdlab.guard.read_ends import POLL_KEY, TELL_AT, EndsHeard
 from pdlab.guard.receives import Admission, ReceiveBook
 from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
 from pdlab.guard.vllm_names import MultiConnector as VllmMultiConnector
@@ -31,10 +32,14 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        deadline_s = float(vllm_config.kv_transfer_config.get_from_extra_config(DEADLINE_KEY, DEADLINE_S))
+        given = vllm_config.kv_transfer_config.get_from_extra_config
+        deadline_s = float(given(DEADLINE_KEY, DEADLINE_S))
         self.leases = LeaseBook(engine_id)
         self.receives = ReceiveBook(Inquirer(), reader=engine_id, deadline_s=deadline_s)
         self.marks = ReceiveMarks()
+        self.ends: EndsHeard | None = None
+        if float(given(POLL_KEY, 0.0)) > 0:
+            self.ends = EndsHeard(vllm_config.parallel_config.world_size)
         self._listener_error: BaseException | None = None
 
     # Decode.
@@ -106,6 +111,8 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if given_back:
             self.receives.counts["given_back"] += len(given_back)
             setattr(metadata, GIVEN_BACK, given_back)
+        if self.ends is not None:
+            setattr(metadata, TELL_AT, self.ends.address)
         return metadata
 
     # The side channel.
@@ -138,6 +145,8 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def shutdown(self) -> None:
         super().shutdown()
         self.receives.close()
+        if self.ends is not None:
+            self.ends.close()
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]

@@ -69,20 +69,14 @@ class ReadMarks:
         self._boot = boot()
         self._open: dict[str, list[float]] = {}
         self._owners: dict[Any, str] = {}
-        self.last_posted = 0.0
-        self.posted_with_last: list[str] = []
-        """Requests whose reads were posted since the last poll."""
 
     def posted(self, request_id: str) -> None:
         """Its reads are about to be posted."""
-        self.last_posted = self._clock()
-        self.posted_with_last.append(request_id)
-        self._open.setdefault(request_id, [self.last_posted, 0.0, 0.0, 0.0])
+        self._open.setdefault(request_id, [self._clock(), 0.0, 0.0, 0.0])
 
     def polled(self, transfers: dict[str, list[Any]]) -> None:
         """These reads (request -> NIXL handles) are about to be asked whether they have ended."""
         self._owners = {handle: request_id for request_id, handles in transfers.items() for handle in handles}
-        self.posted_with_last = []
 
     def ended(self, handle: Any, telemetry: Any) -> None:
         """One of those has, and NIXL says how long it took and how much it was."""

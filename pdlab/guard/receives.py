@@ -34,6 +34,7 @@ ACTIONS = {
     "handshakes_renewed": "Connections to a prefill engine that were made anew after a failed read.",
     "unhealed": "Prefill engines, by decode worker, with no good read over several new connections.",
     "healed": "Of those, the ones from which a read ended well later, or that answered no handshake any more.",
+    "told_sooner": "Reads whose end decode heard without waiting for the output of a step.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
 # A measured lead of prefill's clock is used that long; clocks of two hosts drift by far less than a lease meanwhile.

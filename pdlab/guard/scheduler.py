@@ -14,7 +14,14 @@ from typing import Any
 from pdlab.guard.connector import MultiConnector, NixlConnector
 from pdlab.guard.marks import ANEW, READ
 from pdlab.guard.receives import Outcome, ReceiveBook
-from pdlab.guard.vllm_names import AsyncScheduler, EngineCoreOutput, EngineCoreOutputs, RequestStatus, Scheduler
+from pdlab.guard.vllm_names import (
+    AsyncScheduler,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    KVConnectorOutput,
+    RequestStatus,
+    Scheduler,
+)
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
@@ -37,11 +44,13 @@ class Guarded:
             )
         self._guarded: NixlConnector = connector.guarded
         self._receives: ReceiveBook = self._guarded.receives
+        self._ends = self._guarded.connector_scheduler.ends
         self._held_blocks: dict[str, list[Any]] = {}
         self._stuck_since: float | None = None
         self._hopeless: list[str] = []
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._hear_ends()
         if self._receives.active or self._held_blocks:
             self._look_after_receives()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -60,6 +69,7 @@ class Guarded:
         return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        self._hear_ends()
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._hopeless:
             self._fail_hopeless(outputs)
@@ -69,6 +79,17 @@ class Guarded:
         report = self.connector.report_in(kv_connector_output.kv_connector_worker_meta)  # type: ignore[attr-defined]
         if report is not None and report.failed:
             self._receives.failed |= report.failed
+        if self._ends is not None and kv_connector_output.finished_recving:
+            kv_connector_output.finished_recving = self._ends.not_taken(kv_connector_output.finished_recving)
+        self._reads_ended(kv_connector_output)
+
+    def _hear_ends(self) -> None:
+        """Ends of reads that no step's output has told yet."""
+        if self._ends is not None and (names := self._ends.take()):
+            self._receives.counts["told_sooner"] += len(names)
+            self._reads_ended(KVConnectorOutput(finished_recving=names))
+
+    def _reads_ended(self, kv_connector_output: Any) -> None:
         if kv_connector_output.finished_recving:
             kv_connector_output.finished_recving = {
                 request_id for request_id in kv_connector_output.finished_recving if self._read_ended(request_id)

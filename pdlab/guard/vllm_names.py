@@ -21,11 +21,13 @@ NAMES = {
     "NixlKVConnectorStats": f"{_CONNECTORS}.nixl.stats",
     "NixlPromMetrics": f"{_CONNECTORS}.nixl.stats",
     "make_zmq_socket": f"{_CONNECTORS}.nixl.utils",
+    "SpinCondition": "vllm.distributed.device_communicators.shm_broadcast",
     "AsyncScheduler": "vllm.v1.core.sched.async_scheduler",
     "Scheduler": "vllm.v1.core.sched.scheduler",
     "EngineCoreOutput": "vllm.v1.engine",
     "EngineCoreOutputs": "vllm.v1.engine",
     "create_metric_per_engine": "vllm.v1.metrics.utils",
+    "KVConnectorOutput": "vllm.v1.outputs",
     "RequestStatus": "vllm.v1.request",
 }
 

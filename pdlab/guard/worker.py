@@ -5,6 +5,7 @@ expire, and free those that are given back."""
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +13,13 @@ from typing import Any
 from pdlab.guard.marks import WIRE, ReadMarks
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
+from pdlab.guard.read_ends import POLL_KEY, TELL_AT, Address, tell, works_here
 from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
 # The field of vLLM's connector metadata that carries requests whose blocks decode does not want.
 GIVEN_BACK = "pdlab_given_back"
-# How long a step's poll waits for a read that was posted just before; the end of a longer one is seen in a later step.
-WAIT_KEY = "pdlab_wait_s"
-_LOOK_AGAIN_S = 50e-6
 # vLLM's word for a notification that could not be sent: that of a prompt which decode has already, so nothing is read.
 NOTIFICATION_FAILED = "notification_failed"
 
@@ -48,10 +47,13 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_notified: set[str] = set()
         self._guard_freed: set[str] = set()
         self._guard_peers = PeerBook()
+        self._guard_looked: tuple[set[str], set[str]] = (set(), set())  # sent and read, told with the next step
+        self._guard_looked_s = 0.0
+        self._guard_tell_at: Address | None = None
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
         vllm_config = args[0] if args else kwargs["vllm_config"]
-        self._guard_wait_s = float(vllm_config.kv_transfer_config.get_from_extra_config(WAIT_KEY, 0.0))
+        self.poll_s = float(vllm_config.kv_transfer_config.get_from_extra_config(POLL_KEY, 0.0))
         self._mark_reads()
 
     def _mark_reads(self) -> None:
@@ -168,6 +170,9 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # Prefill: leases.
 
     def start_load_kv(self, metadata: Any) -> None:
+        if (address := getattr(metadata, TELL_AT, None)) is not None:
+            self._guard_tell_at = address
+            works_here(self)
         if self._guard_peers.active:
             self._forget_peers()
         super().start_load_kv(metadata)
@@ -192,21 +197,32 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             # vLLM frees from the front and stops at the first lease that has not ended.
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda item: item[1]))
 
-    def _await_reads(self) -> None:
-        """Wait for the reads that were posted last: while the step runs on the GPU, this thread has nothing to do."""
-        until = self._guard_marks.last_posted + self._guard_wait_s
-        while time.monotonic() < until:
-            reads = [self._recving_transfers.get(req_id, ()) for req_id in self._guard_marks.posted_with_last]
-            if not any(self.nixl_wrapper.check_xfer_state(handle) == "PROC" for each in reads for handle in each):
-                return
-            time.sleep(_LOOK_AGAIN_S)
+    # Between steps.
+
+    def look_if_due(self) -> bool:
+        """Look for the ends of reads, if the last look is so long ago. Returns whether reads go on."""
+        if self._recving_transfers and time.monotonic() - self._guard_looked_s >= self.poll_s:
+            self.look()
+        return bool(self._recving_transfers)
+
+    def look(self) -> None:
+        """Do what a step does about the ends of reads and of leases, and tell the engine core of the good reads. The
+        next step tells of all. In the thread of the steps only: neither NIXL nor vLLM's worker expects another."""
+        if not self._recving_transfers or self._guard_tell_at is None:
+            return
+        sending, receiving = self._ended()
+        self._guard_looked[0].update(sending)
+        self._guard_looked[1].update(receiving)
+        self._guard_looked_s = time.monotonic()
+        if good := receiving - self._guard_report.failed:
+            tell(self._guard_tell_at, os.getpid(), good)
 
     def get_finished(self) -> tuple[set[str], set[str]]:
-        if self._guard_wait_s and self._recving_transfers:
-            try:
-                self._await_reads()
-            except Exception:
-                logger.debug("a read's state is not known; vLLM asks next", exc_info=True)
+        sending, receiving = self._ended()
+        before, self._guard_looked = self._guard_looked, (set(), set())
+        return sending | before[0], receiving | before[1]
+
+    def _ended(self) -> tuple[set[str], set[str]]:
         sending, receiving = super().get_finished()
         if sending:
             self._guard_report.expired |= sending - self._guard_notified

@@ -146,10 +146,10 @@ class Scene:
         return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
 
     def step_findings(
-        self, deployment: Deployment | None = None, results: Sequence[LoadResult] = ()
+        self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()
     ) -> tuple[Finding, ...]:
-        """What the step times rest on; of a deployment's pools and of what was simulated too. Raises UsageError."""
-        pools = deployment.pools.values() if deployment is not None else ()
+        """What the step times rest on; of the deployments' pools and of what was simulated too. Raises UsageError."""
+        pools = [pool for deployment in deployments for pool in deployment.pools.values()]
         return step_findings(self.hardware, self.shape, pools, [each.level for each in results])
 
     def depends(self, deployment: Deployment) -> bool:

@@ -18,6 +18,8 @@ from unittest.mock import patch
 from contract.conftest import quietly
 from contract.test_kv_guard import Engine
 
+from pdlab.guard import read_ends
+
 CORE = "vllm.v1.engine.core"
 LOAD = "load"  # the request that keeps the engine busy
 PROMPT = 320
@@ -46,7 +48,8 @@ class Output:
 
 @dataclass
 class Executor:
-    """``posted``, ``ended`` and ``seen``: moments of every read, by request."""
+    """``posted``, ``ended`` and ``seen``: moments of every read, by request. ``tell_at``: where the ends of reads are
+    told between steps, whenever somebody looks."""
 
     clock: Clock
     step_s: float
@@ -57,6 +60,9 @@ class Executor:
     seen: dict[str, float] = field(default_factory=dict)
     gpu_free_s: float = 0.0
     launched: Any = None
+    tell_at: Any = None
+
+    poll_s = 0.0
 
     def execute_model(self, scheduled: Any, non_block: bool = False) -> Output:
         told, now_s = self._look(scheduled), self.clock.now_s
@@ -74,10 +80,21 @@ class Executor:
         now_s = self.clock.now_s
         done = {name for name, ends_s in self.reads.items() if ends_s <= now_s}
         for name in done:
-            self.ended[name], self.seen[name] = self.reads.pop(name), now_s
+            self.ended[name] = self.reads.pop(name)
+            self.seen.setdefault(name, now_s)
         for name in scheduled.kv_connector_metadata.reqs_to_recv:
             self.posted[name], self.reads[name] = now_s, now_s + self.wire_s
         return quietly("vllm.v1.outputs").KVConnectorOutput(finished_recving=done or None)
+
+    def look(self) -> None:
+        """As `pdlab.guard.worker.GuardWorker` between two steps."""
+        now_s = self.clock.now_s
+        done = [name for name, ends_s in self.reads.items() if ends_s <= now_s and name not in self.seen]
+        self.seen |= dict.fromkeys(done, now_s)
+        read_ends.tell(self.tell_at, 1, done)
+
+    def look_if_due(self) -> bool:
+        raise NotImplementedError
 
     def _output(self, scheduled: Any, told: Any) -> Any:
         names = list(scheduled.num_scheduled_tokens)
@@ -103,10 +120,23 @@ class Moments:
 class VirtualCore:
     """``EngineCore`` without its process: ``_process_engine_step`` and everything that it calls are vLLM's."""
 
-    def __init__(self, vllm_config: Any, module: Any, *, asynchronous: bool, step_s: float, wire_s: float) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        module: Any,
+        *,
+        asynchronous: bool,
+        step_s: float,
+        wire_s: float,
+        polls: bool = False,
+    ) -> None:
         self.clock = Clock()
         self.engine = Engine(vllm_config, module, asynchronous=asynchronous, blocks=400)
         self.executor = Executor(self.clock, step_s, wire_s)
+        self.polls = polls
+        if polls:
+            self.engine.scheduler._ends = self.engine.side.ends = read_ends.EndsHeard(workers=1)
+            self.executor.tell_at = self.engine.side.ends.address
         process = quietly(CORE).EngineCoreProc
         self.core = core = process.__new__(process)
         core.vllm_config, core.scheduler, core.model_executor = vllm_config, self.engine.scheduler, self.executor
@@ -168,5 +198,8 @@ class VirtualCore:
         clock = SimpleNamespace(
             sleep=self.clock.wait, monotonic=lambda: self.clock.now_s, time=lambda: self.clock.now_s
         )
-        with patch.object(quietly(CORE), "time", clock):
+        worker = self.executor if self.polls else None
+        with patch.object(quietly(CORE), "time", clock), patch.object(read_ends._thread, "worker", worker):
             yield
+        if self.polls:
+            self.engine.side.ends.close()

@@ -38,8 +38,10 @@ class Steps(NamedTuple):
     handed_over: float
 
 
-def through_the_core(config: Any, module: Any, *, asynchronous: bool, wire_s: float, busy: bool) -> Steps:
-    core = VirtualCore(config, module, asynchronous=asynchronous, step_s=STEP_S, wire_s=wire_s)
+def through_the_core(
+    config: Any, module: Any, *, asynchronous: bool, wire_s: float, busy: bool, polls: bool = False
+) -> Steps:
+    core = VirtualCore(config, module, asynchronous=asynchronous, step_s=STEP_S, wire_s=wire_s, polls=polls)
     served = core.serve([1.0 + number * APART_S for number in range(REQUESTS)], busy=busy)
     means = (
         statistics.fmean(each.posted_s - each.arrived_s for each in served),
@@ -89,6 +91,23 @@ class TestSteps:
     ) -> None:
         """A step for what was seen to be known and one to compute, each twice as far away with two steps in flight."""
         core = through_the_core(vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY)
+        assert core.until_posted == pytest.approx(0.5, abs=0.05)
+        assert core.ended_to_seen == pytest.approx(1 - wire_s / STEP_S % 1, abs=0.01)
+        assert core.seen_to_first == pytest.approx(steps, abs=0.01)
+
+    @pytest.mark.parametrize(("asynchronous", "steps"), [(False, 1), (True, 2)], ids=["sync", "async"])
+    def test_told_between_steps(
+        self,
+        vllm_config: Any,  # noqa: F811
+        guard_scheduler: Any,  # noqa: F811
+        asynchronous: bool,
+        steps: int,
+        wire_s: float,
+    ) -> None:
+        """One step to compute, and with two in flight the one that was launched already."""
+        core = through_the_core(
+            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=True
+        )
         assert core.until_posted == pytest.approx(0.5, abs=0.05)
         assert core.ended_to_seen == pytest.approx(1 - wire_s / STEP_S % 1, abs=0.01)
         assert core.seen_to_first == pytest.approx(steps, abs=0.01)

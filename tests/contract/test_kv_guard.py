@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import pickle
 import queue
 import re
+import socket
 import threading
 import time
 import warnings
@@ -26,7 +29,7 @@ from pdlab.core.catalog import load_model
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.serving import step_watch
-from pdlab.guard import marks, questions
+from pdlab.guard import marks, questions, read_ends
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
 from pdlab.guard.marks import ANEW, CORE, READ, REFUSED, WIRE
 from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
@@ -228,6 +231,140 @@ def engine(request: pytest.FixtureRequest, vllm_config: Any, guard_scheduler: An
 @pytest.fixture
 def report(guard_worker: Any) -> Any:
     return guard_worker.WorkerReport
+
+
+@pytest.fixture
+def looking(engine: Engine) -> Iterator[Engine]:
+    """An engine of two workers that tell of the ends of reads between steps."""
+    engine.scheduler._ends = engine.side.ends = read_ends.EndsHeard(workers=2)
+    yield engine
+    engine.side.ends.close()
+
+
+def told(engine: Engine, name: str, *workers: int) -> None:
+    for worker in workers:
+        read_ends.tell(engine.side.ends.address, worker, [name])
+
+
+class TestToldBetweenSteps:
+    def test_kv_cache_is_used_in_the_next_step_and_its_end_is_not_heard_twice(self, looking: Engine) -> None:
+        looking.reading()
+        told(looking, "r", 1, 2)
+        assert looking.step() == {"r": 1}
+        assert looking.counts()["told_sooner"] == 1
+        for _ in range(5):
+            looking.step()
+        assert "r" not in looking.scheduler.requests
+        looking.step(done=("r",))
+        assert not looking.side.ends._handed_on and not looking.side.ends._told
+
+    def test_who_hears_it_with_a_step_does_not_need_to_be_told(self, looking: Engine) -> None:
+        """A worker on another machine tells nobody."""
+        looking.reading()
+        told(looking, "r", 1)
+        assert looking.step() == {}
+        assert looking.step(done=("r",)) == {}
+        assert looking.step() == {"r": 1} and not looking.side.ends._told
+
+    def test_marks_are_those_of_the_telling(self, looking: Engine) -> None:
+        looking.reading()
+        told(looking, "r", 1, 2)
+        looking.step()
+        ((name, admitted, heard, usable, outcome),) = looking.marks()
+        assert (name, outcome) == ("r", READ) and admitted <= heard <= usable
+
+    def test_prefills_word_is_waited_for_all_the_same(self, looking: Engine) -> None:
+        looking.reading("first")
+        looking.prefill.verdict = None
+        looking.reading()
+        told(looking, "r", 1, 2)
+        assert looking.step() == {} and looking.step() == {}
+        ticket = looking.prefill.asked[-1][0]
+        looking.prefill.ready.append(Reply(ticket, LeaseAnswer(EXPIRED), looking.prefill.now))
+        assert looking.step() == {"r": PROMPT}
+
+    def test_a_read_that_failed_on_one_worker_is_computed_anew(self, looking: Engine, report: Any) -> None:
+        looking.reading()
+        told(looking, "r", 1)
+        assert looking.step(done=("r",), report=report(failed={"r"})) == {}
+        told(looking, "r", 2)  # as no worker does
+        assert looking.step() == {"r": PROMPT}
+
+    def test_blocks_of_a_request_that_has_gone_are_given_back_once(self, looking: Engine) -> None:
+        before = looking.free
+        looking.reading()
+        looking.abort("r")
+        looking.step()
+        assert looking.free < before
+        told(looking, "r", 1, 2)
+        looking.step()
+        assert looking.free == before
+        looking.step(done=("r",))
+        assert looking.free == before and not looking.side.receives.active
+
+    def test_blocks_of_a_late_read_are_given_back(self, looking: Engine) -> None:
+        before = looking.free
+        looking.reading()
+        looking.prefill.now += DEADLINE_S + 0.1
+        for _ in range(9):
+            looking.step()
+        assert looking.free < before
+        told(looking, "r", 1, 2)
+        looking.step()
+        assert looking.free == before
+
+    def test_a_stranger_tells_nothing(self, looking: Engine) -> None:
+        looking.reading()
+        port, _ = looking.side.ends.address
+        for message in (b"", b"[]", b"{", b'{"word": 1}', b"\xff"):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                stranger.sendto(message, ("127.0.0.1", port))
+        for worker in (1, 2):
+            read_ends.tell((port, "another word"), worker, ["r"])
+        assert looking.step() == {}
+
+    def test_workers_hear_where_to_tell(self, looking: Engine) -> None:
+        looking.add("r", **looking.params())
+        scheduled = looking.scheduler.schedule()
+        metadata = pickle.loads(pickle.dumps(scheduled.kv_connector_metadata))
+        assert getattr(metadata, read_ends.TELL_AT) == looking.side.ends.address
+
+
+def test_the_loop_of_vllms_workers_looks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own queue, spinning and asleep: no message is lost, and nobody looks from another thread."""
+    broadcast = quietly("vllm.distributed.device_communicators.shm_broadcast")
+    monkeypatch.setattr(broadcast.SpinCondition, "wait", broadcast.SpinCondition.wait)
+    writer = broadcast.MessageQueue(n_reader=1, n_local_reader=1, max_chunk_bytes=1000)
+    reader = broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
+    ready = threading.Thread(target=writer.wait_until_ready)
+    ready.start()
+    reader.wait_until_ready()
+    ready.join()
+    looks: list[int] = []
+
+    class Worker:
+        poll_s = 0.002
+
+        def look(self) -> None:
+            raise AssertionError
+
+        def look_if_due(self) -> bool:
+            looks.append(threading.get_ident())
+            return True
+
+    worker = Worker()
+    monkeypatch.setattr(read_ends._thread, "worker", None)
+    read_ends.works_here(worker)
+    read_ends.works_here(worker)
+    for asleep in (False, True):
+        reader._spin_condition.busy_loop_s = 0 if asleep else 1
+        looks.clear()
+        later = threading.Timer(0.1, lambda: [writer.enqueue("small"), writer.enqueue("x" * 5000)])
+        later.start()
+        assert [len(reader.dequeue(indefinite=True)) for _ in range(2)] == [5, 5000]
+        assert set(looks) == {threading.get_ident()} and len(looks) >= 10
+        assert not asleep or len(looks) < 100
+        later.join()
 
 
 class TestDecode:
@@ -609,7 +746,8 @@ def worker(guard_worker: Any) -> Iterator[Any]:
     worker.pcp_rank = worker.tp_rank = 0
     worker._has_mamba, worker.engine_id = False, "d1"
     worker._mark_reads()
-    worker._guard_wait_s = 0.0
+    worker.poll_s, worker._guard_looked_s = 0.0, 0.0
+    worker._guard_looked, worker._guard_tell_at = (set(), set()), None
     info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
     worker.transfer_topo = SimpleNamespace(
         get_engine_info=lambda _: info, block_size_ratio=lambda _: 1, unregister_remote_engine=lambda _: None
@@ -783,38 +921,41 @@ class TestWorker:
         assert posted <= before <= seen and reads == 2 and boot == marks.boot()
         assert not worker.xfer_stats.is_empty() and list(worker._guard_marks._open) == ["s"]
 
-    def test_a_read_that_was_just_posted_is_waited_for_no_longer_than_allowed(self, worker: Any) -> None:
-        """Its end is seen in the same step; a longer one, and one of an earlier step, hold nothing up."""
-        handle, looks = hash(("r", 0)), 0
+    def test_a_look_between_steps_tells_of_good_reads_at_once_and_of_all_with_the_next_step(self, worker: Any) -> None:
+        with contextlib.closing(read_ends.EndsHeard(workers=1)) as ends:
+            worker._guard_tell_at = ends.address
+            for name, state in {"good": "DONE", "bad": "ERR", "long": "PROC"}.items():
+                read(worker, name, state)
+            worker.look()
+            assert ends.take() == {"good"} and ends.take() == set()
+            assert worker.get_finished() == (set(), {"good", "bad"})
+            assert worker.take_report().failed == {"bad"}
+            assert ends.not_taken({"good", "bad"}) == {"bad"}
+            assert worker.get_finished() == (set(), set()), "each once"
 
-        def ends(asked: int) -> str:
-            nonlocal looks
-            looks += asked == handle
-            return "DONE" if asked == handle and looks > 3 else "PROC"
-
-        worker.nixl_wrapper.check_xfer_state, worker._guard_wait_s = ends, 5.0
-        read(worker, "old", "PROC")
-        worker._guard_marks.posted("old")
-        worker._guard_marks.polled({})
+    def test_a_look_keeps_what_it_hears_of_leases_for_the_next_step(self, worker: Any) -> None:
+        worker._guard_tell_at = (1, "nobody listens")
         read(worker, "r", "PROC")
-        worker._guard_marks.posted("r")
-        assert worker.get_finished()[1] == {"r"} and looks == 5
-        began = time.monotonic()
-        assert worker.get_finished()[1] == set() and time.monotonic() - began < 1.0
-        worker._guard_wait_s = 0.02
-        read(worker, "s", "PROC")
-        worker._guard_marks.posted("s")
-        began = time.monotonic()
-        assert worker.get_finished()[1] == set() and 0.015 < time.monotonic() - began < 1.0
+        worker._guard_freed = {"sent"}
+        worker.look()
+        assert worker.get_finished() == ({"sent"}, set())
 
-    def test_a_state_that_cannot_be_asked_for_ends_no_wait_in_an_error(self, worker: Any) -> None:
-        def fails(_: int) -> str:
-            raise RuntimeError("no such transfer")
-
-        worker.nixl_wrapper.check_xfer_state, worker._guard_wait_s = fails, 5.0
+    def test_who_reads_nothing_or_was_not_told_where_to_tell_does_not_look(self, worker: Any) -> None:
+        worker.nixl_wrapper.check_xfer_state = None  # not callable
+        assert not worker.look_if_due()
         read(worker, "r", "PROC")
-        worker._guard_marks.posted("r")
-        assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
+        worker.look()
+
+    def test_looks_are_as_far_apart_as_was_given(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s, looks = 100.0, []
+        monkeypatch.setattr(quietly("pdlab.guard.worker"), "time", SimpleNamespace(monotonic=lambda: now_s))
+        worker.nixl_wrapper.check_xfer_state = lambda _: looks.append(now_s) or "PROC"
+        worker._guard_tell_at, worker.poll_s = (1, "nobody listens"), 0.002
+        read(worker, "r", "PROC")
+        for _ in range(10):
+            assert worker.look_if_due()
+            now_s += 0.001
+        assert looks == pytest.approx([100.0, 100.002, 100.004, 100.006, 100.008])
 
     def test_a_failed_read_is_told_by_request(self, worker: Any) -> None:
         read(worker, "r", "ERR")
@@ -1004,10 +1145,12 @@ def own_methods() -> list[tuple[str, str]]:
 
 
 ADDED = {
-    "GuardWorker": {"_mark_reads", "_await_reads", "take_report", "_note_failure", "_forget_peers"},
+    "GuardWorker": {"_mark_reads", "look_if_due", "look", "_ended", "take_report", "_note_failure", "_forget_peers"},
     "NixlConnector": {"guarded", "receives", "report_in"},
     "GuardStats": {"record"},
     "Guarded": {
+        "_hear_ends",
+        "_reads_ended",
         "_read_ended",
         "_look_after_receives",
         "_look_for_stuck",
@@ -1071,6 +1214,8 @@ def test_what_the_guard_relies_on_inside_vllm() -> None:
     assert "dst_engine_id=dst_engine_id" in notified
     mixin = inspect.getsource(quietly("vllm.v1.worker.kv_connector_model_runner_mixin"))
     runner = inspect.getsource(quietly("vllm.v1.worker.gpu.kv_connector"))
+    loop = inspect.getsource(quietly("vllm.v1.executor.multiproc_executor").WorkerProc.worker_busy_loop)
+    assert "self.rpc_broadcast_mq.dequeue(indefinite=True)" in loop
     for source in (mixin, runner):
         assert source.index(".get_finished(") < source.index("build_connector_worker_meta()")
 

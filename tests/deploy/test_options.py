@@ -89,8 +89,8 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
     ("line", "what"),
     [
         ("--pd-spread --no-kv-guard --kv-deadline-s 5", "--kv-deadline-s is the KV guard's: leave out --no-kv-guard"),
-        ("--pd-spread --no-kv-guard --kv-wait-ms 2", "--kv-wait-ms is the KV guard's: leave out --no-kv-guard"),
-        ("--pd-spread --kv-wait-ms 200", "--kv-wait-ms"),
+        ("--pd-spread --no-kv-guard --kv-poll-ms 2", "--kv-poll-ms is the KV guard's: leave out --no-kv-guard"),
+        ("--pd-spread --kv-poll-ms 200", "--kv-poll-ms"),
         ("--pd-spread --otlp-sample 0.5", "--otlp-sample is of the spans that --otlp-endpoint URL takes"),
         ("--pd-spread --otlp-endpoint http://collector:4317", "is no endpoint of OTLP: give grpc://HOST:PORT or"),
         ("--pd-spread --otlp-endpoint http://u:p@collector:4318/v1/traces", "is no endpoint of OTLP"),

@@ -23,6 +23,7 @@ from pdlab.core.nodes import ClusterView, Nic
 from pdlab.deploy.serve_config import (
     DP_BUILDER,
     FLUID_BUILDER,
+    KV_GUARD_POLL,
     KV_GUARD_SCHEDULER,
     OPENAI_BUILDER,
     PD_BUILDER,
@@ -175,11 +176,15 @@ def test_spans_are_made_where_an_endpoint_is_given(endpoint: str, protocol: str,
         }
 
 
-def test_how_long_a_workers_poll_waits_is_given_where_it_waits() -> None:
-    extra = pd_engine(Transport(kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
-    assert extra["pdlab_wait_s"] == 0.002
-    off = pd_engine(Transport(kv_guard=False, kv_wait_s=0.002))["kv_transfer_config"]["kv_connector_extra_config"]
-    assert "pdlab_wait_s" not in off
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_how_often_decode_looks_for_the_ends_of_reads_is_told_where_it_reads(role: str) -> None:
+    def extra(**transport: Any) -> dict[str, Any]:
+        engine = pd_engine(Transport(**transport), role)
+        given: dict[str, Any] = engine["kv_transfer_config"]["kv_connector_extra_config"]
+        return given
+
+    assert extra(kv_poll_s=0.002).get(KV_GUARD_POLL) == (0.002 if role == "decode" else None)
+    assert KV_GUARD_POLL not in extra() | extra(kv_guard=False, kv_poll_s=0.002)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
