@@ -82,9 +82,18 @@ def publish_replicas(base_url: str, replicas: tuple[str, ...], pools: dict[str, 
 
 
 def load_running(base_url: str) -> Running | None:
-    """What the launcher said of ``base_url``; None when no launcher on this machine spoke of it."""
+    """What the launcher said of ``base_url``; None when no launcher on this machine spoke of it.
+
+    Raises UsageError where its file is damaged, or of another version.
+    """
     path = _path(base_url)
-    return load_yaml(path, Running) if path.exists() else None
+    try:
+        return load_yaml(path, Running) if path.exists() else None
+    except UsageError as error:
+        raise UsageError(
+            f"{error}; another version of pdlab wrote this file, or it is damaged: if nothing is served at {base_url}, "
+            "delete it"
+        ) from error
 
 
 def key_of(base_url: str) -> str | None:

@@ -241,6 +241,20 @@ class TestCacheDir:
         assert cache_dir() == Path("/home/someone/.cache/pdlab")
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_record_of_another_version_says_how_to_go_on() -> None:
+    """Else no launch begins again on that machine."""
+    url = "http://127.0.0.1:8765"
+    path = cache_dir() / "running" / "127.0.0.1_8765.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("base_url: http://127.0.0.1:8765\nsetting_that_is_gone: 1\n")
+    with pytest.raises(UsageError, match=f"if nothing is served at {url}, delete it") as raised:
+        load_running(url)
+    assert str(path) in str(raised.value)
+    clear_running(url)
+    assert load_running(url) is None
+
+
 @pytest.mark.parametrize(
     ("counters", "text"),
     [
