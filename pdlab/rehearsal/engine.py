@@ -44,6 +44,8 @@ from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likel
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, link_of, transfer_costs
 from pdlab.sim.simulator import engine_of
+from pdlab.sim.step_time import kv_pool_blocks
+from pdlab.traffic.oracle import HitOracle, oracle_of
 
 SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
 GREEDY = 1e-5
@@ -63,7 +65,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._pool = spec.deployment.pools[spec.role]
         stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
-        self.core = RealTime(stages, self.clock, spec.hardware.block_tokens, every_token=spec.chunk_per_token)
+        self.core = RealTime(stages, self.clock, self._empty_cache, every_token=spec.chunk_per_token)
         self.core.scattered = False if spec.assume_merged else None
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
@@ -86,6 +88,18 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             notify_kv_transfer_request_rejected=self._rejected,
         )
 
+    def _empty_cache(self) -> HitOracle:
+        """As the simulator's engines have it (`pdlab.sim.simulator`)."""
+        spec, hardware = self.spec, self.spec.hardware.of(self._pool)
+        return oracle_of(
+            spec.shape,
+            kv_pool_blocks(hardware, spec.shape, self._pool) // self._pool.pp,
+            hardware.block_tokens,
+            hybrid=hardware.hybrid_kv,
+            retention=spec.deployment.retention_tokens(self._pool),
+            step_tokens=hardware.step_tokens,
+        )
+
     async def start(self) -> None:
         replica = serve.get_replica_context().replica_id.unique_id
         self.name = replica
@@ -104,8 +118,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         raise NotImplementedError("a rehearsal has no LoRA adapters")
 
     async def reset_prefix_cache(self) -> None:
-        for engine in self.core.engines:
-            engine.cache = type(engine.cache)(engine.cache.capacity)
+        self.core.forget_prompts()
 
     async def check_health(self) -> None:
         return None
@@ -198,11 +211,12 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         moves_on, fetches = bool(params.get("do_remote_decode")), bool(params.get("do_remote_prefill"))
         # What decode answers is what it was handed: another prompt's KV gives another prompt's answer.
         prompt_digest = shared["digest"] if fetches else digest(ids)
+        tokens = [] if moves_on else answer(prompt_digest, max(output_tokens, 1), self._vocabulary.size)
         made: asyncio.Queue[tuple[float, int]] = asyncio.Queue()
         served = SimulatedRequest(
             input_tokens=len(ids),
             output_tokens=1 if moves_on else max(output_tokens, 1),
-            blocks=block_keys(ids, self.core.block_tokens),
+            blocks=block_keys([*ids, *tokens], self.core.block_tokens),
             tell=lambda moment_s, tokens: made.put_nowait((moment_s, tokens)),
             moves_on=moves_on,
         )
@@ -235,7 +249,6 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 self.metrics.ended(times[0], len(ids), 1, fetched=False)
                 yield self._prefill_answer(request, ids, number[0], prefilled_s, prompt_digest, chat=chat)
                 return
-            tokens = answer(prompt_digest, served.output_tokens, self._vocabulary.size)
             reply = _Reply(self, request, ids, tokens, chat=chat)
             sent = 0
             while sent < served.output_tokens:

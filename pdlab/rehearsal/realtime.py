@@ -16,6 +16,8 @@ from pdlab.rehearsal.clock import Clock, Timer
 from pdlab.sim.engine import Engine
 from pdlab.sim.kv_transfer import Links
 from pdlab.sim.stepping import ENTERS, Sender, Stepping
+from pdlab.traffic.oracle import HitOracle
+from pdlab.traffic.prompts import PromptBlocks
 
 COMES, MIDDLE, RELEASED = "comes", "middle", "released"
 LATEST_GAPS = 1000
@@ -34,9 +36,9 @@ class Source:
 class SimulatedRequest:
     """A request at a simulated engine.
 
-    ``blocks``: a key per whole block of the prompt, the same for the same beginning. ``tell`` is called with (moment,
-    tokens made so far) of the first, one in the middle, and the last token, or of every one. ``moves_on``: another
-    engine decodes it; then ``tell`` is called once, when it is prefilled. ``told``: of so many tokens so far.
+    ``blocks``: a key per whole block of prompt and answer, the same for the same beginning. ``tell`` is called with
+    (moment, tokens made so far) of the first, one in the middle, and the last token, or of every one. ``moves_on``:
+    another engine decodes it; then ``tell`` is called once, when it is prefilled. ``told``: of so many tokens so far.
     """
 
     input_tokens: int
@@ -48,6 +50,14 @@ class SimulatedRequest:
     engine: Engine | None = None
     first_step: int = 0
     told: int = 1
+
+    def prompt(self, block_tokens: int) -> PromptBlocks:
+        return PromptBlocks(self.input_tokens, tuple(self.blocks[: self.input_tokens // block_tokens]))
+
+    def computed(self, block_tokens: int) -> PromptBlocks:
+        """With the answer, but for its last token."""
+        tokens = self.input_tokens + self.output_tokens - 1
+        return PromptBlocks(tokens, tuple(self.blocks[: tokens // block_tokens]))
 
 
 @dataclass(slots=True)
@@ -90,15 +100,23 @@ class Times:
 class RealTime(Stepping):
     """The engines of one replica: one, or one per pipeline stage.
 
-    ``block_tokens``: of a KV block. ``every_token``: tell of every one. Not safe to use from several threads.
+    ``make_cache``: the prefix cache of an engine, empty. ``every_token``: tell of every one. Not safe to use from
+    several threads.
     """
 
     def __init__(
-        self, engines: Sequence[Engine], clock: Clock, block_tokens: int, *, every_token: bool = False
+        self,
+        engines: Sequence[Engine],
+        clock: Clock,
+        make_cache: Callable[[], HitOracle],
+        *,
+        every_token: bool = False,
     ) -> None:
         self.engines = list(engines)
         self.clock = clock
-        self.block_tokens = block_tokens
+        self._make_cache = make_cache
+        self.forget_prompts()
+        self.block_tokens = self._caches[self.engines[0]].block_tokens
         self.every_token = every_token
         self.log: Log = Log()
         self.late_s = 0.0
@@ -111,7 +129,10 @@ class RealTime(Stepping):
         self._last_s = 0.0
         self._timer: Timer | None = None
         self._timer_s = 0.0
-        self._outputs = 0
+
+    def forget_prompts(self) -> None:
+        """Empty the prefix caches."""
+        self._caches = {engine: self._make_cache() for engine in self.engines}
 
     # --- in and out ---------------------------------------------------------------------------
 
@@ -244,22 +265,14 @@ class RealTime(Stepping):
     # --- what steps do ------------------------------------------------------------------------
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        served = self._served[request]
-        hit = 0.0
-        for block in served.blocks:
-            if engine.cache.hit(block, self.block_tokens) < self.block_tokens:
-                break
-            hit += self.block_tokens
-        hit = min(hit, tokens)
+        hit = float(self._caches[engine].hit(self._served[request].prompt(self.block_tokens)))
         if fetched:
             self.log.computed_tokens[request] = tokens - hit
             self.keep(engine, request)
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
-        # The beginning last: what is evicted of a prompt first is its end.
-        for block in reversed(self._served[request].blocks):
-            engine.cache.keep(block, self.block_tokens)
+        self._caches[engine].compute(self._served[request].prompt(self.block_tokens))
 
     def moves_on(self, engine: Engine, request: int) -> bool:
         return self._served[request].moves_on
@@ -301,8 +314,7 @@ class RealTime(Stepping):
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
         served = self._served.pop(request)
         engine.load -= 1
-        self._outputs += 1
-        engine.cache.keep(-self._outputs, served.output_tokens)
+        self._caches[engine].answered(served.prompt(self.block_tokens), served.computed(self.block_tokens))
         served.tell(now_s, served.output_tokens)
         self.log.forget(request)
 

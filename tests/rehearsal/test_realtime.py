@@ -20,6 +20,7 @@ from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import engine_of, simulate
+from pdlab.traffic.oracle import HitOracle
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 SHAPE = require_shape("gpt-oss-120b")
@@ -56,6 +57,10 @@ class VirtualTime:
             callback()
 
 
+def empty_cache() -> HitOracle:
+    return HitOracle(50_000, HARDWARE.block_tokens)
+
+
 class Loop:
     """A closed loop on one engine, or on one that prefills and one that decodes."""
 
@@ -68,7 +73,7 @@ class Loop:
             role: engine_of(HARDWARE, SHAPE, pool, prefills_only=role == "prefill")
             for role, pool in deployment.pools.items()
         }
-        self.by_role = {role: RealTime([one], clock, HARDWARE.block_tokens) for role, one in engines.items()}
+        self.by_role = {role: RealTime([one], clock, empty_cache) for role, one in engines.items()}
         self.front_engine = engines.get("prefill") or engines["collocated"]
         self.decode_engine = engines.get("decode") or engines["collocated"]
         self.ingress = Ingress.of(HARDWARE, moves_kv=pd)
@@ -164,7 +169,7 @@ def test_every_token_of_an_answer_comes_when_its_step_ends(began_s: float) -> No
     clock.now = began_s
     told: list[list[tuple[float, int]]] = [[] for _ in range(6)]
     engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
-    one = RealTime([engine], clock, HARDWARE.block_tokens, every_token=True)
+    one = RealTime([engine], clock, empty_cache, every_token=True)
     for number, each in enumerate(told):
         tell = lambda at_s, tokens, each=each: each.append((at_s, tokens))  # noqa: E731
         one.submit(served(tell, (2000, 80)), began_s + 0.1 * number)
@@ -203,7 +208,7 @@ def served(
 
 def alone(clock: VirtualTime) -> RealTime:
     engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
-    return RealTime([engine], clock, HARDWARE.block_tokens)
+    return RealTime([engine], clock, empty_cache)
 
 
 def test_the_same_beginning_is_computed_once() -> None:
@@ -249,3 +254,22 @@ def test_prefilled_kv_is_held_until_it_is_released() -> None:
     assert one.engines[0].held_tokens == 0
     one.release_prefilled(number, told[0] + 3.0)  # told twice: nothing is given back twice
     assert one.engines[0].held_tokens == 0
+
+
+def test_a_fork_of_gpt_oss_hits_from_the_third_time_on() -> None:
+    """By the rules of vLLM's prefix cache, as in the simulator."""
+    clock, hits = VirtualTime(), list[float]()
+    engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
+    size = HARDWARE.block_tokens
+    one = RealTime([engine], clock, lambda: HitOracle(50_000, size, 128))
+    common = tuple(range(100))
+    latest: list[int] = []
+
+    def tell(at_s: float, tokens: int) -> None:
+        hits.append(one.times(latest[-1]).hit_tokens)
+
+    for own in range(1000, 1003):
+        blocks = (*common, *range(1000 * own, 1000 * own + 20))
+        latest.append(one.submit(served(tell, (120 * size, 1), blocks), clock.now))
+        clock.run()
+    assert hits == [0, 0, 100 * size]
