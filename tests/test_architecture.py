@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "demo": ["core", "results", "cluster", "bench", "steps"],
     "first_hour": ["core", "steps"],
     "faults": ["core", "results", "analysis", "cluster", "deploy", "steps"],
-    "rehearsal": ["core", "results", "cluster", "sim", "deploy"],
+    "rehearsal": ["core", "results", "cluster", "sim", "deploy", "traffic"],
     "cli": [
         "core",
         "remote",
