@@ -246,6 +246,7 @@ def test_strays_are_found_by_their_owner() -> None:
     assert two_hosts.strays("/home/me/owner") == {}
 
 
+@pytest.mark.usefixtures("cache")
 class TestRecords:
     URL = "http://127.0.0.1:8000"
 
