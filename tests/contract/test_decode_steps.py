@@ -80,33 +80,24 @@ def handed_over(level: SimulatedLevel, wire_s: float) -> float:
 class TestSteps:
     """On a busy engine half a step passes until the read is posted, and with the next launch its end is seen."""
 
-    @pytest.mark.parametrize(("asynchronous", "steps"), [(False, 2), (True, 4)], ids=["sync", "async"])
+    @pytest.mark.parametrize(
+        ("asynchronous", "polls", "steps"),
+        [(False, False, 2), (True, False, 4), (False, True, 1), (True, True, 2)],
+        ids=["sync", "async", "sync-polls", "async-polls"],
+    )
     def test_of_vllms_core(
         self,
         vllm_config: Any,  # noqa: F811
         guard_scheduler: Any,  # noqa: F811
         asynchronous: bool,
+        polls: bool,
         steps: int,
         wire_s: float,
     ) -> None:
-        """A step for what was seen to be known and one to compute, each twice as far away with two steps in flight."""
-        core = through_the_core(vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY)
-        assert core.until_posted == pytest.approx(0.5, abs=0.05)
-        assert core.ended_to_seen == pytest.approx(1 - wire_s / STEP_S % 1, abs=0.01)
-        assert core.seen_to_first == pytest.approx(steps, abs=0.01)
-
-    @pytest.mark.parametrize(("asynchronous", "steps"), [(False, 1), (True, 2)], ids=["sync", "async"])
-    def test_told_between_steps(
-        self,
-        vllm_config: Any,  # noqa: F811
-        guard_scheduler: Any,  # noqa: F811
-        asynchronous: bool,
-        steps: int,
-        wire_s: float,
-    ) -> None:
-        """One step to compute, and with two in flight the one that was launched already."""
+        """A step for what was seen to be known, if nobody tells it between steps, and one to compute. With two steps in
+        flight each takes twice as long."""
         core = through_the_core(
-            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=True
+            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=polls
         )
         assert core.until_posted == pytest.approx(0.5, abs=0.05)
         assert core.ended_to_seen == pytest.approx(1 - wire_s / STEP_S % 1, abs=0.01)
