@@ -12,8 +12,8 @@ from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.workload import Workload
 from pdlab.report import plots
+from pdlab.report.curve_figure import curve_figure
 from pdlab.report.highlight import MOST_ALIKE, MOST_COLOURED, highlighted, panels
-from pdlab.report.scales import rates_are_logarithmic
 from pdlab.report.style import GREY, HUES, lightness, styles
 
 GOLDEN = Path(__file__).parent / "golden" / "many_curves.txt"
@@ -80,7 +80,8 @@ def test_each_workload_has_its_colours_and_its_panel() -> None:
 
 @pytest.mark.parametrize(("factors", "expected"), [((1, 2, 5), False), ((1, 2, 30), True), ((0, 0), False)])
 def test_the_rate_axis_is_logarithmic_where_curves_span(factors: tuple[float, ...], expected: bool) -> None:
-    assert rates_are_logarithmic([one(str(i), each) for i, each in enumerate(factors)], View()) is expected
+    spec = curve_figure([one(str(i), each) for i, each in enumerate(factors)], View())
+    assert spec.shown(spec.panels[0]).log_y is expected
 
 
 def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
@@ -110,7 +111,8 @@ def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyP
         saved(figure, path)
 
     monkeypatch.setattr(plots, "save", keep)
-    plots.draw([*many(18), *many(30, 2000, "long ")], View(), tmp_path / "many.png", best=["c3"])
+    spec = curve_figure([*many(18), *many(30, 2000, "long ")], View(), best=["c3"])
+    plots.draw(spec, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000
     text = "\n".join(kept) + "\n"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
