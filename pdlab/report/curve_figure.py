@@ -43,7 +43,6 @@ Column = tuple[Value | None, ...]
 """One figure of every level; None where it is not known or has no place."""
 
 
-
 class LoadAxis(NamedTuple):
     """``name``: at the axis; ``title``: in the title of a panel; ``level``: one load in words, ``{}`` its value."""
 
@@ -74,7 +73,7 @@ class Band(NamedTuple):
         return value, value / error, value * error
 
 
-class Series(NamedTuple):
+class FigureSeries(NamedTuple):
     """A curve. ``ink``: the colour of its texts. ``facts``: its size and workload. ``groups``: names of the groups in
     which it is shown; ``published``: it competes with none."""
 
@@ -87,7 +86,7 @@ class Series(NamedTuple):
     published: bool
 
 
-class Level(NamedTuple):
+class FigureLevel(NamedTuple):
     """A load of a series. ``note``: its requests/s, written beside it. ``spread``: its intervals are of several starts
     (or of a prediction) and tell of the configuration, not of one run."""
 
@@ -144,7 +143,7 @@ class Axis(NamedTuple):
         return max(0.0, low - self.shares[0] * span), high + self.shares[1] * span
 
 
-class Choice(NamedTuple):
+class AxisChoice(NamedTuple):
     """The axes that one side of a panel may have, by what is chosen for each of ``by``, joined by a dot."""
 
     by: tuple[str, ...]
@@ -154,16 +153,16 @@ class Choice(NamedTuple):
         return self.axes[".".join(chosen[name] for name in self.by)]
 
 
-class Panel(NamedTuple):
+class CurvePanel(NamedTuple):
     """``main``: throughput against latency, with frontiers and names; else a latency against a load."""
 
     main: bool
-    x: Choice
-    y: Choice
+    x: AxisChoice
+    y: AxisChoice
     lines: tuple[SeriesLine, ...]
 
 
-class Shown(NamedTuple):
+class ShownPanel(NamedTuple):
     """A panel with its axes chosen. ``at``: (x, y) of the levels that have a place. ``frontiers``: their levels."""
 
     x: Axis
@@ -187,10 +186,10 @@ class CurveFigure(NamedTuple):
 
     title: str
     subtitle: str
-    series: tuple[Series, ...]
-    levels: tuple[Level, ...]
+    series: tuple[FigureSeries, ...]
+    levels: tuple[FigureLevel, ...]
     columns: Mapping[str, Column]
-    panels: tuple[Panel, ...]
+    panels: tuple[CurvePanel, ...]
     rivals: tuple[tuple[int, ...], ...]
     groups: tuple[str, ...]
     facets: tuple[str, ...]
@@ -204,7 +203,7 @@ class CurveFigure(NamedTuple):
         """The series of a group, by index."""
         return [i for i, each in enumerate(self.series) if group in (EVERY, *each.groups)]
 
-    def shown(self, panel: Panel, group: str = EVERY, **chosen: str) -> Shown:
+    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> ShownPanel:
         """A panel of a group; ``chosen`` beside what is chosen at first."""
         choice = {**self.chosen, **chosen}
         x, y = panel.x.of(choice), panel.y.of(choice)
@@ -218,13 +217,15 @@ class CurveFigure(NamedTuple):
                 at[level] = across[0], up[0]
         frontiers = []
         for rivals in self.rivals if panel.main else ():
-            placed = [level for level in rivals if level in at]
-            frontiers.append([placed[i] for i in pareto([at[level] for level in placed], x.better == "left")])
+            if placed := [level for level in rivals if level in at]:
+                frontiers.append([placed[i] for i in pareto([at[level] for level in placed], x.better == "left")])
         # A logarithmic axis has no place for 0.
         at = {level: (x, y) for level, (x, y) in at.items() if (x > 0 or not log_x) and (y > 0 or not log_y)}
-        return Shown(x, y, log_x, log_y, lines, at, [[level for level in each if level in at] for each in frontiers])
+        return ShownPanel(
+            x, y, log_x, log_y, lines, at, [[level for level in each if level in at] for each in frontiers]
+        )
 
-    def band(self, shown: Shown, line: SeriesLine, *, main: bool) -> list[tuple[float, float]]:
+    def band(self, shown: ShownPanel, line: SeriesLine, *, main: bool) -> list[tuple[float, float]]:
         """The outline of the area that the intervals of a line cover: along the better ends of both figures, and back
         along the worse ones. Empty where fewer than two levels have them."""
         better, worse = [], []
@@ -299,16 +300,18 @@ class _Builder:
             tuple(name for name, members in named if any(each is curve for each in members)) or (curve.workload,)
             for curve in curves
         ]
-        self.group_names = tuple(dict.fromkeys([*(name for name, _ in named), *(n for of in self.groups_of for n in of)]))
+        self.group_names = tuple(
+            dict.fromkeys([*(name for name, _ in named), *(n for of in self.groups_of for n in of)])
+        )
         self.latency = "interactivity" if view.use_interactivity else view.latency_mode
         self.per = "whole" if not view.normalized else "gpu" if view.gpus_per_node == 1 else "node"
         self.views = self._views()
 
-    def _views(self, per: str) -> dict[str, tuple[View, str]]:
+    def _views(self) -> dict[str, tuple[View, str]]:
         """The ways to count throughput, with their names."""
         given = self.view
         if not self.every:
-            return {per: (given, tables.node_name(self.curves, given))}
+            return {self.per: (given, tables.node_name(self.curves, given))}
         node = given if given.normalized else _with(given, normalized=True, role="all")
         unit = tables.unit(self.curves)
         ways = {
@@ -337,7 +340,7 @@ class _Builder:
             title=captions.title(curves, view),
             subtitle=captions.subtitle(curves, view),
             series=tuple(map(self._series, curves, self.groups_of)),
-            levels=tuple(self._level(number, *each) for number, each in self.levels),
+            levels=tuple(self._level(*each) for each in self.levels),
             columns=self.columns,
             panels=tuple(shown),
             rivals=tuple(self._rivals()),
@@ -380,10 +383,10 @@ class _Builder:
         """One figure of every level; ``name``: a kind of load, a latency and its statistic, or a rate and per what."""
         if name not in self.columns:
             of, _, choice = name.partition(".")
-            self.columns[name] = tuple(self._value(i, curve, point, of, choice) for i, curve, point in self.levels)
+            self.columns[name] = tuple(self._value(curve, point, of, choice) for _, curve, point in self.levels)
         return self.columns[name]
 
-    def _value(self, _: int, curve: Curve, point: Point, of: str, choice: Any) -> Value | None:
+    def _value(self, curve: Curve, point: Point, of: str, choice: Any) -> Value | None:
         if of in LOAD_AXES:
             return (point.value,) if point.kind == of else None
         band, estimate = self.bands.get(curve.name), None
@@ -404,17 +407,17 @@ class _Builder:
         interval = estimate.interval(self.view.confidence)
         return (estimate.value, interval.low, interval.high) if interval else (estimate.value,)
 
-    def _series(self, curve: Curve, groups_of: tuple[str, ...]) -> Series:
+    def _series(self, curve: Curve, groups_of: tuple[str, ...]) -> FigureSeries:
         look, gpus = self.looks[id(curve)], curve.gpus
         unit = gpus.unit + ("" if gpus.total == 1 else "s")
         roles = f" ({gpus.prefill} prefill, {gpus.decode} decode)" if gpus.prefill else ""
         facts = f"{gpus.total} {unit}{roles}, {curve.workload} tokens"
-        return Series(
+        return FigureSeries(
             curve.label, curve.name, facts, look, text_color(look.color), groups_of, curve.published is not None
         )
 
-    def _level(self, number: int, curve: Curve, point: Point) -> Level:
-        return Level(
+    def _level(self, number: int, curve: Curve, point: Point) -> FigureLevel:
+        return FigureLevel(
             series=number,
             load=LOAD_AXES[point.kind].level.format(f"{point.value:g}"),
             valid=point.valid,
@@ -450,7 +453,7 @@ class _Builder:
         off = () if quiet else tuple(number for number, valid in of if not valid)
         return SeriesLine(series, joined, off, QUIET_MARK if quiet else mark)
 
-    def _main(self, latencies: Sequence[str], statistics: Sequence[Statistic], rates: Sequence[Rate]) -> Panel:
+    def _main(self, latencies: Sequence[str], statistics: Sequence[Statistic], rates: Sequence[Rate]) -> CurvePanel:
         lines = tuple(
             self._line(i, kind, THIN_MARK if kind == "rate" and len(curve.lines()) > 1 else MARK)
             for i, curve in enumerate(self.curves)
@@ -462,7 +465,7 @@ class _Builder:
             for statistic in statistics
         }
         up = {f"{rate}.{per}": self._rate_axis(rate, per, lines) for rate in rates for per in self.views}
-        return Panel(True, Choice(("latency", "stat"), across), Choice(("rate", "per"), up), lines)
+        return CurvePanel(True, AxisChoice(("latency", "stat"), across), AxisChoice(("rate", "per"), up), lines)
 
     def _latency_axis(self, latency: str, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:
         (name, unit), falls = self._latency(latency), latency != "interactivity"
@@ -472,7 +475,7 @@ class _Builder:
             name=name,
             label=f"{name} {statistic}, {unit}  ({side} is better)",
             log_label=f"{name} {statistic}, {unit}  ({side} is better, {LOGARITHMIC})",
-            log=self._groups_where(lines, column, self._latency_is_logarithmic) if falls else (),
+            log=self._groups_where(lines, column, lambda *values: falls and self._latency_is_logarithmic(*values)),
             free=falls,
             better="left" if falls else "right",
             zero=False,
@@ -489,10 +492,10 @@ class _Builder:
             name=f"{'request' if rate == 'requests' else rate} throughput".capitalize(),
             label=label,
             log_label=f"{label}  ({LOGARITHMIC})",
-            log=self._groups_where(lines, f"{rate}.{per}", lambda valid, _: spans([max(each, default=0) for each in valid])),
+            log=self._groups_where(lines, f"{rate}.{per}", lambda valid, _: spans(valid)),
         )
 
-    def _load(self, kind: LoadKind, metric: Metric, statistics: Sequence[Statistic]) -> Panel:
+    def _load(self, kind: LoadKind, metric: Metric, statistics: Sequence[Statistic]) -> CurvePanel:
         """Loads of other systems would stretch the axis, and are left out."""
         columns = [self.column(f"{metric}.{statistic}") for statistic in statistics]
         kept = {number for column in columns for number, value in enumerate(column) if value}
@@ -513,7 +516,7 @@ class _Builder:
             factors=(room, room) if room > 1 else (1.5, 1.5),
         )
         up = {each: self._metric_axis(metric, each, lines) for each in statistics}
-        return Panel(False, Choice((), {"": across}), Choice(("stat",), up), lines)
+        return CurvePanel(False, AxisChoice((), {"": across}), AxisChoice(("stat",), up), lines)
 
     def _metric_axis(self, metric: Metric, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:
         label, column = f"{metric.upper()} {statistic}, ms", f"{metric}.{statistic}"

@@ -103,7 +103,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
         replay_verdicts=[each.text for each in report.replay_verdicts],
         replayed=[_replayed(each) for each in report.replays],
-        ttft=TtftBars.of(report) if report.parts else None,
+        ttft=ttft_parts.figure(report.parts) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
@@ -169,27 +169,6 @@ def _labelled(sources: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
 
 def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
-
-
-class TtftBars(NamedTuple):
-    """Where TTFT went, as bars of a page. ``legend``: (part, colour, what it is)."""
-
-    sentences: list[str]
-    legend: list[tuple[str, str, str]]
-    stacked: list[ttft_parts.BarGroup]
-    slowest: list[ttft_parts.BarGroup]
-    left_out: str
-
-    @classmethod
-    def of(cls, report: Report) -> TtftBars:
-        parts = report.parts
-        return cls(
-            ttft_parts.sentences(parts),
-            ttft_parts.legend(parts),
-            ttft_parts.stacked_bars(parts),
-            ttft_parts.waterfalls(parts),
-            ttft_parts.left_out(parts),
-        )
 
 
 class PageFacts(NamedTuple):
@@ -302,8 +281,7 @@ def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
         (f"per {tables.node_name(curves, node)}, per second", lambda c: c.scale(node)),
     ):
         columns += [
-            (group, rate, lambda c, p, r=rate, f=factor: p.rate_estimate(r).scaled(f(c)))
-            for rate in tables.RATES
+            (group, rate, lambda c, p, r=rate, f=factor: p.rate_estimate(r).scaled(f(c))) for rate in tables.RATES
         ]
     points = [(curve, point) for curve in curves for point in curve.points]
     visible = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]

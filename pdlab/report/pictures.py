@@ -50,8 +50,9 @@ def draw(
         time_figure.draw(replays.figure(each), made[-1].path)
     if report.parts:
         path_of_parts = path.with_stem(f"{path.stem}-ttft")
-        ttft_parts.draw(report.parts, path_of_parts)
-        made.append(Picture("Plot of where TTFT went", path_of_parts, ttft_parts.left_out(report.parts)))
+        parts = ttft_parts.figure(report.parts)
+        ttft_parts.draw(parts, path_of_parts)
+        made.append(Picture("Plot of where TTFT went", path_of_parts, parts.left_out))
     return [*made, *_draw_faults(report, path, f"{path.stem}-faults")]
 
 

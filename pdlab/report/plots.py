@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.core import text as core_text
-from pdlab.report.curve_figure import CurveFigure, Panel, Series, SeriesLine, Shown
+from pdlab.report.curve_figure import CurveFigure, CurvePanel, FigureSeries, SeriesLine, ShownPanel
 from pdlab.report.highlight import MOST_COLOURED
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.report.style import CHOSEN, STYLE_FILE, Style, save
@@ -71,9 +71,7 @@ def _one(figure: Any, spec: CurveFigure, legend: _Legend, legend_in: float, foot
     _legend(_axes(figure, MARGIN_LEFT, footnotes_in, width, legend_in), legend)
 
 
-def _facets(
-    figure: Any, spec: CurveFigure, legends: Sequence[_Legend], legend_in: float, footnotes_in: float
-) -> None:
+def _facets(figure: Any, spec: CurveFigure, legends: Sequence[_Legend], legend_in: float, footnotes_in: float) -> None:
     """Throughput against latency in a panel for each group, two beside each other, each with a legend of its own."""
     main = spec.panels[0]
     rows = (len(spec.facets) + 1) // 2
@@ -108,7 +106,7 @@ def _write_around(figure: Any, spec: CurveFigure) -> None:
         figure.text(x, y / height, line, size=8.2, va="top", **look)
 
 
-def _panel(axes: Any, spec: CurveFigure, panel: Panel, shown: Shown) -> None:
+def _panel(axes: Any, spec: CurveFigure, panel: CurvePanel, shown: ShownPanel) -> None:
     axes.set_title(shown.title)
     axes.set_xlabel(shown.x.log_label if shown.log_x else shown.x.label)
     axes.set_ylabel(shown.y.log_label if shown.log_y else shown.y.label)
@@ -118,7 +116,10 @@ def _panel(axes: Any, spec: CurveFigure, panel: Panel, shown: Shown) -> None:
         axes.set(xticks=[], yticks=[])
         return
     xs, ys = ([place[side] for place in shown.at.values()] for side in (0, 1))
-    sides = ((axes.xaxis, axes.set_xlim, shown.x, xs, shown.log_x), (axes.yaxis, axes.set_ylim, shown.y, ys, shown.log_y))
+    sides = (
+        (axes.xaxis, axes.set_xlim, shown.x, xs, shown.log_x),
+        (axes.yaxis, axes.set_ylim, shown.y, ys, shown.log_y),
+    )
     for axis, set_limits, of, values, log in sides:
         _scale(axis, log, max(values) < 6 * min(values))
         set_limits(*of.limits(values, log))
@@ -167,7 +168,7 @@ def _plot(axes: Any, line: SeriesLine, at: Mapping[int, tuple[float, float]], st
         axes.plot(*zip(*off, strict=True), ls="none", zorder=3.2, **cross)
 
 
-def _write_labels(axes: Any, spec: CurveFigure, shown: Shown) -> None:
+def _write_labels(axes: Any, spec: CurveFigure, shown: ShownPanel) -> None:
     """Names at the line ends and notes at the levels, each where it covers nothing."""
     figure, best = axes.figure, {level for on_it in shown.frontiers for level in on_it}
     figure.canvas.draw()
@@ -213,7 +214,7 @@ def _write_labels(axes: Any, spec: CurveFigure, shown: Shown) -> None:
         write(spec.series[number].label, last[number], (9, 14), size=7.3, color=SOFT)
 
 
-def _legend_columns(members: Sequence[Series]) -> _Legend:
+def _legend_columns(members: Sequence[FigureSeries]) -> _Legend:
     """Columns of (text, style); a heading has no style. One column per family, long ones continued."""
     families: dict[str, list[tuple[str, Style]]] = {}
     for each in sorted(members, key=lambda each: each.style.rank):

@@ -21,9 +21,9 @@ def logarithmic(values: Sequence[Sequence[float]]) -> bool:
     return highest > SPAN * lowest or bool(others and highest > BEYOND * others[0])
 
 
-def spans(best: Sequence[float]) -> bool:
+def spans(values: Sequence[Sequence[float]]) -> bool:
     """Whether the throughput axis reads better in powers: the best level of one curve is far above that of another."""
-    positive = [each for each in best if each > 0]
+    positive = [best for curve_values in values if (best := max(curve_values, default=0.0)) > 0]
     return bool(positive) and max(positive) > SPAN * min(positive)
 
 

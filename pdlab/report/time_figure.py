@@ -44,6 +44,15 @@ class TimePanel(NamedTuple):
     height_in: float = 2.0
     legend: Literal["", "above", "best", "upper left", "upper right"] = ""
 
+    @property
+    def end(self) -> float:
+        """The end of its axis: a twentieth of the span of the values above the highest, if none is given."""
+        values = [y for line in self.lines for _, y in line.points if y is not None]
+        if self.top or not values:
+            return self.top or 1.0
+        low, high = min(values), max(values)
+        return high + 0.05 * (high - low or 1.1 * high or 1.1)
+
 
 class Span(NamedTuple):
     """A grey time in every panel, with a short name above the first."""
@@ -54,15 +63,13 @@ class Span(NamedTuple):
 
 
 class TimeFigure(NamedTuple):
-    """``time_name``: below the axis of time; ``unit``: of the time. ``headroom``: how far the axes go beyond the
-    highest value, as a factor."""
+    """``time_name``: below the axis of time; ``unit``: of the time."""
 
     panels: Sequence[TimePanel]
     time_name: str
     unit: str
     title: str = ""
     spans: Sequence[Span] = ()
-    headroom: float = 1.0
 
 
 def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
@@ -106,7 +113,7 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
         axes.plot([x for x, _ in line.points], ys, color=line.color, linewidth=line.width, label=label, **look)
     for span in spec.spans:
         axes.axvspan(span.begins, span.ends, color=GREY, alpha=0.5, lw=0)
-    axes.set_ylim(0, panel.top or spec.headroom * axes.get_ylim()[1])
+    axes.set_ylim(0, panel.end)
     axes.set_ylabel(panel.name)
     labels = [line.label for line in panel.lines if line.label]
     if panel.legend and labels:
@@ -125,9 +132,9 @@ def drawings(spec: TimeFigure) -> list[str]:
 
 def _drawing(panel: TimePanel, spec: TimeFigure, ends: float) -> str:
     values = [y for line in panel.lines for _, y in line.points if y is not None]
-    most = panel.top or 1.08 * max(values, default=0.0)
-    if not values or most <= 0:
+    if not values or not (panel.top or max(values) > 0):
         return ""
+    most = panel.end
     floor = HEIGHT - BELOW
 
     def at(x: float, y: float = 0.0) -> tuple[float, float]:

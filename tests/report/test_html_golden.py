@@ -46,4 +46,4 @@ def normalised(text: str) -> str:
     text, count = re.subn(r"'sha256-[^']+'", "'sha256-SCRIPT'", text)
     assert count == 1
     # One curve, level, axis and column a line: a difference is seen where it is.
-    return re.sub(r',({"(?:label|series|main)"|"[a-z_0-9]+\.[a-z0-9]+":)', r',\n\1', text)
+    return re.sub(r',({"(?:label|series|main)"|"[a-z_0-9]+\.[a-z0-9]+":)', r",\n\1", text)

@@ -65,7 +65,9 @@ def test_every_panel_is_drawn(opened: browser.Page) -> None:
     assert opened.evaluate(CURVES) == [0, 1, 2]
     crossed = opened.evaluate('document.querySelectorAll(\'figure.main .curve[data-i="2"] path[fill="#fff"]\').length')
     assert crossed == 1, "the level that is not valid"
-    bands = opened.evaluate("[...document.querySelectorAll('figure')].map((each) => each.querySelectorAll('.band').length)")
+    bands = opened.evaluate(
+        "[...document.querySelectorAll('figure')].map((each) => each.querySelectorAll('.band').length)"
+    )
     assert bands == [3, 3, 3], "an interval for every curve in every panel"
 
 

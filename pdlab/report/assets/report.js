@@ -60,8 +60,7 @@
   // Where its values lie between two edges of a plot, and where it has ticks.
   function place(axis, values, from, to) {
     const [low, high] = limits(axis, values), f = axis.isLog ? Math.log : (v) => v;
-    axis.at = (v) => from + ((f(v) - f(low)) / (f(high) - f(low) || 1)) * (to - from);
-    axis.within = (v) => Math.max(Math.min(from, to), Math.min(Math.max(from, to), axis.at(axis.isLog ? Math.max(v, 1e-9) : v)));
+    axis.at = (v) => from + ((f(axis.isLog ? Math.max(v, 1e-9) : v) - f(low)) / (f(high) - f(low) || 1)) * (to - from);
     axis.ticks = axis.isLog ? logTicks(low, high) : linearTicks(low, high, Math.abs(to - from) / 70);
     if (!axis.at_values) return;
     axis.ticks = [];
@@ -108,8 +107,8 @@
       const ends = !across ? [] : x.better ? across.slice(1) : [across[0], across[0]];
       if (!ends.length || !up || up.length < 2 || (spec.main && !DATA.levels[level].spread)) continue;
       if (x.better === "right") ends.reverse();
-      better.push({ x: x.within(ends[0]), y: y.within(up[2]) });
-      worse.unshift({ x: x.within(ends[1]), y: y.within(up[1]) });
+      better.push({ x: x.at(ends[0]), y: y.at(up[2]) });
+      worse.unshift({ x: x.at(ends[1]), y: y.at(up[1]) });
     }
     return better.length > 1 ? `${path([...better, ...worse])}z` : "";
   }
@@ -142,9 +141,11 @@
       make("text", { x: x.at(v), y: box.bottom + 17, "text-anchor": "middle" }, svg, tick(v));
     }
     make("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }, svg);
+    const inside = { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top };
+    inside.viewBox = Object.values(inside).join(" ");
     make("text", { x: 2, y: 12 }, svg, y.isLog ? y.log_label : y.label);
     make("text", { x: box.right, y: height - 6, "text-anchor": "end" }, svg, x.isLog ? x.log_label : x.label);
-    for (const best of fronts.map((each) => each.filter((p) => drawn.has(p.level)))) {
+    for (const best of fronts.map((each) => each.filter((p) => drawn.has(p.level))).filter((each) => each.length)) {
       make("path", { d: path(best), fill: "none", stroke: "#fbeeb0", "stroke-width": 10, "stroke-linejoin": "round", "stroke-linecap": "round" }, svg);
       for (const p of best) make("circle", { class: "ring", cx: p.x, cy: p.y, r: 9 }, svg);
     }
@@ -152,7 +153,7 @@
       const group = make("g", { class: "curve", "data-i": curve.i }, svg);
       for (const line of lines.filter((each) => each.series === curve.i)) {
         const joined = at(line.joined, drawn), outline = band(spec, x, y, line);
-        if (outline) make("path", { class: "band", d: outline, fill: curve.color }, group);
+        if (outline) make("path", { class: "band", d: outline, fill: curve.color }, make("svg", inside, group));
         make("path", { d: path(joined), fill: "none", stroke: curve.color, "stroke-width": line.mark / 3, "stroke-dasharray": curve.dashes.map((d) => d * 1.5).join(" ") }, group);
         for (const p of joined) marker(group, curve, p.x, p.y, line.mark / 1.2, true);
         for (const p of at(line.off, drawn)) marker(group, curve, p.x, p.y, line.mark / 1.2, false);
