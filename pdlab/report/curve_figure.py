@@ -364,7 +364,7 @@ class _Builder:
         known = {statistic for point in points for values in point.latency_ms.values() for statistic in values}
         # Tails beside the medians; with two kinds of load the picture would grow too wide, the tables have them.
         tail = any(point.ms(metric, TAIL) is not None for point in points for metric in LOAD_METRICS)
-        beside = (self.view.statistic, TAIL)
+        beside: tuple[Statistic, ...] = (self.view.statistic, TAIL)
         if len(self.kinds) > 1 or not tail or self.view.statistic == TAIL:
             beside = beside[:1]
         return [each for each in STATISTICS if each in known] if self.every else list(beside), beside
@@ -515,7 +515,7 @@ class _Builder:
             shares=(0.0, 0.05),
             factors=(room, room) if room > 1 else (1.5, 1.5),
         )
-        up = {each: self._metric_axis(metric, each, lines) for each in statistics}
+        up: dict[str, Axis] = {each: self._metric_axis(metric, each, lines) for each in statistics}
         return CurvePanel(False, AxisChoice((), {"": across}), AxisChoice(("stat",), up), lines)
 
     def _metric_axis(self, metric: Metric, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:

@@ -44,15 +44,6 @@ class TimePanel(NamedTuple):
     height_in: float = 2.0
     legend: Literal["", "above", "best", "upper left", "upper right"] = ""
 
-    @property
-    def end(self) -> float:
-        """The end of its axis: a twentieth of the span of the values above the highest, if none is given."""
-        values = [y for line in self.lines for _, y in line.points if y is not None]
-        if self.top or not values:
-            return self.top or 1.0
-        low, high = min(values), max(values)
-        return high + 0.05 * (high - low or 1.1 * high or 1.1)
-
 
 class Span(NamedTuple):
     """A grey time in every panel, with a short name above the first."""
@@ -63,13 +54,23 @@ class Span(NamedTuple):
 
 
 class TimeFigure(NamedTuple):
-    """``time_name``: below the axis of time; ``unit``: of the time."""
+    """``time_name``: below the axis of time; ``unit``: of the time. ``headroom``: how far the axes go beyond the
+    highest value, as a factor."""
 
     panels: Sequence[TimePanel]
     time_name: str
     unit: str
     title: str = ""
     spans: Sequence[Span] = ()
+    headroom: float = 1.0
+
+    def end(self, panel: TimePanel) -> float:
+        """The end of its axis of values: a twentieth of their span above the highest, if none is given."""
+        values = [y for line in panel.lines for _, y in line.points if y is not None]
+        if panel.top or not values:
+            return panel.top or 1.0
+        low, high = min(values), max(values)
+        return self.headroom * (high + 0.05 * (high - low or 1.1 * high or 1.1))
 
 
 def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
@@ -113,7 +114,7 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
         axes.plot([x for x, _ in line.points], ys, color=line.color, linewidth=line.width, label=label, **look)
     for span in spec.spans:
         axes.axvspan(span.begins, span.ends, color=GREY, alpha=0.5, lw=0)
-    axes.set_ylim(0, panel.end)
+    axes.set_ylim(0, spec.end(panel))
     axes.set_ylabel(panel.name)
     labels = [line.label for line in panel.lines if line.label]
     if panel.legend and labels:
@@ -134,7 +135,7 @@ def _drawing(panel: TimePanel, spec: TimeFigure, ends: float) -> str:
     values = [y for line in panel.lines for _, y in line.points if y is not None]
     if not values or not (panel.top or max(values) > 0):
         return ""
-    most = panel.end
+    most = spec.end(panel)
     floor = HEIGHT - BELOW
 
     def at(x: float, y: float = 0.0) -> tuple[float, float]:

@@ -214,8 +214,8 @@ def draw(spec: PartsFigure, path: Path) -> None:
                 _stacked(axes, where, groups)
             for axes, group in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
                 _waterfall(axes, group)
-            look = {"edgecolor": "#444444", "linewidth": 0.4}
-            handles = [Patch(facecolor=color, label=name, **look) for name, color, _ in spec.legend]
+            edge: dict[str, Any] = {"edgecolor": "#444444", "linewidth": 0.4}
+            handles = [Patch(facecolor=color, label=name, **edge) for name, color, _ in spec.legend]
             figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
             save(figure, path)
         finally:
