@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import curves as made
+from support.curves import curve
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample
+from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
@@ -45,32 +47,11 @@ def point(
     load: float, rps: float, repeats: list[Requests] | None = None, percentiles: dict[str, float] | None = None
 ) -> Point:
     """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
-    latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
-    samples = tuple(
-        Sample(
-            repeat=r,
-            requests_per_s=rps,
-            input_tokens_per_s=rps * 100,
-            output_tokens_per_s=rps * 10,
-            latency_ms=latency,
-            requests=each,
-        )
+    samples = (
+        made.sample(10 * rps, percentiles or {}, r, statistic="p90", requests=each)
         for r, each in enumerate(repeats or [None])  # type: ignore[list-item]
     )
-    return Point(
-        kind="concurrency",
-        value=load,
-        window="steady",
-        samples=samples,
-        requests_per_s=rps,
-        input_tokens_per_s=rps * 100,
-        output_tokens_per_s=rps * 10,
-        latency_ms=latency,
-    )
-
-
-def curve(label: str, *points: Point, gpus: int = 8) -> Curve:
-    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=points)
+    return made.point(load, *samples)
 
 
 def test_a_request_meets_every_bound_or_is_not_good() -> None:

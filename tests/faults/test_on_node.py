@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import eventually
 
 from pdlab.faults import on_node
 
@@ -29,15 +30,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ import yaml
 from support import folders
 
 from pdlab.cli import plan as cli_plan
-from pdlab.core.catalog import find_config, load_cluster, load_model
+from pdlab.core.catalog import find_config, load_cluster, require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
@@ -164,8 +164,7 @@ class TestHardwareFiles:
 
 
 def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scene, ClusterView]:
-    shape = load_model(model)
-    assert shape is not None
+    shape = require_shape(model)
     scene = Scene(hardware, shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
     view = ClusterView(nodes=load_cluster("p5.48xlarge-x2").nodes[:1])
     return plan(scene, model, view, 8, concurrencies=[16, 32]), scene, view
