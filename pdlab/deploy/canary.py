@@ -184,7 +184,7 @@ def compare(
         else:
             early += at < EARLY_TOKENS
             shared += at
-            gap = max(_behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at]))
+            gap = max(_logprob_gap(theirs.tops[at], mine.tokens[at]), _logprob_gap(mine.tops[at], theirs.tokens[at]))
             rounded.append(f"prompt {number} takes another token at {at + 1}, {gap:.3g} from the best")
     compared = same + len(rounded) + len(wrong)
     if bounded and not wrong and early > MOST_EARLY:
@@ -219,11 +219,11 @@ def _fault(mine: CanaryAnswer, theirs: CanaryAnswer, at: int | None, rounding: f
     if at is None:
         return None if len(mine.tokens) == len(theirs.tokens) else f"differs from token {shared + 1} on"
     limit = (rounding / 2 if at < EARLY_TOKENS else rounding) + SLACK
-    gaps = _behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at])
+    gaps = _logprob_gap(theirs.tops[at], mine.tokens[at]), _logprob_gap(mine.tops[at], theirs.tokens[at])
     return f"differs from token {at + 1} on" if max(gaps) > limit else None
 
 
-def _behind(top: dict[int, float], token: int) -> float:
+def _logprob_gap(top: dict[int, float], token: int) -> float:
     """How far the token's log-probability is behind the best; infinite where it is not among the likeliest."""
     return max(top.values()) - top[token] if token in top else math.inf
 

@@ -44,8 +44,8 @@ SHORT = (DEPLOYMENTS[0]._replace(plans=("short",)),)
 
 
 def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, short: bool) -> int:
-    """Launch each deployment, make its plans' faults, take it down. ``words``: further flags of chaos, ``flags``: of the
-    launch. Returns the worst exit code."""
+    """Launch each deployment, make its plans' faults, take it down. ``words``: further flags of chaos; ``flags``: of
+    the launch. Returns the worst exit code."""
     worst = 0
     runner = StepRunner()
     for deployment in SHORT if short else DEPLOYMENTS:

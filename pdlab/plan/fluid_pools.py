@@ -33,7 +33,7 @@ CLOSE = 1.02  # goodput is searched for until two rates are as near
 FAR = 2  # steps in each direction that are looked at, before the best split is taken as that
 
 
-class Matched(NamedTuple):
+class MatchedSplit(NamedTuple):
     """What rate matching says of one pool: the best fixed split, and the requests/s that it serves."""
 
     prefill: int
@@ -64,14 +64,14 @@ class FluidPlan(NamedTuple):
 
 def matched(
     hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo, prefix_hit_rate: float = 0.0
-) -> Matched:
+) -> MatchedSplit:
     """The best split of the pool without queues. Of a mix that moves: the split and rate of the worst served mix."""
     if isinstance(workload.lengths, Mixes):
         parts = []
         for mix in workload.lengths.mixes:
             alone = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
             of_mix = matched(hardware, shape, alone, pool, slo, prefix_hit_rate)
-            parts.append(Matched(of_mix.prefill, of_mix.rps / mix.rate))
+            parts.append(MatchedSplit(of_mix.prefill, of_mix.rps / mix.rate))
         return min(parts, key=lambda part: part.rps)
     matcher = Matcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
     rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
@@ -80,7 +80,7 @@ def matched(
         return min(prefill * rates.prefill_rps, (pool.replicas - prefill) * rates.decode_rps)
 
     best = max(range(1, pool.replicas), key=served)
-    return Matched(best, served(best))
+    return MatchedSplit(best, served(best))
 
 
 def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
@@ -90,7 +90,7 @@ def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
     return float((stresses(requests, slo)[came] <= 1).mean()) if came.any() else 0.0
 
 
-def uphill(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
+def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
     """The number of prefill engines of most ``value``: from one to better ones up to `FAR` steps from it, as long as
     there are."""
     best = begin
@@ -178,7 +178,7 @@ def fluid_plan(
         splits[prefill] = served(f"{prefill}:{pool.replicas - prefill}")
         return splits[prefill]
 
-    uphill(of_split, begin, pool.replicas)
+    hill_climb(of_split, begin, pool.replicas)
     fixed = sorted(
         (ServedRate(f"{prefill}:{pool.replicas - prefill}", rps) for prefill, rps in splits.items()),
         key=lambda each: -each.rps,

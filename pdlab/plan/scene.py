@@ -17,7 +17,7 @@ from pdlab.core.findings import Finding
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
-from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
+from pdlab.plan.extrapolation import OutsideFit, Platform, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.slo import within
@@ -133,7 +133,7 @@ class Scene:
             self.shape.name,
             deployment,
             (self.workload, self.longest),
-            ran_on=RanOn(nic=self.nic),
+            ran_on=Platform(nic=self.nic),
             in_flight_per_gpu=loads,
         )
         if found or deployment is None or self.hardware.steps is None:

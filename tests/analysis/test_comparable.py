@@ -49,7 +49,9 @@ def curve(
 ) -> Curve:
     points = [level(load, each, workload) for load, each in (rates or {8.0: (10.0, 11.0)}).items()]
     deployment = Deployment(topology=parse_label(layout))
-    return made.curve(label, *points, gpus=gpus, deployment=deployment, model=model, workload=workloads_name([workload]))
+    return made.curve(
+        label, *points, gpus=gpus, deployment=deployment, model=model, workload=workloads_name([workload])
+    )
 
 
 def names(curves: Sequence[Curve], view: View | None = None) -> list[list[str]]:

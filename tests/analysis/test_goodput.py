@@ -15,7 +15,7 @@ from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample, Search
+from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
 from pdlab.report import sections, verdicts
@@ -159,7 +159,7 @@ NEEDED = 400
 
 def searched(label: str, shares: dict[float, float], repeat: int = 0, slo: Slo = SLO, **more: Any) -> SloSearch:
     """A search over these rates, at each that share of 400 requests within the SLO."""
-    search = Search(slo=slo, requests=NEEDED, **more)
+    search = SloSearchOptions(slo=slo, requests=NEEDED, **more)
     samples = [
         LevelSample(rate_rps=rate, repeat=repeat, judged=NEEDED, met=round(share * NEEDED))
         for rate, share in shares.items()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator

@@ -11,8 +11,8 @@ from pdlab.cli import chaos
 from pdlab.cluster import two_hosts
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.deploy.endpoint import Running, save_running
-from pdlab.faults import run as faults_run
 from pdlab.faults import launched
+from pdlab.faults import run as faults_run
 from pdlab.faults.plan import load_plan
 from pdlab.results import chaos as results
 from pdlab.results.chaos import Chaos

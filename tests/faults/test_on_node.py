@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,4 +125,4 @@ def test_a_command() -> None:
 def test_the_actor_has_what_is_called() -> None:
     for name in ("survey", "send", "send_later", "run"):
         wanted = list(inspect.signature(getattr(on_node, name)).parameters)
-        assert list(inspect.signature(getattr(on_node.Hand, name)).parameters)[1:] == wanted
+        assert list(inspect.signature(getattr(on_node.NodeActor, name)).parameters)[1:] == wanted

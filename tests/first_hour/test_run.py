@@ -115,7 +115,10 @@ def test_the_logs_of_failed_replicas_are_kept(tmp_path: Path, monkeypatch: pytes
     (stale / "worker-0.err").write_text("of last week")
     write = f"import pathlib, shutil; p = pathlib.Path({str(stale)!r}); shutil.rmtree(p); p.mkdir(); "
     write += "(p / 'worker-1.err').write_text('ValueError: why')\n" + failing_program("a replica died", stale)
-    ran((step("launch other", failing_program("no nodes"), serves=True), step("launch pack", write, serves=True)), tmp_path)
+    ran(
+        (step("launch other", failing_program("no nodes"), serves=True), step("launch pack", write, serves=True)),
+        tmp_path,
+    )
     kept = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "failed-replicas").rglob("*.err"))
     assert kept == ["failed-replicas/launch-pack/worker-1.err"]
 

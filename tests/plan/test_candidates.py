@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdlab.core.catalog import require_shape, require_shape
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility

@@ -37,7 +37,10 @@ def requests() -> list[TrafficRequest]:
 
 def measured(folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0, **engine_kwargs: object) -> Path:
     """What the simulator says of one engine pair, with other times to the first token and between tokens."""
-    shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11").model_copy(update={"hybrid_kv": True})
+    shape, hardware = (
+        require_shape("gpt-oss-120b"),
+        load_hardware("h100-vllm-0.11").model_copy(update={"hybrid_kv": True}),
+    )
     sent = requests()
     trace = Trace.of(sent)
     level = simulate(

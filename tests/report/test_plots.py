@@ -28,7 +28,11 @@ def curve(
     workload = workload or Workload()
     points = tuple(
         made.point(
-            load, made.sample(10 * load, {"ttft": ttft, "tpot": 5 + i}), kind=kind, window="whole", workloads=(workload,)
+            load,
+            made.sample(10 * load, {"ttft": ttft, "tpot": 5 + i}),
+            kind=kind,
+            window="whole",
+            workloads=(workload,),
         )
         for i, (load, ttft) in enumerate(zip(loads, ttft_ms or [100.0 + load for load in loads], strict=True))
     )

@@ -14,7 +14,9 @@ from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
 
 
-def figures(output_per_s: float, latency_ms: Mapping[str, float], statistic: str = "p50", **more: Any) -> dict[str, Any]:
+def figures(
+    output_per_s: float, latency_ms: Mapping[str, float], statistic: str = "p50", **more: Any
+) -> dict[str, Any]:
     """Requests of 100 input and 10 output tokens; ``latency_ms``: metric -> that statistic. ``more``: other values."""
     usual = {
         "requests_per_s": output_per_s / 10,
