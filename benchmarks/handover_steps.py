@@ -103,9 +103,7 @@ def main() -> int:
         ways += [(f"synchronous + {ms:g} ms", False, ms / 1e3, {}) for ms in numbers(args.overhead_ms)]
         for name, asynchronous, overhead_s, more in ways:
             transport = Transport(**more)
-            deployment = Deployment(
-                topology=topology.model_copy(update={"transport": transport}), model=args.model
-            )
+            deployment = Deployment(topology=topology.model_copy(update={"transport": transport}), model=args.model)
             own = {"decode_asynchronous": asynchronous, "overhead_s": overhead_s}
             kind = type("Mixed", (MixedSystem,), own)
             system = kind(deployment, hardware, shape, 0, "fresh", 0.0, None, asynchronous=True)

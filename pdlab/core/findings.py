@@ -499,8 +499,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "ttft_mostly_step_lag": _part(
         "waiting for decode steps until the scheduler is told of the KV cache",
-        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
-        "with TPOT",
+        "--kv-poll-ms, shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
+        "async_scheduling=false, which pays with TPOT",
     ),
     "ttft_mostly_guard": _part(
         "the KV guard's wait for prefill's word", "look at the counters pdlab_guard_*; a short way to prefill's port"
@@ -513,8 +513,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "ttft_mostly_first_step": _part(
         "the decode step of the first token",
-        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
-        "with TPOT",
+        "--reuse-first-token, shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
+        "async_scheduling=false, which pays with TPOT",
     ),
     "ttft_mostly_out": _part(
         "the way of the first token out of the server", "more replicas share the streaming of tokens"

@@ -100,7 +100,8 @@ class Guarded:
             return
         names, self._ended = self._ends.take() | self._ended, set()
         if scheduling:
-            self._ended = {name for name in names if name in self.requests and carries(self.requests[name])}  # type: ignore[attr-defined]
+            requests = self.requests  # type: ignore[attr-defined]
+            self._ended = {name for name in names if name in requests and carries(requests[name])}
             names -= self._ended
         if names:
             self._receives.counts["told_sooner"] += len(names)

@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from pdlab.sim.hand_over import HandOver
+from pdlab.sim.hand_over import VLLMS, HandOver
 from pdlab.sim.router import ReportedLoad
 from pdlab.sim.step_source import StepSource
 
@@ -96,7 +96,7 @@ class Engine:
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
     steps_in_flight: int = 0
-    hand_over: HandOver = HandOver(known=1, first=1)
+    hand_over: HandOver = VLLMS
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
     told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them

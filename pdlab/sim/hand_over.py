@@ -18,10 +18,13 @@ class HandOver(NamedTuple):
     first: int
 
 
+VLLMS = HandOver(known=1, first=1)  # without flags
+
+
 def hand_over_of(transport: Transport | None) -> HandOver:
     """The waits of vLLM's engine core with pdlab's KV guard: tests/contract/test_decode_steps.py finds them there in
     virtual time, with and without ``kv_poll_s`` and ``reuse_first_token``. Reads are looked for when a step is
     launched, and what is seen is told with that step's output, unless workers tell it in between."""
     tells = transport is not None and transport.kv_guard and transport.kv_poll_s > 0
     reuses = transport is not None and transport.kv_guard and transport.reuse_first_token
-    return HandOver(known=0 if tells else 1, first=0 if reuses else 1)
+    return HandOver(known=0 if tells else VLLMS.known, first=0 if reuses else VLLMS.first)

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Workload
-from pdlab.guard.first_token import FIRST_TOKEN, take
+from pdlab.guard import first_token
 from pdlab.sim.engine import MAX_SEQUENCES, Engine, PrefixCache
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
@@ -36,7 +37,7 @@ MADE_UP = 1  # every token that is made up
 WORDS = 50_000  # different tokens in prompts of a workload file
 # As kv_transfer_params.
 FETCHES, IS_FETCHED = {"do_remote_prefill": True}, {"do_remote_decode": True}
-WITH_FIRST = FETCHES | {FIRST_TOKEN: MADE_UP}
+WITH_FIRST = FETCHES | {first_token.FIRST_TOKEN: MADE_UP}
 
 
 def simulate_with_vllm(
@@ -140,10 +141,10 @@ class VllmEngine(Engine):
             self.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving=names))
 
     def _take_firsts(self, names: set[str]) -> None:
-        if not self.hand_over.first:
-            taken = [int(name) for name in names if take(self.scheduler, self.scheduler.requests[name]) is not None]
-            self.firsts += taken
-            self.with_firsts.update(taken)
+        for name in names if not self.hand_over.first else ():
+            if first_token.take(self.scheduler, self.scheduler.requests[name]) is not None:
+                self.firsts.append(int(name))
+                self.with_firsts.add(int(name))
 
     def take(self, step: ScheduledStep) -> list[Any]:
         """Give vLLM the step's made-up output. Returns vLLM's outputs, one per request with a token."""
@@ -201,11 +202,9 @@ class VllmSystem(System):
         )
         costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
-        kind: dict[str, Any] = {"prefills_only": role == "prefill", "hand_over": hand_over_of(self.deployment.transport)}
-        return [
-            VllmEngine(parts, costs, capacity, self.hardware.step_tokens, **kind)
-            for _ in range(pool.replicas * pool.dp)
-        ]
+        waits = hand_over_of(self.deployment.transport)
+        made = partial(VllmEngine, parts, costs, capacity, self.hardware.step_tokens, hand_over=waits)
+        return [made(prefills_only=role == "prefill") for _ in range(pool.replicas * pool.dp)]
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
         super()._begin(level, workload, trace)

@@ -1,5 +1,5 @@
-"""First tokens that wait for less, on the real stack: the same requests with ``--kv-poll-ms``, ``--reuse-first-token`` and
-``--early-token`` and without them, and faults with them. The tests build on one another."""
+"""First tokens that wait for less, on the real stack: the same requests with and without ``--kv-poll-ms``,
+``--reuse-first-token`` and ``--early-token``, and faults with them. The tests build on one another."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ WITHOUT: dict[str, Any] = {}
 def counted(stack: Stack, name: str) -> float:
     from pdlab.deploy.metrics_page import read_pages, samples
 
-    running = stack.running()
-    every = (sample for page in read_pages(running.metrics_urls) for sample in samples(page, lambda known: name in known))
-    return sum(sample.value for sample in every)
+    pages = read_pages(stack.running().metrics_urls)
+    return sum(sample.value for page in pages for sample in samples(page, lambda known: name in known))
 
 
 def test_without_the_flags(stack: Stack) -> None:

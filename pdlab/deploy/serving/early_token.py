@@ -84,8 +84,8 @@ def early_token(
 ) -> EarlyToken | None:
     """The `first_token` of a completion that may be sent at once, for it is streamed as text; None: none may."""
     token = first_token(request, answer, longest, prompt_ids, token_ids)
-    more_than_text = request.return_token_ids or getattr(request.stream_options, "continuous_usage_stats", False)
-    if token is None or not request.stream or more_than_text:
+    usage = getattr(request.stream_options, "continuous_usage_stats", False)
+    if token is None or not request.stream or request.return_token_ids is not None or usage:
         return None
     text = answer.choices[0].text
     if not text or _PART_OF_A_CHARACTER in text:

@@ -114,6 +114,7 @@ def test_answers_of_prefill_that_have_none(given: Any) -> None:
     [
         ({"stream": False}, answer()),
         ({"return_token_ids": True}, answer()),
+        ({"return_token_ids": False}, answer()),
         ({"stream_options": SimpleNamespace(continuous_usage_stats=True)}, answer()),
         ({}, answer("")),
         ({}, answer("\ufffd")),
@@ -319,7 +320,9 @@ def test_a_request_does_not_fail_where_the_engine_has_other_fields() -> None:
     assert decode._where_exact(first_token, request(), answer(), PROMPT, [9]) is None
     decode.engine = engine_of(max_model_len=LONGEST, has_inner_state=False)  # type: ignore[attr-defined]
     assert decode._where_exact(first_token, request(), answer(), PROMPT, [9]) == 9
-    assert decode._where_exact(first_token, request(), SimpleNamespace(choices=[SimpleNamespace()]), PROMPT, [9]) is None
+    assert (
+        decode._where_exact(first_token, request(), SimpleNamespace(choices=[SimpleNamespace()]), PROMPT, [9]) is None
+    )
 
 
 def test_where_prefill_leaves_out_the_last_token_of_a_prompt_its_answer_is_not_the_first() -> None:
@@ -327,5 +330,3 @@ def test_where_prefill_leaves_out_the_last_token_of_a_prompt_its_answer_is_not_t
     decode = Decode([], [])
     decode.engine = engine_of(max_model_len=LONGEST, has_inner_state=True)  # type: ignore[attr-defined]
     assert decode._where_exact(early_token, request(), answer(), PROMPT, [9]) is None
-
-
