@@ -144,7 +144,7 @@ class TestSteps:
         )
         assert SHAPE is not None
         arrivals_s = (0.0, *(1.0 + number * APART_S for number in range(REQUESTS)))
-        trace = Trace(arrivals_s, (PROMPT,) * len(arrivals_s), (3000, *(OUTPUT,) * REQUESTS))
+        trace = Trace(arrivals_s, (PROMPT,) * len(arrivals_s), (900, *(OUTPUT,) * REQUESTS))
         level = Level(load=Open(rate_rps=trace.rate_rps), num_requests=len(arrivals_s), seed=0)
         workload, hardware = Workload(input_tokens=PROMPT, output_tokens=1), even_steps(wire_s)
         deployment, steps = with_flags(polls, first), 2 if asynchronous else 1
