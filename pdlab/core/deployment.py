@@ -377,7 +377,7 @@ class Fluid(Frozen):
     )
     prefix_affinity: bool = setting(
         FluidSpec.prefix_affinity,
-        "route a prompt to the engine that has its prefix cached, if it would finish there sooner; without it to the "
+        "route a prompt to the engine that has its prefix cached, if it finishes there no later; without it to the "
         "least loaded engine",
         ROLES,
         both_ways=True,

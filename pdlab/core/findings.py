@@ -421,6 +421,11 @@ CODES: dict[str, FindingCode] = {
         "what a prefix cache has of each prompt is foreseen",
         "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
     ),
+    "hits_not_told": _unchecked(
+        "servers of a fluid pool tell what was cached of each prompt",
+        "a fluid pool counts what is cached for prefill and for decode together, and its servers did not tell what was "
+        "cached of each prompt: serve with --engine-arg enable_prompt_tokens_details=true",
+    ),
     "replicas_not_told": _unchecked(
         "timelines tell which replica served at least 95 % of the requests",
         "timelines tell which {pool} replica served {named} of {requests} requests",

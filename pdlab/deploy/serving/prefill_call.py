@@ -71,13 +71,15 @@ class PrefillRules:
 class Route:
     """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process.
 
-    ``tokens``: of its prompt, ``work``: how many of them those replicas are to compute that have others, and ``only``:
-    the one replica that may do it, are looked at by `pdlab.deploy.serving.fluid_router`."""
+    ``tokens``: of its prompt, ``cached``: how many of them those replicas have that have some, ``waiting``: the tokens
+    of prompts that wait there now (a replica that is not named: not known), and ``only``: the one replica that may do
+    it, are looked at by `pdlab.deploy.serving.fluid_router`."""
 
     def __init__(self, avoid: frozenset[str] = frozenset()) -> None:
         self.avoid = avoid
         self.tokens = 0
-        self.work: dict[str, int] = {}
+        self.cached: dict[str, int] = {}
+        self.waiting: dict[str, int] = {}
         self.only: str | None = None
         self.replica: str | None = None
         self.no_other = False
