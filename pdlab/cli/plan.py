@@ -808,7 +808,7 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     scene, progress = _scene(settings, hardware, shape, _slo(settings)), _Progress()
     made = fluid_plan(scene, settings.model_name, settings.gpus, progress)
     progress.end()
-    print(fluid_text(made, scene))
+    print(fluid_text(made, scene, settings.workload))
     return 0
 
 

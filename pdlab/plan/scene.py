@@ -173,6 +173,14 @@ class Scene:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
         return self._simulated(simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
 
+    def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
+        """The requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError when a
+        request does not fit."""
+        assert self.trace is not None
+        trace = self.trace.at_rate(rate_rps)
+        level = Level(load=self.at_rate(rate_rps), num_requests=len(trace.arrival_s), seed=self.seed)
+        return self._simulated(simulate, deployment, level, trace)
+
     def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
         """The very requests of ``result``, simulated in another way. Raises UsageError as that does."""
         return self._simulated(simulates, deployment, result.level.level, self._trace(result.load))
