@@ -19,13 +19,13 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.workload import Closed
-from pdlab.plan.correction_fit import Belief, Response, correction_of
+from pdlab.plan.correction_fit import CorrectionDistribution, Response, correction_of
 from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
 from pdlab.plan.scoring import TPOT, TTFT, WIDE, StackScore, components_of, errors_after, fit_of, with_correction
 from pdlab.plan.stack_prior import (
-    Effects,
+    EffectSds,
     ErrorComponents,
     StackFit,
     effects_of,
@@ -71,7 +71,7 @@ class KnownStack(Frozen):
         return StackFit(self.stack, np.array(self.correction), np.array(self.sd))
 
 
-class AfterLevels(Frozen):
+class ErrorsAfterLevels(Frozen):
     """How far predictions of a stack are off after some of its levels were measured. ``components``: by metric.
     ``median_percent``: median absolute error on the other levels, the median over stacks. ``held``: share of them in
     bands that are made of other stacks' errors, the mean over stacks."""
@@ -111,13 +111,13 @@ class ErrorCatalog(Frozen):
     stacks: tuple[KnownStack, ...] = Field(min_length=1)
     effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=4, max_length=4)
     components: dict[str, ErrorComponents]
-    after: dict[int, AfterLevels]
+    after: dict[int, ErrorsAfterLevels]
     covered: Covered
 
-    def prior(self, stack: Stack) -> Belief:
+    def prior(self, stack: Stack) -> CorrectionDistribution:
         """Of the correction of a stack, whether it is one of these or not."""
         fits = [*(each.fit for each in self.stacks), home_fit()]
-        return prior_of(stack, fits, [Effects(*each) for each in self.effects])
+        return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
     def correction(self, stack: Stack) -> Correction:
         """The prior as hardware has it."""
@@ -139,8 +139,8 @@ class ErrorCatalog(Frozen):
 
 
 def _after(
-    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects], count: int
-) -> AfterLevels:
+    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[EffectSds], count: int
+) -> ErrorsAfterLevels:
     errors = errors_after(found, fits, effects, count)
     components, medians, held = {}, {}, {}
     for metric, each in errors.items():
@@ -155,7 +155,7 @@ def _after(
             half = error_components(metric, [one for one in each if one.stack != stack]).half_width(())
             inside.append(statistics.fmean(abs(one.error) <= half for one in of[stack]))
         held[metric] = round(statistics.fmean(inside), 2)
-    return AfterLevels(components=components, median_percent=medians, held=held)
+    return ErrorsAfterLevels(components=components, median_percent=medians, held=held)
 
 
 LEVELS = (1, 2, 3, 4)

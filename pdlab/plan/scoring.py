@@ -17,10 +17,18 @@ import numpy as np
 from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
-from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Response, Setting, correction_of, posterior
+from pdlab.plan.correction_fit import (
+    Array,
+    CorrectionDistribution,
+    ErrorSds,
+    Response,
+    Setting,
+    correction_of,
+    posterior,
+)
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
-    Effects,
+    EffectSds,
     ErrorComponents,
     StackError,
     StackFit,
@@ -39,7 +47,7 @@ TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
 ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
 START = np.zeros(len(ASIDE))
 # What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
-WIDE = Belief(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
+WIDE = CorrectionDistribution(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
     TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
@@ -112,7 +120,7 @@ def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float,
     return host, factor, prefill, sync
 
 
-def moved(theta: Array) -> list[Array]:
+def perturbed(theta: Array) -> list[Array]:
     """The corrections aside of one."""
     return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
 
@@ -120,7 +128,7 @@ def moved(theta: Array) -> list[Array]:
 def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelShape, theta: Array) -> list[Response]:
     """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
-    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *moved(theta)))
+    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *perturbed(theta)))
     truth = measured_figure(point)
     return [
         Response(
@@ -138,12 +146,12 @@ def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelSh
 # --- leaving a stack out --------------------------------------------------------------------------
 
 
-class LeftOut(NamedTuple):
+class HeldOutStack(NamedTuple):
     """A stack that is left out: its prior by the others, and the error components by the others' errors, by metric."""
 
     stack: Stack
     unseen: tuple[str, ...]
-    prior: Belief
+    prior: CorrectionDistribution
     components: dict[str, ErrorComponents]
 
 
@@ -153,12 +161,12 @@ def fit_of(stack: Stack, found: Sequence[Response]) -> StackFit:
     return StackFit(stack, belief.mean, np.sqrt(np.diag(belief.covariance)))
 
 
-def left_out(stack: Stack, found: Mapping[Stack, Sequence[Response]]) -> LeftOut:
+def left_out(stack: Stack, found: Mapping[Stack, Sequence[Response]]) -> HeldOutStack:
     """``found``: responses at `START` by stack. Nothing of ``stack`` is used, not even for the others' priors."""
     others = {each: values for each, values in found.items() if each != stack}
     fits = [fit_of(each, values) for each, values in others.items()]
     effects = effects_of(fits)
-    return LeftOut(
+    return HeldOutStack(
         stack,
         unseen(stack, list(others)),
         prior_of(stack, fits, effects),
@@ -167,7 +175,7 @@ def left_out(stack: Stack, found: Mapping[Stack, Sequence[Response]]) -> LeftOut
 
 
 def components_of(
-    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects]
+    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[EffectSds]
 ) -> dict[str, ErrorComponents]:
     """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
@@ -200,7 +208,7 @@ def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[i
 
 
 def errors_after(
-    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects], count: int
+    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[EffectSds], count: int
 ) -> dict[str, list[StackError]]:
     """By metric the errors of every stack's levels but ``count`` of them, to which its correction was fitted from the
     other stacks' prior."""
@@ -238,7 +246,7 @@ class StackScore(NamedTuple):
     """Of one stack left out. ``ours`` and ``alone`` by metric; ``held``: share of points within the 90 % band;
     ``rank``: Spearman's correlation of predicted and measured tokens/s per GPU; ``regret``: see `regret`."""
 
-    left_out: LeftOut
+    left_out: HeldOutStack
     points: int
     ours: dict[str, Score]
     alone: dict[str, Score]
@@ -257,7 +265,7 @@ def _score(pairs: Sequence[tuple[float, float]]) -> Score:
     return Score(statistics.median(map(abs, errors)), statistics.median(errors))
 
 
-def scored(out: LeftOut, points: Sequence[ScoredPoint], *, banded: bool = True) -> StackScore:
+def scored(out: HeldOutStack, points: Sequence[ScoredPoint], *, banded: bool = True) -> StackScore:
     """Of the points of one stack. ``banded``: False where a plan gives no band to what it is."""
     known = [each for each in points if each.point.conduct is not None]
     ours, alone, held = {}, {}, {}
@@ -344,6 +352,6 @@ def lost_by_ratio(points: Sequence[ScoredPoint]) -> list[float]:
     return losses
 
 
-def correction_by(out: LeftOut) -> Correction:
+def correction_by(out: HeldOutStack) -> Correction:
     """The correction that the others give a left-out stack."""
     return correction_of(out.prior, 0, "stacks of public points, this one left out")

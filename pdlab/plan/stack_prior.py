@@ -25,12 +25,11 @@ import numpy as np
 from annotated_types import Ge, Gt
 
 from pdlab.core.schema import Frozen
-from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Setting
+from pdlab.plan.correction_fit import Array, CorrectionDistribution, ErrorSds, Setting
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.sim.hardware import ErrorParts
 
-EFFECTS = ("model", "gpu", "engine", "alone")
 FACTOR = math.log(2.0)
 STEPS = 1.25  # between tried standard deviations
 SWEEPS = 4
@@ -44,7 +43,7 @@ class StackFit(NamedTuple):
     sd: Array
 
 
-class Effects(NamedTuple):
+class EffectSds(NamedTuple):
     """Standard deviations of one parameter over models, GPUs, engine versions, and of a stack alone."""
 
     model: float
@@ -56,10 +55,10 @@ class Effects(NamedTuple):
 # Of host_ms, ln factor, ln prefill_factor, sync_us: engines of 2025 and 2026 differed by some tenths of a millisecond a
 # step.
 Believed = (
-    Effects(0.6, 0.2, 0.3, 0.3),
-    Effects(0.04, 0.04, 0.04, 0.04),
-    Effects(0.2, 0.15, 0.15, 0.15),
-    Effects(1.0, 1.0, 1.0, 1.0),
+    EffectSds(0.6, 0.2, 0.3, 0.3),
+    EffectSds(0.04, 0.04, 0.04, 0.04),
+    EffectSds(0.2, 0.15, 0.15, 0.15),
+    EffectSds(1.0, 1.0, 1.0, 1.0),
 )
 
 
@@ -72,7 +71,7 @@ def _same(stack: Stack, other: Stack) -> tuple[bool, bool, bool, bool]:
     )
 
 
-def _covariance(stacks: Sequence[Stack], others: Sequence[Stack], effects: Effects) -> Array:
+def _covariance(stacks: Sequence[Stack], others: Sequence[Stack], effects: EffectSds) -> Array:
     same = np.array([[_same(one, other) for other in others] for one in stacks], dtype=float)
     variance: Array = same @ np.square(np.array(effects))
     return variance
@@ -105,7 +104,7 @@ def _unlikely(residual: Array, covariance: Array) -> float:
     return float(logarithm + residual @ np.linalg.solve(covariance, residual))
 
 
-def effects_of(fits: Sequence[StackFit]) -> tuple[Effects, ...]:
+def effects_of(fits: Sequence[StackFit]) -> tuple[EffectSds, ...]:
     """Of each parameter."""
     stacks = [fit.stack for fit in fits]
     found = []
@@ -114,10 +113,10 @@ def effects_of(fits: Sequence[StackFit]) -> tuple[Effects, ...]:
         noise = np.diag([fit.sd[index] ** 2 for fit in fits])
 
         def loss(sds: Sequence[float], values: Array = values, noise: Array = noise) -> float:
-            covariance = _covariance(stacks, stacks, Effects(*sds)) + noise
+            covariance = _covariance(stacks, stacks, EffectSds(*sds)) + noise
             return _unlikely(values - _mean(values, covariance), covariance)
 
-        found.append(Effects(*most_likely(start, loss)))
+        found.append(EffectSds(*most_likely(start, loss)))
     return tuple(found)
 
 
@@ -126,7 +125,7 @@ def _mean(values: Array, covariance: Array) -> float:
     return float(weights @ values / weights.sum())
 
 
-def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects]) -> Belief:
+def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> CorrectionDistribution:
     """Of a stack from the fits of others. The uncertainty of their mean is in it."""
     others = [fit.stack for fit in fits]
     means, variances = [], []
@@ -141,7 +140,7 @@ def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects])
         variances.append(
             sum(sd**2 for sd in each) - float(toward @ inverse @ toward) + missing**2 / float(inverse.sum())
         )
-    return Belief(np.array(means), np.diag(variances))
+    return CorrectionDistribution(np.array(means), np.diag(variances))
 
 
 # --- errors of predictions ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdlab.plan.correction_fit import (
-    Belief,
+    CorrectionDistribution,
     ErrorSds,
     Response,
     Setting,
@@ -18,7 +18,7 @@ from pdlab.plan.correction_fit import (
     posterior,
 )
 
-PRIOR = Belief(np.zeros(4), np.diag([1.0, 0.01, 0.04, 4.0]))
+PRIOR = CorrectionDistribution(np.zeros(4), np.diag([1.0, 0.01, 0.04, 4.0]))
 START = np.zeros(4)
 SDS = {"TPOT": ErrorSds(level=3.0)}
 
@@ -77,7 +77,7 @@ def test_the_first_level_helps_most_and_a_second_one_like_it_little() -> None:
 
 
 def test_a_correction_has_no_negative_times() -> None:
-    belief = Belief(np.array([-0.3, 0.1, math.log(1.5), -2.0]), PRIOR.covariance)
+    belief = CorrectionDistribution(np.array([-0.3, 0.1, math.log(1.5), -2.0]), PRIOR.covariance)
     made = correction_of(belief, 3, "test")
     assert (made.host_ms, made.sync_us, made.fitted_levels) == (0.0, 0.0, 3)
     assert made.prefill_factor == pytest.approx(1.5)

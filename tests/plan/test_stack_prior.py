@@ -9,7 +9,7 @@ from pdlab.plan.correction_fit import Setting
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.plan.stack_prior import (
     LEAST_STACKS,
-    Effects,
+    EffectSds,
     StackError,
     StackFit,
     effects_of,
@@ -19,7 +19,7 @@ from pdlab.plan.stack_prior import (
     unseen,
 )
 
-EFFECTS = (Effects(0.6, 0.2, 0.3, 0.2),) * 4
+EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2),) * 4
 
 
 def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Stack:
