@@ -19,7 +19,7 @@ from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
 from pdlab.report.section import Section
-from pdlab.report.style import HUES, STYLE_FILE, save
+from pdlab.report.style import HUES, picture
 from pdlab.report.time_figure import TimeFigure
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, RequestRecord, Run
@@ -240,10 +240,6 @@ class ClassLine(NamedTuple):
 def draw_classes(levels: Sequence[ReplayedLevel], path: Path) -> None:
     """TTFT and TPOT by turn and by prompt length, at most `MOST` replays: medians, 90th percentiles dashed, and the
     medians of simulations dotted with hollow marks. Raises StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import LogFormatter
 
     shown = levels[:MOST]
@@ -251,29 +247,23 @@ def draw_classes(levels: Sequence[ReplayedLevel], path: Path) -> None:
         ("turn", "by_turn", _turn_name),
         ("prompt tokens", "by_length", _length_name),
     ]
-    with plt.style.context(STYLE_FILE):
-        figure, grid = plt.subplots(2, 2, figsize=CLASSES_IN, sharex="col", layout="constrained")
-        try:
-            for column, (axis_name, of, name_of) in enumerate(columns):
-                classes = sorted({key for each in shown for key in getattr(each.facts, of)})
-                for axes, (metric, unit) in zip(
-                    grid[:, column], (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms")), strict=True
-                ):
-                    for number, each in enumerate(shown):
-                        for line in _class_lines(each, of, metric, classes):
-                            axes.plot(range(len(classes)), line.heights, color=HUES[number], markersize=4, **line.look)
-                    axes.set_yscale("log")
-                    axes.yaxis.set_major_formatter(LogFormatter())
-                    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
-                    axes.set_ylabel(unit)
-                axes.set_xticks(range(len(classes)), map(name_of, classes), fontsize=7)
-                axes.set_xlabel(axis_name)
-            figure.suptitle("solid: p50, dashed: p90, dotted with squares: p50 simulated", fontsize=9)
-            handles, labels = grid[0][0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-            save(figure, path)
-        finally:
-            plt.close(figure)
+    with picture(path, figsize=CLASSES_IN, layout="constrained") as figure:
+        grid = figure.subplots(2, 2, sharex="col")
+        for column, (axis_name, of, name_of) in enumerate(columns):
+            classes = sorted({key for each in shown for key in getattr(each.facts, of)})
+            for axes, (metric, unit) in zip(grid[:, column], (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms")), strict=True):
+                for number, each in enumerate(shown):
+                    for line in _class_lines(each, of, metric, classes):
+                        axes.plot(range(len(classes)), line.heights, color=HUES[number], markersize=4, **line.look)
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(LogFormatter())
+                axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
+                axes.set_ylabel(unit)
+            axes.set_xticks(range(len(classes)), map(name_of, classes), fontsize=7)
+            axes.set_xlabel(axis_name)
+        figure.suptitle("solid: p50, dashed: p90, dotted with squares: p50 simulated", fontsize=9)
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
 
 
 def _class_lines(each: ReplayedLevel, of: str, metric: str, classes: Sequence[int]) -> Iterator[ClassLine]:

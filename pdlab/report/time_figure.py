@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pdlab.core import text as core_text
-from pdlab.report.style import STYLE_FILE, save, text_color
+from pdlab.report.style import picture, text_color
 
 Dash = Literal["solid", "dashed", "dashdot", "dotted"]
 SVG_DASHES: dict[Dash, str] = {"solid": "", "dashed": "5 3", "dashdot": "7 2 2 2", "dotted": "2 2"}
@@ -80,30 +80,17 @@ def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, 
 
 def draw(spec: TimeFigure, path: Path) -> None:
     """Write the picture (png, svg or pdf by the suffix of ``path``). Raises StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     heights = [panel.height_in for panel in spec.panels]
-    with plt.style.context(STYLE_FILE):
-        figure, grid = plt.subplots(
-            len(heights), 1, figsize=(WIDTH_IN, sum(heights)), sharex=True, layout="constrained", squeeze=False,
-            height_ratios=heights,
-        )  # fmt: skip
-        try:
-            every = [row[0] for row in grid]
-            for axes, panel in zip(every, spec.panels, strict=True):
-                _panel(axes, panel, spec)
-            for span in spec.spans:
-                place = {"xycoords": ("data", "axes fraction"), "fontsize": 7, "ha": "left", "va": "bottom"}
-                every[0].annotate(span.name, (span.begins, 1.0), **place)
-            every[-1].set_xlabel(spec.time_name)
-            if spec.title:
-                every[0].set_title(spec.title, fontsize=9, pad=14)
-            save(figure, path)
-        finally:
-            plt.close(figure)
+    with picture(path, figsize=(WIDTH_IN, sum(heights)), layout="constrained") as figure:
+        every = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, panel in zip(every, spec.panels, strict=True):
+            _panel(axes, panel, spec)
+        for span in spec.spans:
+            place = {"xycoords": ("data", "axes fraction"), "fontsize": 7, "ha": "left", "va": "bottom"}
+            every[0].annotate(span.name, (span.begins, 1.0), **place)
+        every[-1].set_xlabel(spec.time_name)
+        if spec.title:
+            every[0].set_title(spec.title, fontsize=9, pad=14)
 
 
 def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
