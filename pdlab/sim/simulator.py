@@ -94,9 +94,11 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
+def engine_of(
+    hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool, moves_kv: bool = False
+) -> Engine:
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
-    costs = steps_of(hardware, shape, pool)
+    costs = steps_of(hardware, shape, pool, moves_kv=moves_kv)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
     return Engine(
         costs,
@@ -162,7 +164,11 @@ class System(Stepping):
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
-        return [engine_of(self.hardware, self.shape, pool, prefills_only=role == "prefill") for _ in range(count)]
+        prefills_only, moves_kv = role == "prefill", self.deployment.transport is not None
+        return [
+            engine_of(self.hardware, self.shape, pool, prefills_only=prefills_only, moves_kv=moves_kv)
+            for _ in range(count)
+        ]
 
     # --- one level ----------------------------------------------------------------------------
 
