@@ -63,16 +63,13 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self.llm_config = llm_config
         self.spec = spec = read_spec()
         self._pool = spec.deployment.pools[spec.role]
-        self._moves_kv = spec.deployment.transport is not None
-        stages = [
-            engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False, moves_kv=self._moves_kv)
-            for _ in range(self._pool.pp)
-        ]
+        stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
         self.core = RealTime(stages, self.clock, self._empty_cache, every_token=spec.chunk_per_token)
         self.core.scattered = False if spec.assume_merged else None
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
+        self._moves_kv = spec.deployment.transport is not None
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
         self._front = SimpleNamespace(frontend_free_s=0.0)
         self._folder = RehearsalFolder(Path(spec.folder))

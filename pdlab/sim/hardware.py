@@ -178,13 +178,6 @@ class Hardware(Frozen):
         constant = self.constants.get("steps_in_flight")
         return round(constant.value) if constant is not None else 0
 
-    @property
-    def connector_s(self) -> float:
-        """By which every step of an engine that moves KV cache is longer, for its connector; 0 where the file does not
-        say, for its constants were fitted before the simulator knew of it."""
-        constant = self.constants.get("connector_ms")
-        return constant.value * 1e-3 if constant is not None else 0.0
-
     def with_values(self, values: Mapping[str, float]) -> Hardware:
         """The same hardware with some constants replaced (their basis stays)."""
         changed = {name: self.constants[name].model_copy(update={"value": value}) for name, value in values.items()}

@@ -94,11 +94,9 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-def engine_of(
-    hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool, moves_kv: bool = False
-) -> Engine:
+def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
-    costs = steps_of(hardware, shape, pool, moves_kv=moves_kv)
+    costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
     return Engine(
         costs,
@@ -164,11 +162,7 @@ class System(Stepping):
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
-        prefills_only, moves_kv = role == "prefill", self.deployment.transport is not None
-        return [
-            engine_of(self.hardware, self.shape, pool, prefills_only=prefills_only, moves_kv=moves_kv)
-            for _ in range(count)
-        ]
+        return [engine_of(self.hardware, self.shape, pool, prefills_only=role == "prefill") for _ in range(count)]
 
     # --- one level ----------------------------------------------------------------------------
 

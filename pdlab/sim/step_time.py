@@ -33,7 +33,7 @@ def active_parameters(shape: ModelShape) -> float:
 class StepCosts:
     """A pool's step in plain numbers (seconds, per unit), for the simulator's inner loop."""
 
-    fixed_s: float  # launch, dense weights, synchronisation, KV connector
+    fixed_s: float  # launch, dense weights, synchronisation
     experts_s: float  # all experts read once
     log_untouched: float  # log(1 - k / E)
     sequence_s: float  # per decoding sequence
@@ -105,8 +105,8 @@ MANY_TOKENS = 4000  # every expert in use is touched
 EAGER_TOKENS = 2000.0  # prefill tokens after which most of the cost of a step without CUDA graphs is there
 
 
-def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool, *, moves_kv: bool = False) -> StepCosts:
-    """The costs of one engine (one DP rank) of ``pool``; ``moves_kv``: it has a KV connector. Raises UsageError."""
+def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
+    """The costs of one engine (one DP rank) of ``pool``. Raises UsageError."""
     value = hardware.value
     tp = pool.tp
     rate = value("memory_gb_per_s") * 1e9
@@ -126,8 +126,7 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool, *, moves_kv: b
     return StepCosts(
         fixed_s=value("launch_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS
         + dense_bytes(shape, with_embedding=False) / (rate * tp * value("weight_read_share"))
-        + value("sync_ms") * 1e-3 * math.log2(tp) * shape.layers / REFERENCE_LAYERS
-        + (hardware.connector_s if moves_kv else 0.0),
+        + value("sync_ms") * 1e-3 * math.log2(tp) * shape.layers / REFERENCE_LAYERS,
         experts_s=expert_bytes(shape)
         * experts_in_use
         / shape.experts

@@ -12,12 +12,12 @@ from pdlab.sim.step_source import Corrected, Limits, StepSource, Tabulated
 from pdlab.sim.step_time import step_costs
 
 
-def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, moves_kv: bool = False) -> StepSource:
+def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
     """The step times of one engine (one DP rank) of ``pool``: those of the hardware's tables where it names some, else
-    of its constants. ``moves_kv``: it has a KV connector, of which tables do not know. Raises UsageError."""
+    of its constants. Raises UsageError."""
     own = hardware.of(pool)
     source: StepSource = (
-        step_costs(own, shape, pool, moves_kv=moves_kv)
+        step_costs(own, shape, pool)
         if own.steps is None
         else Corrected(tables_of(own.steps, shape, pool), own.steps.correction, shape.layers * math.log2(pool.tp))
     )

@@ -172,8 +172,7 @@ class VllmSystem(System):
             asynchronous=self.asynchronous,
             retention_tokens=self.deployment.retention_tokens(pool),
         )
-        moves_kv = self.deployment.transport is not None
-        costs = steps_of(self.hardware, self.shape, pool, moves_kv=moves_kv)
+        costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
         return [
             VllmEngine(parts, costs, capacity, self.hardware.step_tokens, prefills_only=role == "prefill")

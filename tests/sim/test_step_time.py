@@ -11,7 +11,7 @@ from pdlab.core.catalog import ModelShape, load_model
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import dense_bytes, expert_bytes, kv_bytes
-from pdlab.sim.hardware import Constant, load_hardware
+from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import link_of, transfer_costs
 from pdlab.sim.step_time import active_parameters, kv_capacity_tokens, step_costs
 
@@ -169,16 +169,3 @@ def test_a_joining_request_is_admitted_in_blocks_of_the_hardware() -> None:
     one, other = (step_costs(hardware, GPT_OSS, Pool(tp=4)) for hardware in (HARDWARE, larger))
     assert one.admit_s * HARDWARE.block_tokens == pytest.approx(HARDWARE.value("admit_us") * 1e-6)
     assert other.admit_s == pytest.approx(one.admit_s / 2)
-
-
-def test_a_kv_connector_makes_every_step_longer() -> None:
-    """Only where the file has its constant, and only of an engine that moves KV cache."""
-    constant = Constant(value=0.6, unit="ms per step", basis="assumed", source="this test")
-    known = HARDWARE.model_copy(update={"constants": HARDWARE.constants | {"connector_ms": constant}})
-    for load in ((4, 0, 3000), (0, 2000, 1000)):
-        plain, moves, unknown = (
-            step_costs(hardware, GPT_OSS, Pool(tp=4), moves_kv=moves_kv).step_s(*load)
-            for hardware, moves_kv in ((known, False), (known, True), (HARDWARE, True))
-        )
-        assert moves - plain == pytest.approx(0.6e-3)
-        assert unknown == plain
