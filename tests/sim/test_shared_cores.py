@@ -65,5 +65,5 @@ def test_a_run_of_decode_steps_is_slower_while_the_other_engine_works() -> None:
     both = served([0.0, answer.finish_s[0] / 2], [(100, 200), (1000, 1)], 0.8, 2)
     prompt_s = both.finish_s[1] - answer.finish_s[0] / 2
     assert prompt_s == pytest.approx(alone_s * 1.8)
-    # What it lost: the share of the prompt's time that the other engine took.
-    assert both.finish_s[0] - answer.finish_s[0] == pytest.approx(prompt_s * (1 - 1 / 1.8))
+    # What it lost: the share of the prompt's time that the other engine took. A run that is cut keeps its mean context.
+    assert both.finish_s[0] - answer.finish_s[0] == pytest.approx(prompt_s * (1 - 1 / 1.8), rel=0.02)
