@@ -28,6 +28,7 @@ from pdlab.plan.correction_fit import (
     Response,
     Setting,
     belief_of,
+    bounded,
     correction_of,
     gains,
     posterior,
@@ -92,9 +93,8 @@ def calibrated(
     for _ in range(ROUNDS):
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
-        still = bool(np.all(np.abs(after.mean - theta) < 0.01))
-        # Neither the host nor waiting takes less than no time, so the next responses are of that.
-        theta = np.array([max(after.mean[0], 0.0), *after.mean[1:3], max(after.mean[3], 0.0)])
+        before, theta = theta, bounded(after)
+        still = bool(np.all(np.abs(theta - before) < 0.01))
         if still:
             break
     targets = candidates(hardware, shape, sweeps, theta)
