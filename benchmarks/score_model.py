@@ -44,8 +44,8 @@ from pdlab.plan.scoring import (  # noqa: E402
     TPOT,
     TTFT,
     GroupScore,
-    Held,
     PointFigure,
+    PointsInBand,
     Score,
     ScoredPoint,
     StackScore,
@@ -356,7 +356,7 @@ def group_table(scores: list[GroupScore]) -> str:
 SAID = ("in the band", "86 to 94 % in", "interval has 90 % in")
 
 
-def near_and_around(held: Sequence[Held]) -> list[str]:
+def near_and_around(held: Sequence[PointsInBand]) -> list[str]:
     """``3 of 8``: how many shares are in `NEAR`, and of how many the interval has 90 % in it."""
     near = sum(NEAR[0] <= each.share <= NEAR[1] for each in held)
     around = sum(each.interval[0] <= 0.9 <= each.interval[1] for each in held)
@@ -366,7 +366,7 @@ def near_and_around(held: Sequence[Held]) -> list[str]:
 LEAST_POINTS = 10  # of a group that has a row: the others are in the sums
 
 
-def said(held: Held) -> str:
+def said(held: PointsInBand) -> str:
     """``90 % of 120 (83-94)``: the share, and its interval."""
     low, high = held.interval
     return f"{held.share:.0%} of {held.of} ({100 * low:.0f}-{100 * high:.0f})".replace("%", " %", 1)

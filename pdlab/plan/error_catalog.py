@@ -19,7 +19,7 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.workload import Closed
-from pdlab.plan.correction_fit import Belief, correction_of
+from pdlab.plan.correction_fit import CorrectionDistribution, correction_of
 from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
@@ -30,7 +30,7 @@ from pdlab.plan.scoring import (
     WIDE,
     Found,
     GroupScore,
-    Others,
+    ReferenceStacks,
     StackScore,
     errors_after,
     others_of,
@@ -38,7 +38,7 @@ from pdlab.plan.scoring import (
     with_correction,
 )
 from pdlab.plan.stack_prior import (
-    Effects,
+    EffectSds,
     ErrorComponents,
     StackFit,
     error_components,
@@ -83,7 +83,7 @@ class KnownStack(Frozen):
         return StackFit(self.stack, np.array(self.correction), np.array(self.sd))
 
 
-class AfterLevels(Frozen):
+class ErrorsAfterLevels(Frozen):
     """How far predictions of a stack are off after some of its levels were measured. ``components``: by metric.
     ``median_percent``: median absolute error on the other levels, the median over stacks. ``held``: share of them in
     bands that are made of other stacks' errors, the mean over stacks; ``near``: in how many stacks that share is in
@@ -126,14 +126,14 @@ class ErrorCatalog(Frozen):
     stacks: tuple[KnownStack, ...] = Field(min_length=1)
     effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=4, max_length=4)
     components: dict[str, ErrorComponents]
-    after: dict[int, AfterLevels]
+    after: dict[int, ErrorsAfterLevels]
     left_out: dict[str, dict[str, float]] = Field(default_factory=dict)
     covered: Covered
 
-    def prior(self, stack: Stack) -> Belief:
+    def prior(self, stack: Stack) -> CorrectionDistribution:
         """Of the correction of a stack, whether it is one of these or not."""
         fits = [*(each.fit for each in self.stacks), home_fit()]
-        return prior_of(stack, fits, [Effects(*each) for each in self.effects])
+        return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
     def correction(self, stack: Stack) -> Correction:
         """The prior as hardware has it."""
@@ -148,7 +148,7 @@ class ErrorCatalog(Frozen):
         return [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
 
 
-def _after(everything: Others, without: Mapping[Stack, Others], count: int) -> AfterLevels:
+def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks], count: int) -> ErrorsAfterLevels:
     medians: dict[str, list[float]] = {}
     held: dict[str, list[float]] = {}
     for stack, others in without.items():
@@ -159,7 +159,7 @@ def _after(everything: Others, without: Mapping[Stack, Others], count: int) -> A
                 half = error_components(metric, theirs[metric]).half_width(())
                 medians.setdefault(metric, []).append(statistics.median(errors))
                 held.setdefault(metric, []).append(statistics.fmean(error <= half for error in errors))
-    return AfterLevels(
+    return ErrorsAfterLevels(
         components={
             metric: error_components(metric, each)
             for metric, each in errors_after(everything.found, everything, count).items()
@@ -196,7 +196,7 @@ def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> Covered:
 
 def catalog_of(
     found: Found,
-    without: Mapping[Stack, Others],
+    without: Mapping[Stack, ReferenceStacks],
     scores: Sequence[StackScore],
     groups: Sequence[GroupScore],
     points: int,

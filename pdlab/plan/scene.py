@@ -17,7 +17,7 @@ from pdlab.core.findings import Finding
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
-from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
+from pdlab.plan.extrapolation import OutsideFit, Platform, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.slo import within
@@ -132,7 +132,7 @@ class Scene:
             self.shape.name,
             deployment,
             (self.workload, self.longest),
-            ran_on=RanOn(nic=self.nic),
+            ran_on=Platform(nic=self.nic),
             in_flight_per_gpu=loads,
         )
         if found or deployment is None or self.hardware.steps is None:
@@ -171,6 +171,14 @@ class Scene:
         else:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
         return self._simulated(simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
+
+    def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
+        """The requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError when a
+        request does not fit."""
+        assert self.trace is not None
+        trace = self.trace.at_rate(rate_rps)
+        level = Level(load=self.at_rate(rate_rps), num_requests=len(trace.arrival_s), seed=self.seed)
+        return self._simulated(simulate, deployment, level, trace)
 
     def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
         """The very requests of ``result``, simulated in another way. Raises UsageError as that does."""

@@ -17,22 +17,31 @@ import numpy as np
 from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
-from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Response, Setting, bounded, correction_of, posterior
+from pdlab.plan.correction_fit import (
+    Array,
+    CorrectionDistribution,
+    ErrorSds,
+    Response,
+    Setting,
+    bounded,
+    correction_of,
+    posterior,
+)
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
     SEEN_BY,
-    Effects,
+    EffectSds,
     ErrorComponents,
     StackError,
     StackFit,
     effects_of,
     error_components,
     group_of,
+    hold_outs,
+    is_represented,
     prior_of,
-    told,
     unseen,
-    ways_out,
 )
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, TableMode
@@ -44,7 +53,7 @@ TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
 ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
 START = np.zeros(len(ASIDE))
 # What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
-WIDE = Belief(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
+WIDE = CorrectionDistribution(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
     TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
@@ -117,7 +126,7 @@ def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float,
     return host, factor, prefill, sync
 
 
-def moved(theta: Array) -> list[Array]:
+def perturbed(theta: Array) -> list[Array]:
     """The corrections aside of one."""
     return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
 
@@ -125,7 +134,7 @@ def moved(theta: Array) -> list[Array]:
 def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelShape, theta: Array) -> list[Response]:
     """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
-    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *moved(theta)))
+    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *perturbed(theta)))
     truth = measured_figure(point)
     return [
         Response(
@@ -146,13 +155,13 @@ def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelSh
 Found = Mapping[Stack, Sequence[Response]]  # responses at `START` by stack
 
 
-class LeftOut(NamedTuple):
+class HeldOutStack(NamedTuple):
     """A stack that is left out: its prior by the others, and the error components by the others' errors, by metric.
     ``banded``: whether a plan that knows the others gives it a band."""
 
     stack: Stack
     unseen: tuple[str, ...]
-    prior: Belief
+    prior: CorrectionDistribution
     components: dict[str, ErrorComponents]
     banded: bool
 
@@ -164,19 +173,23 @@ class LeftOut(NamedTuple):
         return components.half_width(self.unseen)
 
 
-class Others(NamedTuple):
+class ReferenceStacks(NamedTuple):
     """What is known without those that are left out."""
 
     found: Found
     fits: list[StackFit]
-    effects: tuple[Effects, ...]
+    effects: tuple[EffectSds, ...]
     components: dict[str, ErrorComponents]
 
-    def of(self, stack: Stack) -> LeftOut:
+    def of(self, stack: Stack) -> HeldOutStack:
         """One that is none of them."""
         stacks = list(self.found)
-        return LeftOut(
-            stack, unseen(stack, stacks), prior_of(stack, self.fits, self.effects), self.components, told(stack, stacks)
+        return HeldOutStack(
+            stack,
+            unseen(stack, stacks),
+            prior_of(stack, self.fits, self.effects),
+            self.components,
+            is_represented(stack, stacks),
         )
 
 
@@ -186,14 +199,14 @@ def fit_of(stack: Stack, found: Sequence[Response]) -> StackFit:
     return StackFit(stack, belief.mean, np.sqrt(np.diag(belief.covariance)))
 
 
-def others_of(found: Found, fits: Mapping[Stack, StackFit] | None = None) -> Others:
+def others_of(found: Found, fits: Mapping[Stack, StackFit] | None = None) -> ReferenceStacks:
     """Of these stacks. ``fits``: theirs, where they are known."""
     own = [fits[stack] if fits else fit_of(stack, values) for stack, values in found.items()]
     effects = effects_of(own)
-    return Others(found, own, effects, components_of(found, own, effects))
+    return ReferenceStacks(found, own, effects, components_of(found, own, effects))
 
 
-def left_out(stack: Stack, found: Found) -> LeftOut:
+def left_out(stack: Stack, found: Found) -> HeldOutStack:
     """Nothing of ``stack`` is used, not even for the others' priors."""
     return others_of({each: values for each, values in found.items() if each != stack}).of(stack)
 
@@ -203,11 +216,11 @@ def error_of(response: Response, theta: Array) -> float:
     return response.residual - float(np.dot(response.slopes, theta - START))
 
 
-def components_of(found: Found, fits: Sequence[StackFit], effects: Sequence[Effects]) -> dict[str, ErrorComponents]:
-    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `ways_out`."""
+def components_of(found: Found, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> dict[str, ErrorComponents]:
+    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `hold_outs`."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
     for stack, values in found.items():
-        for without, rest in ways_out(stack, fits).items():
+        for without, rest in hold_outs(stack, fits).items():
             theta = bounded(prior_of(stack, rest, effects))
             for each in values:
                 errors[each.metric].append(StackError(stack, each.setting, without, error_of(each, theta)))
@@ -218,7 +231,7 @@ NORMAL_95 = 1.96
 NEAR = (0.86, 0.94)  # share of points in a 90 % band that counts as held
 
 
-class Held(NamedTuple):
+class PointsInBand(NamedTuple):
     """Points in a band."""
 
     inside: int
@@ -245,7 +258,7 @@ class GroupScore(NamedTuple):
     kind: str
     group: str
     stacks: int
-    held: dict[str, Held]
+    held: dict[str, PointsInBand]
     error: dict[str, float]
 
 
@@ -289,7 +302,7 @@ def natural(label: str) -> tuple[int, str]:
 FEWEST_LEFT = 4  # responses of a stack without the left-out group: fewer say nothing of its correction
 
 
-def _group_score(kind: str, group: str, tested: Sequence[tuple[LeftOut, Sequence[Response]]]) -> GroupScore:
+def _group_score(kind: str, group: str, tested: Sequence[tuple[HeldOutStack, Sequence[Response]]]) -> GroupScore:
     held, error = {}, {}
     for metric in (TPOT, TTFT):
         errors, inside, banded = [], 0, 0
@@ -302,7 +315,7 @@ def _group_score(kind: str, group: str, tested: Sequence[tuple[LeftOut, Sequence
                         banded += 1
                         inside += errors[-1] <= half
         if banded:
-            held[metric] = Held(inside, banded)
+            held[metric] = PointsInBand(inside, banded)
         if errors:
             error[metric] = 100 * math.expm1(statistics.median(errors))
     return GroupScore(kind, group, len(tested), held, error)
@@ -318,14 +331,14 @@ def shares_of(scores: Sequence[GroupScore]) -> dict[str, dict[str, float]]:
     return shares
 
 
-def held_of(scores: Sequence[GroupScore], kind: str, metric: str) -> list[Held]:
+def held_of(scores: Sequence[GroupScore], kind: str, metric: str) -> list[PointsInBand]:
     """Of every group of that kind that has bands."""
     return [score.held[metric] for score in scores if score.kind == kind and metric in score.held]
 
 
-def sum_of(held: Sequence[Held]) -> Held:
+def sum_of(held: Sequence[PointsInBand]) -> PointsInBand:
     """Of all their points."""
-    return Held(sum(each.inside for each in held), sum(each.of for each in held))
+    return PointsInBand(sum(each.inside for each in held), sum(each.of for each in held))
 
 
 def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[Setting]) -> float:
@@ -363,7 +376,7 @@ def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[i
     return set(taken)
 
 
-def errors_after(found: Found, others: Others, count: int) -> dict[str, list[StackError]]:
+def errors_after(found: Found, others: ReferenceStacks, count: int) -> dict[str, list[StackError]]:
     """By metric the errors of every stack's levels but ``count`` of them, to which its correction was fitted from the
     prior of ``others``, less itself."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
@@ -399,11 +412,11 @@ class StackScore(NamedTuple):
     """Of one stack left out. ``ours`` and ``alone`` by metric; ``held``: points within the 90 % band;
     ``rank``: Spearman's correlation of predicted and measured tokens/s per GPU; ``regret``: see `regret`."""
 
-    left_out: LeftOut
+    left_out: HeldOutStack
     points: int
     ours: dict[str, Score]
     alone: dict[str, Score]
-    held: dict[str, Held]
+    held: dict[str, PointsInBand]
     rank: float | None
     regret: float | None
 
@@ -418,7 +431,7 @@ def _score(pairs: Sequence[tuple[float, float]]) -> Score:
     return Score(statistics.median(map(abs, errors)), statistics.median(errors))
 
 
-def scored(out: LeftOut, points: Sequence[ScoredPoint]) -> StackScore:
+def scored(out: HeldOutStack, points: Sequence[ScoredPoint]) -> StackScore:
     """Of the points of one stack."""
     known = [each for each in points if each.point.conduct is not None]
     ours, alone, held = {}, {}, {}
@@ -434,7 +447,7 @@ def scored(out: LeftOut, points: Sequence[ScoredPoint]) -> StackScore:
         if theirs:
             alone[metric] = _score(theirs)
         if (half := out.half_width(metric)) is not None:
-            held[metric] = Held(sum(abs(math.log(value / truth)) <= half for value, truth in pairs), len(pairs))
+            held[metric] = PointsInBand(sum(abs(math.log(value / truth)) <= half for value, truth in pairs), len(pairs))
     return StackScore(out, len(points), ours, alone, held, rank_of(known), regret(known))
 
 
@@ -504,6 +517,6 @@ def lost_by_ratio(points: Sequence[ScoredPoint]) -> list[float]:
     return losses
 
 
-def correction_by(out: LeftOut) -> Correction:
+def correction_by(out: HeldOutStack) -> Correction:
     """The correction that the others give a left-out stack."""
     return correction_of(out.prior, 0, "stacks of public points, this one left out")

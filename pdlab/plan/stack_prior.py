@@ -7,7 +7,7 @@ that was not, and a version that was never seen is as wide as versions have diff
 
 **The errors** of predictions by such priors are split the same way (`error_components`): of a stack as such, more of it
 for a model, a GPU or an engine's version that was not among the others, and of parallelism, lengths, load and a level
-within a stack. Every stack is left out alone, and with all of its model, GPU or version (`ways_out`). The parts say how
+within a stack. Every stack is left out alone, and with all of its model, GPU or version (`hold_outs`). The parts say how
 errors of one stack compare with those of another. How wide a band is for them is counted (`hierarchical_quantile`):
 errors of stacks are not normal.
 
@@ -28,12 +28,11 @@ from annotated_types import Ge, Gt
 
 from pdlab.analysis.student import student_t
 from pdlab.core.schema import Frozen
-from pdlab.plan.correction_fit import Array, Belief, Setting
+from pdlab.plan.correction_fit import Array, CorrectionDistribution, Setting
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.sim.hardware import ErrorParts
 
-EFFECTS = ("model", "gpu", "engine", "alone")
 FACTOR = math.log(2.0)
 STEPS = 1.25  # between tried standard deviations
 SWEEPS = 4
@@ -47,7 +46,7 @@ class StackFit(NamedTuple):
     sd: Array
 
 
-class Effects(NamedTuple):
+class EffectSds(NamedTuple):
     """Standard deviations of one parameter over models, GPUs, engine versions, and of a stack alone."""
 
     model: float
@@ -59,10 +58,10 @@ class Effects(NamedTuple):
 # Of host_ms, ln factor, ln prefill_factor, sync_us: engines of 2025 and 2026 differed by some tenths of a millisecond a
 # step.
 Believed = (
-    Effects(0.6, 0.2, 0.3, 0.3),
-    Effects(0.04, 0.04, 0.04, 0.04),
-    Effects(0.2, 0.15, 0.15, 0.15),
-    Effects(1.0, 1.0, 1.0, 1.0),
+    EffectSds(0.6, 0.2, 0.3, 0.3),
+    EffectSds(0.04, 0.04, 0.04, 0.04),
+    EffectSds(0.2, 0.15, 0.15, 0.15),
+    EffectSds(1.0, 1.0, 1.0, 1.0),
 )
 
 
@@ -77,7 +76,7 @@ def group_of(stack: Stack, kind: str) -> str:
 
 
 def _shared(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
-    """(stacks, others, 4): which of `EFFECTS` two stacks have in common; a stack has all with itself."""
+    """(stacks, others, 4): which of `EffectSds` two stacks have in common; a stack has all with itself."""
     one, other = (
         np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label] for each in some])
         for some in (stacks, others)
@@ -85,7 +84,7 @@ def _shared(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
     return (one[:, None, :] == other[None, :, :]).astype(float)
 
 
-def _covariance(shared: Array, effects: Effects) -> Array:
+def _covariance(shared: Array, effects: EffectSds) -> Array:
     variance: Array = shared @ np.square(np.array(effects))
     return variance
 
@@ -117,7 +116,7 @@ def _unlikely(residual: Array, covariance: Array) -> float:
     return float(logarithm + residual @ np.linalg.solve(covariance, residual))
 
 
-def effects_of(fits: Sequence[StackFit]) -> tuple[Effects, ...]:
+def effects_of(fits: Sequence[StackFit]) -> tuple[EffectSds, ...]:
     """Of each parameter."""
     shared = _shared(*[[fit.stack for fit in fits]] * 2)
     found = []
@@ -126,10 +125,10 @@ def effects_of(fits: Sequence[StackFit]) -> tuple[Effects, ...]:
         noise = np.diag([fit.sd[index] ** 2 for fit in fits])
 
         def loss(sds: Sequence[float], values: Array = values, noise: Array = noise) -> float:
-            covariance = _covariance(shared, Effects(*sds)) + noise
+            covariance = _covariance(shared, EffectSds(*sds)) + noise
             return _unlikely(values - _mean(values, covariance), covariance)
 
-        found.append(Effects(*most_likely(start, loss)))
+        found.append(EffectSds(*most_likely(start, loss)))
     return tuple(found)
 
 
@@ -138,7 +137,7 @@ def _mean(values: Array, covariance: Array) -> float:
     return float(weights @ values / weights.sum())
 
 
-def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects]) -> Belief:
+def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> CorrectionDistribution:
     """Of a stack from the fits of others. The uncertainty of their mean is in it."""
     others = [fit.stack for fit in fits]
     among, toward_them = _shared(others, others), _shared([stack], others)
@@ -154,7 +153,7 @@ def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects])
         variances.append(
             sum(sd**2 for sd in each) - float(toward @ inverse @ toward) + missing**2 / float(inverse.sum())
         )
-    return Belief(np.array(means), np.diag(variances))
+    return CorrectionDistribution(np.array(means), np.diag(variances))
 
 
 # --- errors of predictions ------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def unseen(stack: Stack, others: Sequence[Stack]) -> tuple[str, ...]:
     )
 
 
-def ways_out(stack: Stack, fits: Sequence[StackFit]) -> dict[tuple[str, ...], list[StackFit]]:
+def hold_outs(stack: Stack, fits: Sequence[StackFit]) -> dict[tuple[str, ...], list[StackFit]]:
     """Fits of the others where the stack alone is left out, and where all of its model, GPU or engine version is: by
     what of it is unseen then. The stack alone is the first."""
     others = [fit for fit in fits if fit.stack != stack]
@@ -251,7 +250,7 @@ def ways_out(stack: Stack, fits: Sequence[StackFit]) -> dict[tuple[str, ...], li
 LEAST_LIKE = 3  # two are no rule
 
 
-def told(stack: Stack, others: Sequence[Stack]) -> bool:
+def is_represented(stack: Stack, others: Sequence[Stack]) -> bool:
     """Whether the errors of others say how far predictions of the stack are off: enough of them are of its engine and
     mode, and of what is unseen of it there are as many kinds among these, so that each was left out in turn."""
     alike = [each for each in others if (each.engine, each.mode) == (stack.engine, stack.mode)]
@@ -259,11 +258,11 @@ def told(stack: Stack, others: Sequence[Stack]) -> bool:
     return min(map(len, [alike, *kinds])) >= LEAST_LIKE
 
 
-Ways = Mapping[tuple[str, ...], Sequence[StackError]]
+HoldOuts = Mapping[tuple[str, ...], Sequence[StackError]]
 
 
 def error_components(metric: str, errors: Sequence[StackError]) -> ErrorComponents:
-    """``errors``: of stacks, each left out in one way or more (`ways_out`).
+    """``errors``: of stacks, each left out in one way or more (`hold_outs`).
 
     The mean error is taken to be 0, since no prediction is corrected by it. Errors beyond `SOFT_ERRORS` times the
     median one count as that: one broken level of the tables is no reason to widen every band. How far errors go for a
@@ -287,7 +286,7 @@ def error_components(metric: str, errors: Sequence[StackError]) -> ErrorComponen
     return plain.model_copy(update={"reach": hierarchical_quantile(scores)})
 
 
-def errors_loss(stacks: Sequence[Ways], limit: float = math.inf) -> Callable[[Sequence[float]], float]:
+def errors_loss(stacks: Sequence[HoldOuts], limit: float = math.inf) -> Callable[[Sequence[float]], float]:
     """-2 times the logarithm of a normal likelihood of the errors, but for a constant, as a function of the standard
     deviations of `ErrorComponents`. ``limit``: larger errors count as that.
 

@@ -16,7 +16,7 @@ from support import folders
 from pdlab.analysis import curves as analysis
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample, Search
+from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.cli import viz
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.workload import Slo
@@ -289,7 +289,7 @@ def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytes
     one, _, _, two = folders.deployments(4)
     made = [folders.write(tmp_path / name, each) for name, each in (("one", one), ("two", two))]
     store, slo = Store(made[1]), Slo(ttft_s=0.5, quantile=0.9)
-    search = Search(slo=slo, requests=400)
+    search = SloSearchOptions(slo=slo, requests=400)
     samples = [LevelSample(rate_rps=r, repeat=0, judged=400, met=met) for r, met in ((70.0, 396), (77.0, 240))]
     store.write_search(slo_search.result(slo_search.points(samples, search), search, label="two", repeat=0))
     assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0

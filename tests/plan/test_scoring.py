@@ -28,8 +28,8 @@ from pdlab.plan.scoring import (
     START,
     TPOT,
     TTFT,
-    Held,
     PointFigure,
+    PointsInBand,
     ScoredPoint,
     group_scores,
     left_out,
@@ -41,7 +41,7 @@ from pdlab.plan.scoring import (
     response,
     scored,
 )
-from pdlab.plan.stack_prior import LEAST_STACKS, ErrorComponents, told
+from pdlab.plan.stack_prior import LEAST_STACKS, ErrorComponents, is_represented
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.simulator import simulate
@@ -183,9 +183,9 @@ def test_all_of_a_model_is_left_out_at_once() -> None:
 
 
 def test_an_interval_of_a_share_is_wilsons() -> None:
-    assert Held(18, 20).interval == pytest.approx((0.699, 0.972), abs=1e-3)
-    assert Held(20, 20).interval == pytest.approx((0.839, 1.0), abs=1e-3)
-    assert Held(90, 100).share == 0.9
+    assert PointsInBand(18, 20).interval == pytest.approx((0.699, 0.972), abs=1e-3)
+    assert PointsInBand(20, 20).interval == pytest.approx((0.839, 1.0), abs=1e-3)
+    assert PointsInBand(90, 100).share == 0.9
 
 
 def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
@@ -221,9 +221,9 @@ def test_the_shipped_catalog_knows_what_it_has_seen() -> None:
     known = next(each.stack for each in catalog.stacks if each.version == "0.18")
     assert catalog.unseen(known) == ()
     stacks = [each.stack for each in catalog.stacks]
-    assert told(known, stacks) and told(known._replace(version="0.99"), stacks)
-    assert not told(known._replace(mode="pd"), stacks), "no P:D stack is among them"
-    assert not told(known._replace(engine="sglang"), stacks)
+    assert is_represented(known, stacks) and is_represented(known._replace(version="0.99"), stacks)
+    assert not is_represented(known._replace(mode="pd"), stacks), "no P:D stack is among them"
+    assert not is_represented(known._replace(engine="sglang"), stacks)
     assert len(catalog.stacks) >= LEAST_STACKS
     assert not {"int4", "nvfp4"} & set(catalog.covered.weights), "their tables are in doubt"
     seen, strange = catalog.prior(known), catalog.prior(known._replace(model="another", version="0.99"))

@@ -11,20 +11,20 @@ from pdlab.plan.stack_prior import (
     BELIEVED_ERRORS,
     LEAST_STACKS,
     SEEN_BY,
-    Effects,
+    EffectSds,
     StackError,
     StackFit,
     effects_of,
     error_components,
     errors_loss,
     hierarchical_quantile,
+    hold_outs,
+    is_represented,
     prior_of,
-    told,
     unseen,
-    ways_out,
 )
 
-EFFECTS = (Effects(0.6, 0.2, 0.3, 0.2),) * 4
+EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2),) * 4
 
 
 def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Stack:
@@ -133,14 +133,14 @@ def test_too_few_stacks_have_no_band() -> None:
 
 def test_an_unstated_version_differs_from_a_new_one_as_much_as_a_stated_one_does() -> None:
     """Versions differ much here: of two stacks neither says more of a third one."""
-    versions = (Effects(0.2, 0.2, 2.0, 0.2),) * 4
+    versions = (EffectSds(0.2, 0.2, 2.0, 0.2),) * 4
     fits = [fit(stack("a", "H100", "0.18"), 0.0), fit(stack("b", "B200", UNSTATED), 2.0)]
     assert prior_of(stack("d", "B300", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
 
 
 def test_a_stack_is_left_out_alone_and_with_all_that_shares_something() -> None:
     fits = [fit(stack(*each), 0.0) for each in (("a", "H100", "0.18"), ("a", "H200", "0.19"), ("b", "H100", "0.19"))]
-    ways = ways_out(fits[0].stack, fits)
+    ways = hold_outs(fits[0].stack, fits)
     assert list(ways) == [("engine",), ("model", "engine"), ("gpu", "engine")]
     assert [[each.stack for each in rest] for rest in ways.values()] == [
         [fits[1].stack, fits[2].stack],
@@ -202,7 +202,7 @@ def test_few_left_out_models_make_that_part_wider_than_many() -> None:
 
 def test_a_band_is_told_by_three_groups_of_what_is_unseen() -> None:
     seen = [stack("a"), stack("b", "H200", "0.19"), stack("c", "B200", "0.20")]
-    assert told(stack("d"), seen)
-    assert not told(stack("d"), [*seen[:2], seen[1]._replace(gpu="B200")]), "two models are no rule"
-    assert not told(stack("a")._replace(engine="sglang"), seen)
-    assert not told(stack("a")._replace(mode="pd"), seen)
+    assert is_represented(stack("d"), seen)
+    assert not is_represented(stack("d"), [*seen[:2], seen[1]._replace(gpu="B200")]), "two models are no rule"
+    assert not is_represented(stack("a")._replace(engine="sglang"), seen)
+    assert not is_represented(stack("a")._replace(mode="pd"), seen)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import curves as made
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
+from pdlab.analysis.curves import Curve, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.workload import Workload
 from pdlab.report import plots
@@ -24,24 +25,21 @@ def one(label: str, factor: float, output_tokens: int = 100, settings: dict[str,
     """More load, more throughput and a longer TPOT; ``factor`` times the throughput."""
     workload = Workload(input_tokens=1000, output_tokens=output_tokens)
     rates = [factor * 100 * load**0.5 for load in LOADS]
-    points = tuple(
-        Point(
-            kind="concurrency",
-            value=load,
+    points = (
+        made.point(
+            load,
+            made.sample(
+                rate,
+                {"ttft": 100 + load, "tpot": 5 + load**0.5 + factor % 5},
+                requests_per_s=rate / output_tokens,
+                input_tokens_per_s=rate,
+            ),
             window="whole",
-            samples=(Sample(repeat=0, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=rate),),
             workloads=(workload,),
-            requests_per_s=rate / output_tokens,
-            input_tokens_per_s=rate,
-            output_tokens_per_s=rate,
-            latency_ms={"ttft": {"p50": 100 + load}, "tpot": {"p50": 5 + load**0.5 + factor % 5}},
         )
         for load, rate in zip(LOADS, rates, strict=True)
     )
-    name = workloads_name([workload])
-    return Curve(
-        name=label, label=label, gpus=Gpus(total=8), workload=name, points=points, model="m", settings=settings or {}
-    )
+    return made.curve(label, *points, workload=workloads_name([workload]), model="m", settings=settings or {})
 
 
 def many(count: int, output_tokens: int = 100, prefix: str = "c") -> list[Curve]:

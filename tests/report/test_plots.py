@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import curves as made
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
+from pdlab.analysis.curves import Curve, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.workload import LoadKind, Workload
 from pdlab.report import plots
@@ -26,21 +27,16 @@ def curve(
 ) -> Curve:
     workload = workload or Workload()
     points = tuple(
-        Point(
+        made.point(
+            load,
+            made.sample(10 * load, {"ttft": ttft, "tpot": 5 + i}),
             kind=kind,
-            value=load,
             window="whole",
-            samples=(Sample(repeat=0, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1),),
             workloads=(workload,),
-            requests_per_s=load,
-            input_tokens_per_s=100 * load,
-            output_tokens_per_s=10 * load,
-            latency_ms={"ttft": {"p50": ttft}, "tpot": {"p50": 5 + i}},
         )
         for i, (load, ttft) in enumerate(zip(loads, ttft_ms or [100.0 + load for load in loads], strict=True))
     )
-    name = workloads_name([workload])
-    return Curve(name=label, label=label, gpus=Gpus(total=8), model=model, workload=name, points=points)
+    return made.curve(label, *points, model=model, workload=workloads_name([workload]))
 
 
 @pytest.fixture

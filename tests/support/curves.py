@@ -1,10 +1,12 @@
-"""Curves made up on the spot, for what only looks at their configuration; what curves give within bounds."""
+"""Curves made up on the spot, from a few numbers or for what only looks at their configuration; what they give."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pdlab.analysis.curves import Curve, Gpus
+from pdlab.analysis.curves import Curve, Figures, Gpus, Point, Sample
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Reading, estimate_at, readings
 from pdlab.analysis.view import View
@@ -12,16 +14,51 @@ from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
 
 
+def figures(
+    output_per_s: float, latency_ms: Mapping[str, float], statistic: str = "p50", **more: Any
+) -> dict[str, Any]:
+    """Requests of 100 input and 10 output tokens; ``latency_ms``: metric -> that statistic. ``more``: other values."""
+    usual = {
+        "requests_per_s": output_per_s / 10,
+        "input_tokens_per_s": output_per_s * 10,
+        "output_tokens_per_s": output_per_s,
+        "latency_ms": {metric: {statistic: ms} for metric, ms in latency_ms.items()},
+    }
+    return usual | more
+
+
+def sample(output_per_s: float, latency_ms: Mapping[str, float], repeat: int = 0, **more: Any) -> Sample:
+    return Sample(repeat=repeat, **figures(output_per_s, latency_ms, **more))
+
+
+def point(load: float, *samples: Sample, **more: Any) -> Point:
+    """A level in a closed loop, with the means of its repeats."""
+
+    def mean(of: Callable[[Figures], float]) -> float:
+        return math.fsum(map(of, samples)) / len(samples)
+
+    usual: dict[str, Any] = {
+        "kind": "concurrency",
+        "window": "steady",
+        "requests_per_s": mean(lambda each: each.requests_per_s),
+        "input_tokens_per_s": mean(lambda each: each.input_tokens_per_s),
+        "output_tokens_per_s": mean(lambda each: each.output_tokens_per_s),
+        "latency_ms": {
+            metric: {name: mean(lambda each, m=metric, n=name: each.latency_ms[m][n]) for name in statistics}  # type: ignore[misc]
+            for metric, statistics in samples[0].latency_ms.items()
+        },
+    }
+    return Point(value=load, samples=samples, **usual | more)
+
+
+def curve(label: str, *points: Point, gpus: int | Gpus = 8, **more: Any) -> Curve:
+    usual = {"gpus": Gpus(total=gpus) if isinstance(gpus, int) else gpus, "workload": "100:10"}
+    return Curve(name=label, label=label, points=points, **usual | more)
+
+
 def made_up(deployment: Deployment) -> Curve:
     """A curve without points."""
-    return Curve(
-        name=deployment.label,
-        label=deployment.label,
-        gpus=Gpus(total=deployment.gpus),
-        deployment=deployment,
-        workload="512:64",
-        points=(),
-    )
+    return curve(deployment.label, gpus=deployment.gpus, deployment=deployment, workload="512:64")
 
 
 def within(tpot_ms: float, ttft_ms: float | None = None) -> Bounds:
