@@ -7,9 +7,9 @@ that was not, and a version that was never seen is as wide as versions have diff
 
 **The errors** of predictions by such priors are split the same way (`error_components`): of a stack as such, more of it
 for a model, a GPU or an engine's version that was not among the others, and of parallelism, lengths, load and a level
-within a stack. Every stack is left out alone, and with all of its model, GPU or version (`hold_outs`). The parts say how
-errors of one stack compare with those of another. How wide a band is for them is counted (`hierarchical_quantile`):
-errors of stacks are not normal.
+within a stack. Every stack is left out alone, and with all of its model, GPU or version (`hold_outs`). The parts say
+how errors of one stack compare with those of another. How wide a band is for them is counted
+(`hierarchical_quantile`): errors of stacks are not normal.
 
 Standard deviations are those that make the values most likely, with a weak pull: each is believed to be near
 `Believed` within a factor of two. Few stacks do not tell it better, and none of them is nothing.
