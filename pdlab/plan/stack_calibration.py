@@ -93,8 +93,8 @@ def calibrated(
     for _ in range(ROUNDS):
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
-        before, theta = theta, bounded(after)
-        still = bool(np.all(np.abs(theta - before) < 0.01))
+        earlier_theta, theta = theta, bounded(after)
+        still = bool(np.all(np.abs(theta - earlier_theta) < 0.01))
         if still:
             break
     targets = candidates(hardware, shape, sweeps, theta)

@@ -81,7 +81,8 @@ def _shared(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
         np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label] for each in some])
         for some in (stacks, others)
     )
-    return (one[:, None, :] == other[None, :, :]).astype(float)
+    shared: Array = (one[:, None, :] == other[None, :, :]).astype(float)
+    return shared
 
 
 def _covariance(shared: Array, effects: EffectSds) -> Array:
