@@ -64,6 +64,14 @@ class TimeFigure(NamedTuple):
     spans: Sequence[Span] = ()
     headroom: float = 1.0
 
+    def end(self, panel: TimePanel) -> float:
+        """The end of its axis of values: a twentieth of their span above the highest, if none is given."""
+        values = [y for line in panel.lines for _, y in line.points if y is not None]
+        if panel.top or not values:
+            return panel.top or 1.0
+        low, high = min(values), max(values)
+        return self.headroom * (high + 0.05 * (high - low or 1.1 * high or 1.1))
+
 
 def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
     """The points of values that each stand from one edge to the next; there is one edge more than values."""
@@ -106,7 +114,7 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
         axes.plot([x for x, _ in line.points], ys, color=line.color, linewidth=line.width, label=label, **look)
     for span in spec.spans:
         axes.axvspan(span.begins, span.ends, color=GREY, alpha=0.5, lw=0)
-    axes.set_ylim(0, panel.top or spec.headroom * axes.get_ylim()[1])
+    axes.set_ylim(0, spec.end(panel))
     axes.set_ylabel(panel.name)
     labels = [line.label for line in panel.lines if line.label]
     if panel.legend and labels:
@@ -125,9 +133,9 @@ def drawings(spec: TimeFigure) -> list[str]:
 
 def _drawing(panel: TimePanel, spec: TimeFigure, ends: float) -> str:
     values = [y for line in panel.lines for _, y in line.points if y is not None]
-    most = panel.top or 1.08 * max(values, default=0.0)
-    if not values or most <= 0:
+    if not values or not (panel.top or max(values) > 0):
         return ""
+    most = spec.end(panel)
     floor = HEIGHT - BELOW
 
     def at(x: float, y: float = 0.0) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.bench.client.protocol import ClientLevel, ToldPrompt
+from pdlab.bench.client.protocol import ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.session import SESSION_HEADER
@@ -168,7 +168,7 @@ class SessionSender:
         # Of real text, and of answers by their text, the file does not have the tokens.
         unforeseen = self.chat or any(request.has_text for request in requests)
         self._block_tokens = level.replay.block_tokens if unforeseen else None
-        self.prompts: dict[str, ToldPrompt] = {}
+        self.prompts: dict[str, ComputedTokens] = {}
         self._requests = {self._name + request.id: request for request in requests}
         self._turns: dict[str, int] = {}
         for request in requests:
@@ -283,7 +283,7 @@ class SessionSender:
         if self._block_tokens and prompt and len(own.ids) == output.output_tokens:
             computed = [*prompt, *own.ids[:-1]]
             keys = token_keys(computed, self._block_tokens)
-            self.prompts[request.id] = ToldPrompt(tokens=len(prompt), computed=len(computed), keys=keys)
+            self.prompts[request.id] = ComputedTokens(tokens=len(prompt), computed=len(computed), keys=keys)
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif self._wanted[request.id] and len(own.ids) != output.output_tokens:

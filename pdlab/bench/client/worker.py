@@ -78,7 +78,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     levels: queue.Queue[str] = queue.Queue()
-    driven = _Driven()
+    driven = _RunningLevel()
     threading.Thread(target=_read_levels, args=(levels, driven), daemon=True).start()
     try:
         import_benchmark()
@@ -106,7 +106,7 @@ def main() -> int:
             driven.answered()
 
 
-class _Driven:
+class _RunningLevel:
     """The level that is being driven, for the thread that may have to stop it."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class _Driven:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
 
-def _read_levels(levels: queue.Queue[str], driven: _Driven) -> None:
+def _read_levels(levels: queue.Queue[str], driven: _RunningLevel) -> None:
     for line in sys.stdin:
         if line.strip() == STOP:
             driven.stop()
@@ -159,7 +159,7 @@ async def _drive(
     samples: list[Any],
     tokenizer: Any,
     answers: TextIO,
-    driven: _Driven,
+    driven: _RunningLevel,
     replay: SessionSender | None = None,
 ) -> ClientAnswer:
     """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
