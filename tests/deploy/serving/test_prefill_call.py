@@ -420,7 +420,7 @@ def test_behind_an_early_token_decode_has_it_with_the_next_item(
     decode.prefill_rules = PrefillRules(early_token=True)
     early = EarlyToken("o", "data: o", (1,), 2)
     monkeypatch.setattr(prefill_call, "going_on", lambda *_: None)
-    decode._early = lambda *_: early
+    decode._where_exact = lambda *_: early
     decode.tokens = ('data: {"choices": [{"text": "one"}]}\n\n', "data: [DONE]\n\n")
 
     async def run() -> None:
