@@ -318,9 +318,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
     # --- KV transfer --------------------------------------------------------------------------
 
-    def _prefill_answer(
-        self, request: Any, reply: _Reply, number: int, prefilled_s: float, prompt_digest: str
-    ) -> Any:
+    def _prefill_answer(self, request: Any, reply: _Reply, number: int, prefilled_s: float, prompt_digest: str) -> Any:
         engine = self.core.engines[0]
         params = {
             "do_remote_prefill": True,

@@ -237,7 +237,7 @@ def class_figures(levels: Sequence[ReplayedLevel]) -> list[TimeFigure]:
 
 def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: Callable[[int], str]) -> TimeFigure:
     classes = sorted({key for each in levels for key in getattr(each.facts, of)})
-    panels = []
+    panels: list[TimePanel] = []
     for metric in ("ttft", "tpot"):
         lines = [line for number, each in enumerate(levels) for line in _class_lines(each, number, of, metric, classes)]
         legend: Literal["", "above"] = "" if panels else "above"
@@ -248,9 +248,7 @@ def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: 
     return TimeFigure(panels, f"{axis} ({looks})", "", ticks=ticks, ends=float(len(classes)))
 
 
-def _class_lines(
-    level: ReplayedLevel, number: int, of: str, metric: str, classes: Sequence[int]
-) -> Iterator[TimeLine]:
+def _class_lines(level: ReplayedLevel, number: int, of: str, metric: str, classes: Sequence[int]) -> Iterator[TimeLine]:
     def line(facts: ReplayFacts, statistic: str, label: str = "", **look: Any) -> TimeLine:
         members = [getattr(facts, of).get(key, TimesOfSome(0, None, None)) for key in classes]
         heights = [_known(getattr(one, metric), one.requests, (statistic,))[0] for one in members]

@@ -35,9 +35,9 @@ class TimeLine(NamedTuple):
 
 
 class TimePanel(NamedTuple):
-    """``name``: what its axis shows, with the unit. ``top``: the end of that axis (None: from the values). ``log``: it is
-    logarithmic, and begins at the least value. ``height_in``: in a picture file, inches. ``legend``: where it is there,
-    for the lines that have a label."""
+    """``name``: what its axis shows, with the unit. ``top``: the end of that axis (None: from the values). ``log``: it
+    is logarithmic, and begins at the least value. ``height_in``: in a picture file, inches. ``legend``: where it is
+    there, for the lines that have a label."""
 
     name: str
     lines: Sequence[TimeLine]

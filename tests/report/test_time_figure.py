@@ -71,7 +71,9 @@ def test_the_picture_file_has_every_panel(kind: str, tmp_path: Path) -> None:
 def classes(count: int) -> TimeFigure:
     points = [(place + 0.5, 10.0 ** (place + 1)) for place in range(3)]
     ticks = [(place + 0.5, f"{place:,} to\n{place + 1:,}") for place in range(count)]
-    return TimeFigure([TimePanel("TTFT, ms", [TimeLine(points, "#0072b2")], log=True)], "length", "", ticks=ticks, ends=3)
+    return TimeFigure(
+        [TimePanel("TTFT, ms", [TimeLine(points, "#0072b2")], log=True)], "length", "", ticks=ticks, ends=3
+    )
 
 
 def test_a_logarithmic_axis_has_equal_factors_at_equal_heights_and_names_of_places() -> None:

@@ -10,7 +10,7 @@ import pickle
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pdlab.bench.client.protocol import EndedPart, ToldPrompt
 from pdlab.results.schema import RequestRecord
@@ -51,7 +51,7 @@ class EndedRequests:
         self.count = self.failed = 0
         self.origin_s = math.inf
         self.schedule_s: float | None = None
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
+        self._file: IO[bytes] | None = None
 
     def add(self, ended: Ended) -> None:
         self.count += 1
@@ -60,22 +60,24 @@ class EndedRequests:
         if ended.due_s is not None:
             began_s = ended.start_s - ended.due_s
             self.schedule_s = began_s if self.schedule_s is None else min(self.schedule_s, began_s)
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in parts)
         pickle.dump(tuple(ended), self._file, pickle.HIGHEST_PROTOCOL)
 
     def parts(self) -> Iterator[EndedPart]:
-        """All of them, some at once, in the order in which they ended. Nothing can be added any more."""
-        self._file.seek(0)
-        each = (Ended(*pickle.load(self._file)) for _ in range(self.count))
-        while some := [*islice(each, AT_ONCE)]:
-            timelines = (timeline_of(one, self.origin_s) for one in some)
-            yield EndedPart(
-                records=tuple(record_of(one, self.origin_s, self.schedule_s) for one in some),
-                timelines=tuple(told for told in timelines if told is not None),
-                prompts=dict(one.prompt for one in some if one.prompt is not None),
-            )
-
-    def close(self) -> None:
-        self._file.close()
+        """All of them, some at once, in the order in which they ended; once, when none is added any more."""
+        if self._file is None:
+            return
+        with self._file as file:
+            file.seek(0)
+            each = (Ended(*pickle.load(file)) for _ in range(self.count))
+            while some := [*islice(each, AT_ONCE)]:
+                timelines = (timeline_of(one, self.origin_s) for one in some)
+                yield EndedPart(
+                    records=tuple(record_of(one, self.origin_s, self.schedule_s) for one in some),
+                    timelines=tuple(told for told in timelines if told is not None),
+                    prompts=dict(one.prompt for one in some if one.prompt is not None),
+                )
 
 
 def record_of(ended: Ended, origin_s: float, schedule_s: float | None = None) -> RequestRecord:

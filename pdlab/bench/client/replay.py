@@ -7,6 +7,7 @@ every prompt has exactly the tokens of its parent's, of its parent's answer, and
 need not encode to as many tokens as it was decoded from. On chat an answer's text is the next message but one, and the
 server counts.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -108,7 +109,7 @@ class PlannedRequests(NamedTuple):
     begins, the number of its turn, and how many requests wait for it. Everything else stays in the file. ``has_text``:
     one of them has real text."""
 
-    order: Sequence[int]
+    order: Any
     due_s: Sequence[float]
     offsets: Sequence[int]
     turns: Sequence[int]

@@ -187,7 +187,6 @@ async def _drive(
         os._exit(0)
     for part in ended.parts():
         _send(answers, event="ended", name=level.name, part=part.model_dump(mode="json", exclude_defaults=True))
-    ended.close()
     return ClientAnswer(
         name=level.name,
         cpu_share=meter.cpu_share,
