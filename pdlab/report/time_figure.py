@@ -69,6 +69,14 @@ class TimeFigure(NamedTuple):
     ticks: Sequence[tuple[float, str]] = ()
     ends: float = 0.0
 
+    def end(self, panel: TimePanel) -> float:
+        """The end of its axis of values: a twentieth of their span above the highest, if none is given."""
+        values = [y for line in panel.lines for _, y in line.points if y is not None]
+        if panel.top or not values:
+            return panel.top or 1.0
+        low, high = min(values), max(values)
+        return self.headroom * (high + 0.05 * (high - low or 1.1 * high or 1.1))
+
 
 def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
     """The points of values that each stand from one edge to the next; there is one edge more than values."""
@@ -121,7 +129,7 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
     if panel.log:
         _logarithmic(axes)
     else:
-        axes.set_ylim(0, panel.top or spec.headroom * axes.get_ylim()[1])
+        axes.set_ylim(0, spec.end(panel))
     axes.set_ylabel(panel.name)
     labels = [line.label for line in panel.lines if line.label]
     if panel.legend and labels:
@@ -148,10 +156,10 @@ def drawings(spec: TimeFigure) -> list[str]:
 
 def _drawing(panel: TimePanel, spec: TimeFigure, ends: float) -> str:
     values = [y for line in panel.lines for _, y in line.points if y is not None]
-    most = panel.top or 1.08 * max(values, default=0.0)
-    if not values or most <= 0:
+    if not values or not (panel.top or max(values) > 0):
         return ""
     least = min((y for y in values if y > 0), default=0.0) / 1.08 if panel.log else 0.0
+    most = spec.end(panel)
     floor = HEIGHT - BELOW
 
     def across(x: float) -> float:

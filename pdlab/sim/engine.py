@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from pdlab.sim.hand_over import VLLMS, HandOver
 from pdlab.sim.router import ReportedLoad
 from pdlab.sim.step_source import StepSource
 
@@ -83,6 +84,7 @@ class Engine:
     ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched, and
     what they saw is known when that step has ended (`pdlab.sim.stepping`). With two in flight a request that comes
     joins the step after the next. 0: reads begin when asked for, and what has arrived joins the next step.
+    ``hand_over``: how long it is until that is known, and what the first token is.
     """
 
     costs: StepSource
@@ -94,6 +96,7 @@ class Engine:
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
     steps_in_flight: int = 0
+    hand_over: HandOver = VLLMS
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
     told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
@@ -136,7 +139,7 @@ class Engine:
         in_flight = self.steps_in_flight
         if in_flight:
             if self.arrived or self.seen:
-                self._look()
+                self._look(system, now_s)
             if in_flight == 1 or not self._scheduled_ahead():
                 self.unscheduled = 0
                 if self.told:
@@ -145,6 +148,7 @@ class Engine:
         else:
             self.unscheduled = 0
             if self.arrived:
+                self._know(self.arrived, system, now_s)
                 self.joining += self.arrived
                 self.arrived = []
         running, joining, costs = self.running, self.joining, self.costs
@@ -177,7 +181,9 @@ class Engine:
             self.busy = False
             if self.joining or any(self.seen):
                 # Steps of nothing follow one another until the workers have told all that they saw.
-                self.joining += [request for each in self.seen for request in each]
+                told = [request for each in self.seen for request in each]
+                self._know(told, system, now_s)
+                self.joining += told
                 self.seen.clear()
                 return self.plan(now_s, system)
             return None
@@ -187,12 +193,20 @@ class Engine:
         self.version += 1
         return now_s + steps * step_s
 
-    def _look(self) -> None:
+    def _look(self, system: EngineSurroundings, now_s: float) -> None:
         """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
         self.seen.append(self.arrived)
         self.arrived = []
-        if len(self.seen) > self.steps_in_flight:
-            self.told += self.seen.popleft()
+        if len(self.seen) > self.hand_over.known * self.steps_in_flight:
+            told = self.seen.popleft()
+            self._know(told, system, now_s)
+            self.told += told
+
+    def _know(self, requests: list[int], system: EngineSurroundings, now_s: float) -> None:
+        """The scheduler hears that their KV has arrived."""
+        if not self.hand_over.first:
+            for request in requests:
+                system.takes_first(self, request, now_s)
 
     def _scheduled_ahead(self) -> bool:
         """Whether this step, the second in flight, was chosen when the last one was launched, without what came in
@@ -291,6 +305,10 @@ class EngineSurroundings:
 
     def joining_tokens(self, requests: list[int]) -> float:
         """Prompt tokens of requests whose KV has arrived."""
+        raise NotImplementedError
+
+    def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
+        """The request's first token is prefill's; the step that it joins computes the second."""
         raise NotImplementedError
 
     def prefill_begins(self, request: int, now_s: float) -> None:

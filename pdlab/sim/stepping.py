@@ -183,7 +183,10 @@ class Stepping(EngineSurroundings):
         if joined:
             engine.joined = []
             for request in joined:
-                self._first_token(engine, request, log.input_tokens[request], now_s)
+                first_s = log.first_token_s[request]
+                if first_s:  # it was prefill's
+                    log.gaps.append((now_s - first_s, 1))
+                self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
         if engine.inbound and engine.steps_in_flight:
             self._post(engine, now_s)
         return engine.plan(now_s, self)
@@ -214,6 +217,14 @@ class Stepping(EngineSurroundings):
             self._request_ends(engine, request, now_s)
             return
         heapq.heappush(engine.running, (engine.step + log.output_tokens[request] - generated, request))
+
+    def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
+        if self.log.output_tokens[request] < 2:
+            return  # decode's own: nothing comes behind it
+        self.log.first_token_s[request] = now_s
+        self.first_token(engine, request, now_s)
+        engine.generated += 1
+        engine.held_tokens += 1
 
     def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
         log = self.log

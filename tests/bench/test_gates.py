@@ -347,6 +347,35 @@ def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
         assert validate_level(level).failed_gates == failed
 
 
+def test_what_comes_from_memory_of_the_host_is_a_hit_of_who_computes_prompts() -> None:
+    def failed(pool: str) -> tuple[str, ...]:
+        counted = {pool: EngineCounters(requests=24.0, prefix_cache_hits=250.0, external_cache_hits=350.0)}
+        return validate_level(evidence(**turns(foreseen=25), engines_after=counted, engines_before={})).failed_gates
+
+    assert "cache_hits" not in failed("prefill") and "cache_hits" not in failed("collocated")
+    assert "cache_hits" in failed("decode"), "what decode gets from a connector was just computed"
+
+
+def test_hits_of_a_fluid_pool_are_those_that_servers_told() -> None:
+    """Its counters are of prefill and decode together."""
+
+    def level(*told: int | None) -> Any:
+        made = turns(foreseen=25)
+        records = [
+            record.model_copy(
+                update={"replayed": record.replayed.model_copy(update={"cached_tokens": told[at % len(told)]})}
+            )
+            for at, record in enumerate(made["records"])
+        ]
+        return validate_level(
+            evidence(**{**made, "records": records}, fluid=True, engines_after=engines(prefix_cache_hits=2000))
+        )
+
+    assert level(25).failed_gates == level(26, 24).failed_gates == () and "cache_hits" not in level(25).unchecked
+    assert level(50, 25).failed_gates == ("cache_hits",)
+    assert level(25, None).unchecked["cache_hits"] == found("hits_not_told")
+
+
 def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
     moved = turns(replayed=replica_of("b11", "r2"))
     assert validate_level(evidence(**moved)).valid

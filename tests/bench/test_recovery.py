@@ -183,7 +183,7 @@ class Driver:
             whole=metrics.whole(LevelData.of(())), validity=validity,
         )  # fmt: skip
 
-    def spoiled(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def died_level(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
         return self._run(level, Validity(findings=(died,))), (SLOW,)
 
     def require_alive(self) -> None:

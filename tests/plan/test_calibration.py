@@ -11,7 +11,7 @@ from support import folders
 from support.validity import failing
 
 from pdlab.cli import calibrate as cli_calibrate
-from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
@@ -31,8 +31,7 @@ LEVELS = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for
 
 
 def gpt_oss() -> ModelShape:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     return shape
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.replays import write_replay
 
 from pdlab.cli import plan, viz
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.replayed import COMPILED
@@ -40,9 +40,8 @@ def measured(
     folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0, hybrid: bool = True, **engine_kwargs: object
 ) -> Path:
     """What the simulator says of one engine pair, with other times to the first token and between tokens."""
-    shape, hardware = load_model("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
+    shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
     hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
-    assert shape is not None
     sent = requests()
     trace = Trace.of(sent)
     level = simulate(

@@ -24,7 +24,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (  # noqa: E4
     CompletionRequest,
 )
 
-from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.catalog import require_shape  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.rehearsal import engine as module  # noqa: E402
 from pdlab.rehearsal.fake_cluster import ensure_tokenizer  # noqa: E402
@@ -57,8 +57,7 @@ class FakeMetrics(EngineMetrics):
 async def started(
     folder: Path, role: str, label: str, node: str, number: int = 1, *, merged: bool = False, **arguments: Any
 ) -> Any:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     spec = EngineSpec(
         slow_down=SLOW_DOWN,
         role=role,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import IO, Any, NamedTuple
 
-from pdlab.bench.client.protocol import EndedPart, ToldPrompt
+from pdlab.bench.client.protocol import EndedPart, ComputedTokens
 from pdlab.results.schema import RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
@@ -41,7 +41,7 @@ class Ended(NamedTuple):
     lateness_s: float | None
     facts: dict[str, Any]
     timeline: str | None
-    prompt: tuple[str, ToldPrompt] | None
+    prompt: tuple[str, ComputedTokens] | None
 
 
 class EndedRequests:

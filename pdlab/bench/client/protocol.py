@@ -32,7 +32,7 @@ class ReplayedPlan(Frozen):
     block_tokens: int | None = Field(default=None, ge=1)
 
 
-class ToldPrompt(Frozen):
+class ComputedTokens(Frozen):
     """What an engine computed for a request: the ``tokens`` of its prompt, and of prompt and answer ``computed``, which
     lack the answer's last token. ``keys``: of their whole blocks (`pdlab.traffic.prompts.token_keys`)."""
 
@@ -127,7 +127,7 @@ class EndedPart(Frozen):
 
     records: tuple[RequestRecord, ...] = ()
     timelines: tuple[RequestTimeline, ...] = ()
-    prompts: dict[str, ToldPrompt] = Field(default_factory=dict)
+    prompts: dict[str, ComputedTokens] = Field(default_factory=dict)
 
 
 class ClientAnswer(Frozen):
@@ -146,7 +146,7 @@ class ClientAnswer(Frozen):
 
     name: str
     records: tuple[RequestRecord, ...] = ()
-    prompts: dict[str, ToldPrompt] = Field(default_factory=dict)
+    prompts: dict[str, ComputedTokens] = Field(default_factory=dict)
     timelines: tuple[RequestTimeline, ...] = ()
     cpu_share: float | None = None
     loop_lag_s: float | None = None

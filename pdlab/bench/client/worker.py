@@ -45,7 +45,7 @@ from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
 from pdlab.bench.client.ended import Ended, EndedRequests
-from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel, ToldPrompt
+from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel, ComputedTokens
 from pdlab.bench.client.replay import SessionSender, Words, own_requests, tee_answers
 from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
@@ -80,7 +80,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     levels: queue.Queue[str] = queue.Queue()
-    driven = _Driven()
+    driven = _RunningLevel()
     threading.Thread(target=_read_levels, args=(levels, driven), daemon=True).start()
     try:
         import_benchmark()
@@ -108,7 +108,7 @@ def main() -> int:
             driven.answered()
 
 
-class _Driven:
+class _RunningLevel:
     """The level that is being driven, for the thread that may have to stop it."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Driven:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
 
-def _read_levels(levels: queue.Queue[str], driven: _Driven) -> None:
+def _read_levels(levels: queue.Queue[str], driven: _RunningLevel) -> None:
     for line in sys.stdin:
         if line.strip() == STOP:
             driven.stop()
@@ -157,7 +157,7 @@ def _send(answers: TextIO, **message: object) -> None:
 
 
 async def _drive(
-    level: ClientLevel, load: SessionSender | list[Any], tokenizer: Any, answers: TextIO, driven: _Driven
+    level: ClientLevel, load: SessionSender | list[Any], tokenizer: Any, answers: TextIO, driven: _RunningLevel
 ) -> ClientAnswer:
     """Run one level, or this process's share of it; tells the parent its requests, and returns the rest."""
     from pdlab.bench.client.vllm_names import freeze_gc_heap
@@ -332,7 +332,7 @@ class Meter:
         due_s: float | None = None,
         waited: bool = False,
         lateness_s: float | None = None,
-        prompt: tuple[str, ToldPrompt] | None = None,
+        prompt: tuple[str, ComputedTokens] | None = None,
         **facts: Any,
     ) -> None:
         """Put a request that has ended, with vLLM's output, among the others. ``due_s``: since the begin of the
