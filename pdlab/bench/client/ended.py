@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import IO, Any, NamedTuple
 
-from pdlab.bench.client.protocol import EndedPart, ComputedTokens
+from pdlab.bench.client.protocol import ComputedTokens, EndedPart
 from pdlab.results.schema import RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
