@@ -992,7 +992,8 @@ def plot(
     from pdlab.plan import TEMPLATES
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.plan.step_findings import step_findings
-    from pdlab.report.plots import Band, draw
+    from pdlab.report.curve_figure import Band, curve_figure
+    from pdlab.report.plots import draw
     from pdlab.report.whole_nodes import counted
     from pdlab.sim.hardware import TO_90
 
@@ -1011,4 +1012,4 @@ def plot(
         for word, group in (("measured", measured), (PREDICTED, predicted))
         for curve in map(counted, curves(group))
     ]
-    draw(drawn, View(count=count), path, bands=bands, notes=notes)
+    draw(curve_figure(drawn, View(count=count), bands=bands, notes=notes), path)

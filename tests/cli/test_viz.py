@@ -20,7 +20,7 @@ from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.cli import viz
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.workload import Slo
-from pdlab.report import plots
+from pdlab.report import captions, plots
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.results.schema import ExperimentRecord, Visit
 from pdlab.results.store import Store, experiment_folders, write_record
@@ -135,7 +135,7 @@ def test_footnotes_explain_the_terms_and_every_invalid_level(tmp_path: Path) -> 
         folders.write(tmp_path / deployment.label, deployment, repeats=1, reasons=invalid) for deployment in made[:2]
     ]
     curves = analysis.curves([Store(path).load() for path in paths])
-    text = "\n".join(plots.usual_footnotes(curves, View()))
+    text = "\n".join(captions.usual_footnotes(curves, View()))
     assert "TTFT: time to first token. TPOT: time per output token after the first. p50: median." in text
     assert "1xTP1 collocated: 1 replica, prefill and decode (TP 1)" in text
     assert "P1xTP2 D1xTP2 spread: 1 prefill replica (TP 2) and 1 decode replica (TP 2)" in text

@@ -14,6 +14,7 @@ from pdlab.analysis.curves import Curve, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.workload import LoadKind, Workload
 from pdlab.report import plots
+from pdlab.report.curve_figure import curve_figure
 
 
 def curve(
@@ -66,7 +67,8 @@ def test_matplotlib_has_nothing_to_warn_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         view = View.model_validate({"latency_mode": mode})
-        plots.draw([curve("a", (1, 2, 4), ttft_ms=ttft_ms)], view, tmp_path / "p.png", log_latency=log_latency)
+        spec = curve_figure([curve("a", (1, 2, 4), ttft_ms=ttft_ms)], view, log_latency=log_latency)
+        plots.draw(spec, tmp_path / "p.png")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_matplotlib_has_nothing_to_warn_of(
 def test_one_high_load_does_not_press_the_others_together(
     loads: Sequence[float], forced: bool | None, scale: str, kind: LoadKind, figures: list[Any], tmp_path: Path
 ) -> None:
-    plots.draw([curve("a", loads, kind=kind)], View(), tmp_path / "p.png", log_load=forced)
+    plots.draw(curve_figure([curve("a", loads, kind=kind)], View(), log_load=forced), tmp_path / "p.png")
     ((axes, _),) = figures
     panels = [(x_scale, label) for x_scale, label in axes if "whole deployment" in label]
     assert panels and {x_scale for x_scale, _ in panels} == {scale}
@@ -103,7 +105,7 @@ def test_a_title_fits_and_has_no_path_of_this_machine(figures: list[Any], tmp_pa
         )
         for i in range(7)
     ]
-    plots.draw(curves, View(), tmp_path / "p.png")
+    plots.draw(curve_figure(curves, View()), tmp_path / "p.png")
     ((_, texts),) = figures
     title, right = texts[0]
     assert right <= 1 and "/home" not in title

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pdlab.analysis.curves import Curve, Figures, Gpus, Point, Sample
+from pdlab.analysis.curves import Curve, Figures, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import Reading, estimate_at, readings
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
+from pdlab.core.workload import Workload
 
 
 def figures(
@@ -75,3 +76,31 @@ def read(curves: Sequence[Curve], tpot_ms: float, ttft_ms: float | None = None) 
     """The one reading of curves that have one kind of load."""
     (reading,) = readings(curves, within(tpot_ms, ttft_ms), View())
     return reading
+
+
+LOADS = (1.0, 4.0, 16.0, 64.0)
+
+
+def one(label: str, factor: float, output_tokens: int = 100, settings: dict[str, str] | None = None) -> Curve:
+    """More load, more throughput and a longer TPOT; ``factor`` times the throughput."""
+    workload = Workload(input_tokens=1000, output_tokens=output_tokens)
+    rates = [factor * 100 * load**0.5 for load in LOADS]
+    points = (
+        point(
+            load,
+            sample(
+                rate,
+                {"ttft": 100 + load, "tpot": 5 + load**0.5 + factor % 5},
+                requests_per_s=rate / output_tokens,
+                input_tokens_per_s=rate,
+            ),
+            window="whole",
+            workloads=(workload,),
+        )
+        for load, rate in zip(LOADS, rates, strict=True)
+    )
+    return curve(label, *points, workload=workloads_name([workload]), model="m", settings=settings or {})
+
+
+def many(count: int, output_tokens: int = 100, prefix: str = "c") -> list[Curve]:
+    return [one(f"{prefix}{i}", 1 + i, output_tokens) for i in range(count)]
