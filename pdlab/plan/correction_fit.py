@@ -70,9 +70,25 @@ def distribution_of_correction(correction: Correction) -> CorrectionDistribution
     return CorrectionDistribution(mean, np.array(correction.covariance))
 
 
+def bounded(belief: CorrectionDistribution) -> Array:
+    """The mean, where neither the host nor waiting takes less than no time: of a belief whose mean does, the others
+    are what is likely if it takes none."""
+    mean, covariance = belief.mean.copy(), belief.covariance.copy()
+    for index in (HOST, SYNC, HOST):
+        if mean[index] < 0 < covariance[index, index]:
+            along = covariance[:, index] / covariance[index, index]
+            mean -= along * mean[index]
+            covariance -= np.outer(along, covariance[index])
+            mean[index] = 0.0
+    return mean
+
+
+HOST, SYNC = 0, 3  # places in a belief
+
+
 def correction_of(belief: CorrectionDistribution, levels: int, source: str) -> Correction:
-    """The belief as a file has it. Neither the host nor waiting takes less than no time."""
-    host_ms, *logs, sync_us = belief.mean
+    """The belief as a file has it."""
+    host_ms, *logs, sync_us = bounded(belief)
     host_ms, factor, prefill, sync_us = (float(f"{each:.4g}") for each in (host_ms, *np.exp(logs), sync_us))
     rows = [tuple(float(f"{value:.4g}") for value in row) for row in belief.covariance]
     return Correction(

@@ -27,6 +27,7 @@ from pdlab.plan.correction_fit import (
     ErrorSds,
     Response,
     Setting,
+    bounded,
     correction_of,
     distribution_of_correction,
     gains,
@@ -92,9 +93,8 @@ def calibrated(
     for _ in range(ROUNDS):
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
-        still = bool(np.all(np.abs(after.mean - theta) < 0.01))
-        # Neither the host nor waiting takes less than no time, so the next responses are of that.
-        theta = np.array([max(after.mean[0], 0.0), *after.mean[1:3], max(after.mean[3], 0.0)])
+        earlier_theta, theta = theta, bounded(after)
+        still = bool(np.all(np.abs(theta - earlier_theta) < 0.01))
         if still:
             break
     targets = candidates(hardware, shape, sweeps, theta)
