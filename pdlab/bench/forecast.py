@@ -17,7 +17,7 @@ from pdlab.results.schema import RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
 if TYPE_CHECKING:
-    from pdlab.bench.client.protocol import ToldPrompt
+    from pdlab.bench.client.protocol import ComputedTokens
     from pdlab.traffic.host_cache import HostCache
     from pdlab.traffic.oracle import HitOracle
     from pdlab.traffic.prompts import PromptBlocks
@@ -107,7 +107,7 @@ def placed(
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ToldPrompt]
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ComputedTokens]
 ) -> tuple[RequestRecord, ...]:
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
@@ -127,7 +127,7 @@ def foreseen(
         return tuple(records)
     if not set(engines.values()) <= rules.blocks.keys():
         return tuple(records)
-    blocks = _told(told, rules) if told else _planned(plan, rules)
+    blocks = _prompts_by_request(told, rules) if told else _planned(plan, rules)
     if not of_id.keys() <= blocks.keys():
         return tuple(records)
     oracles = {replica: rules.oracle(replica) for replica in rules.blocks}
@@ -154,7 +154,9 @@ def foreseen(
     )
 
 
-def _told(told: Mapping[str, ToldPrompt], rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
+def _prompts_by_request(
+    told: Mapping[str, ComputedTokens], rules: CacheRules
+) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
     """Prompts, and prompts with their answers, by the ids of the requests."""
     from pdlab.traffic.prompts import PromptBlocks
 
@@ -168,7 +170,7 @@ def _told(told: Mapping[str, ToldPrompt], rules: CacheRules) -> dict[str, tuple[
 
 
 def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """As `_told`, of a plan whose prompts are token ids; of another one none."""
+    """As `_prompts_by_request`, of a plan whose prompts are token ids; of another one none."""
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_head, read_requests
 

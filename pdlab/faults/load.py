@@ -186,7 +186,7 @@ class Load:
         place = self._rng.randrange(len(self.prompts))
         prompt = self.prompts[place]
         sent_s = self.now_s()
-        reading = _Reading(leave, lambda: self._count_streaming(phase))
+        reading = _RequestReader(leave, lambda: self._count_streaming(phase))
         bare = number % 2 == 1
         body = request_of(self.service, prompt.ids, f"{self._salt}-{number}", bare=bare)
         if phase is not None:
@@ -212,7 +212,7 @@ class Load:
         self._streaming += phase is not None
 
 
-class _Reading:
+class _RequestReader:
     """One request and what came of it."""
 
     def __init__(self, leave: asyncio.Event | None, streams: Callable[[], None]) -> None:

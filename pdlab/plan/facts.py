@@ -331,7 +331,7 @@ def _sized_for_rate(candidate: Candidate, scene: Scene) -> SizedForRate:
     error = scene.hardware.error
     assert candidate.best is not None and error is not None, "neither is extrapolated"
     tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
-    holds = scene.slo.stress_of(candidate.best.latencies, tpot, ttft) <= 1
+    holds = scene.slo.stress_of(candidate.best.columns, tpot, ttft) <= 1
     return SizedForRate(candidate, sure=holds or not scene.slo.bounded)
 
 
@@ -490,5 +490,5 @@ def curve_of(candidate: Candidate, scene: Scene) -> ThroughputCurve:
     scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
     ttft_slo = Slo(ttft_s=scene.slo.ttft_s, quantile=scene.slo.quantile)
     inside = [o for o in candidate.outcomes if not scene.outside(candidate.deployment, o)]
-    within_ttft = [o for o in inside if ttft_slo.stress_of(o.latencies) <= 1]
+    within_ttft = [o for o in inside if ttft_slo.stress_of(o.columns) <= 1]
     return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

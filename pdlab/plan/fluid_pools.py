@@ -39,7 +39,7 @@ AT_ONCE_S = 0.01  # sessions that begin within it begin at once
 FAR = 2  # steps in each direction that are looked at, before the best split is taken as that
 
 
-class Matched(NamedTuple):
+class MatchedSplit(NamedTuple):
     """What rate matching says of one pool: the best fixed split, and the requests/s that it serves."""
 
     prefill: int
@@ -73,14 +73,14 @@ class FluidPlan(NamedTuple):
 
 def matched(
     hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo, prefix_hit_rate: float = 0.0
-) -> Matched:
+) -> MatchedSplit:
     """The best split of the pool without queues. Of a mix that moves: the split and rate of the worst served mix."""
     if isinstance(workload.lengths, Mixes):
         parts = []
         for mix in workload.lengths.mixes:
             alone = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
             of_mix = matched(hardware, shape, alone, pool, slo, prefix_hit_rate)
-            parts.append(Matched(of_mix.prefill, of_mix.rps / mix.rate))
+            parts.append(MatchedSplit(of_mix.prefill, of_mix.rps / mix.rate))
         return min(parts, key=lambda part: part.rps)
     matcher = Matcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
     rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
@@ -89,7 +89,7 @@ def matched(
         return min(prefill * rates.prefill_rps, (pool.replicas - prefill) * rates.decode_rps)
 
     best = max(range(1, pool.replicas), key=served)
-    return Matched(best, served(best))
+    return MatchedSplit(best, served(best))
 
 
 def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
@@ -99,7 +99,7 @@ def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
     return float((stresses(requests, slo)[came] <= 1).mean()) if came.any() else 0.0
 
 
-def uphill(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
+def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
     """The number of prefill engines of most ``value``: from one to better ones up to `FAR` steps from it, as long as
     there are."""
     best = begin
@@ -200,7 +200,7 @@ def fluid_plan(
         splits[prefill] = served(f"{prefill}:{pool.replicas - prefill}")
         return splits[prefill].rps
 
-    uphill(of_split, begin, pool.replicas)
+    hill_climb(of_split, begin, pool.replicas)
     fixed = sorted(splits.values(), key=lambda each: -each.rps)
     auto = served(AUTO)
     return FluidPlan(Deployment(model=model, topology=topology(AUTO)), tuple(fixed), auto, moving is not None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.bench.client.protocol import ToldPrompt
+from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.bench.forecast import CacheRules, cache_rules, foreseen, placed
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool
@@ -89,12 +89,12 @@ def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_pat
     path = plan(tmp_path)
     records = (record("a0", 0.0, 0.5), record("b0", 1.0, 1.5), record("a1", 2.0, 2.5, "a0"))
     told = {
-        "a0": ToldPrompt(tokens=9, computed=13, keys=(1, 2, 3)),
-        "b0": ToldPrompt(tokens=9, computed=13, keys=(1, 8, 9)),
-        "a1": ToldPrompt(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
+        "a0": ComputedTokens(tokens=9, computed=13, keys=(1, 2, 3)),
+        "b0": ComputedTokens(tokens=9, computed=13, keys=(1, 8, 9)),
+        "a1": ComputedTokens(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
     }
 
-    def by(rules: CacheRules, told: dict[str, ToldPrompt]) -> list[int | None]:
+    def by(rules: CacheRules, told: dict[str, ComputedTokens]) -> list[int | None]:
         return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, told) if each.replayed]
 
     assert by(rules("r0"), told) == [0, 4, 12]

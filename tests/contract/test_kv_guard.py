@@ -25,7 +25,7 @@ import zmq
 from contract.conftest import parameters, quietly
 
 from pdlab.cluster.local_nodes import hold_port
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.serving import early_token, step_watch
@@ -61,8 +61,7 @@ def guard_worker(connector: Any) -> Any:
 @pytest.fixture(scope="module")
 def vllm_config(guard_scheduler: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """As the engines are started, but for the role and the executor."""
-    shape = load_model("tiny-gptoss")
-    assert shape is not None
+    shape = require_shape("tiny-gptoss")
     folder = ensure_tiny_model(shape, tmp_path_factory.mktemp("model"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

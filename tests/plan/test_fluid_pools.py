@@ -17,7 +17,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
-from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, matched, most_rps, share_within, uphill
+from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
 from pdlab.plan.scene import Scene
 from pdlab.plan.traffic import endless_hit_share, trace_of_file
 from pdlab.sim.hardware import load_hardware
@@ -63,7 +63,7 @@ def test_where_no_rate_keeps_the_slo_there_is_none() -> None:
 
 @given(st.integers(1, 63), st.integers(1, 63))
 def test_the_top_is_found_from_everywhere(top: int, begin: int) -> None:
-    assert uphill(lambda prefill: -abs(prefill - top), begin, 64) == top
+    assert hill_climb(lambda prefill: -abs(prefill - top), begin, 64) == top
 
 
 def test_the_share_counts_requests_from_a_moment_on() -> None:
