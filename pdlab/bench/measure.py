@@ -243,7 +243,9 @@ class Driver:
         return answer.model_copy(update={"records": records})
 
     def _rules(self) -> CacheRules | None:
-        """By which the engines' prefix caches can be followed."""
+        """By which the engines' prefix caches can be followed; those of simulated engines are of their hardware."""
+        if self._rehearsal is not None:
+            return None
         pools, manifest = (self._snapshot.kv_pools if self._snapshot else None) or {}, self._target.manifest
         return cache_rules(manifest.deployment, pools, local=manifest.local)
 

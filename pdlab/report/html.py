@@ -103,6 +103,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
         replay_verdicts=[each.text for each in report.replay_verdicts],
         replayed=[_replayed(each) for each in report.replays],
+        replay_classes=[svg for each in replays.class_figures(report.replays) for svg in drawings(each)],
         ttft=ttft_parts.figure(report.parts) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],

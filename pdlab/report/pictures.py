@@ -43,7 +43,8 @@ def draw(
     if shown := report.replays:
         left_out = f" (the first {replays.MOST} of {len(shown)})" if len(shown) > replays.MOST else ""
         made.append(Picture("Plot of replays by turn and length", path.with_stem(f"{path.stem}-classes"), left_out))
-        replays.draw_classes(shown, made[-1].path)
+        by_turn, by_length = replays.class_figures(shown)
+        time_figure.draw(by_turn, made[-1].path, by_length)
     for number, each in enumerate((each for each in report.replays if each.simulated), start=1):
         stem = f"{path.stem}-replay" + (f"-{number}" if number > 1 else "")
         made.append(Picture(f"Plot of {each.label}, measured and simulated", path.with_stem(stem)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdlab.sim.hand_over import VLLMS, HandOver
@@ -118,6 +119,8 @@ class Engine:
     began_s: float = 0.0
     step_s: float = 0.0
     steps: int = 0
+    late_s: float = 0.0  # by which the last of the steps ends later than it would as long as the others
+    pace: float = 1.0  # by which the step that runs is longer than alone on the machine
     version: int = 0
     busy: bool = False
     starved: bool = False
@@ -194,8 +197,9 @@ class Engine:
                 return self.plan(now_s, system)
             return None
         if system.contention:
-            step_s *= 1 + system.contention * system.busy_beside(self)
-        self.began_s, self.step_s, self.steps, self.busy = now_s, step_s, steps, True
+            self.pace = system.pace(self)
+            step_s *= self.pace
+        self.began_s, self.step_s, self.steps, self.busy, self.late_s = now_s, step_s, steps, True, 0.0
         self.version += 1
         return now_s + steps * step_s
 
@@ -272,7 +276,7 @@ class Engine:
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
-        if self.steps <= 1:
+        if self.steps <= 1 or self.late_s:
             return None
         passed = math.ceil((now_s - self.began_s) / self.step_s - 1e-9)
         if passed >= self.steps:
@@ -281,19 +285,32 @@ class Engine:
         self.version += 1
         return self.began_s + self.steps * self.step_s
 
+    def change_pace(self, now_s: float, pace: float) -> float:
+        """The step that runs goes on at another pace, and a run of equal steps ends with it. Returns when."""
+        self.interrupt(now_s)
+        left_s = self.began_s + self.steps * self.step_s + self.late_s - now_s
+        self.late_s += left_s * (pace / self.pace - 1)
+        self.pace = pace
+        self.version += 1
+        return self.began_s + self.steps * self.step_s + self.late_s
+
 
 class EngineSurroundings:
     """What an engine needs from the system around it.
 
-    ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:
-    0 where each has its own device, more where they share the cores of one machine.
+    ``contention`` is the share by which an engine gets slower for every other engine that is busy: 0 where each has
+    its own device, more where they share the cores of one machine.
     """
 
     contention = 0.0
 
-    def busy_beside(self, engine: Engine) -> int:
-        """Other engines that are in a step."""
+    def beside(self, engine: Engine) -> Iterable[Engine]:
+        """The other engines of the machine."""
         raise NotImplementedError
+
+    def pace(self, engine: Engine) -> float:
+        """By which a step is longer now than with the machine for itself."""
+        return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
         """Prompt tokens that are not in the engine's cache (at least one block)."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -415,8 +415,8 @@ class System(Stepping):
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
 
-    def busy_beside(self, engine: Engine) -> int:
-        return sum(member.busy for member in self.all_engines if member is not engine)
+    def beside(self, engine: Engine) -> Iterable[Engine]:
+        return (member for member in self.all_engines if member is not engine)
 
 
 class _FluidSystem(System):

@@ -368,7 +368,7 @@ class VllmSystem(System):
             prefill_context / prefill if prefill else 0.0,
         )
         step_s += engine.costs.admit_s * admitted
-        return step_s * (1 + self.contention * self.busy_beside(engine)) if self.contention else step_s
+        return step_s * self.pace(engine) if self.contention else step_s
 
     def _read(self, engine: VllmEngine, step: ScheduledStep, now_s: float) -> float:
         """Start the reads of KV that vLLM ordered with the step. Returns for how long posting them stops the engine."""
