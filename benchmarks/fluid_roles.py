@@ -35,7 +35,7 @@ from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, Fluid, Pool  # noqa: E402
 from pdlab.core.mixes import parse_mixes  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
-from pdlab.plan.fluid_pools import AUTO, Matched, matched, most_rps, share_within, uphill  # noqa: E402
+from pdlab.plan.fluid_pools import AUTO, Matched, hill_climb, matched, most_rps, share_within  # noqa: E402
 from pdlab.results import roles_log  # noqa: E402
 from pdlab.results.schema import Manifest  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
@@ -125,7 +125,7 @@ def best_fixed(engines: int, mix: tuple[int, int], seeds: Sequence[int]) -> Matc
     def served(prefill: int) -> float:
         return stationary_rps(engines, mix, seeds, f"{prefill}:{engines - prefill}", near_rps)
 
-    best = uphill(served, begin, engines)
+    best = hill_climb(served, begin, engines)
     return Matched(best, served(best))
 
 
@@ -196,7 +196,7 @@ def alternating(engines: int, every_s: float, fixed: Sequence[Matched], seeds: S
         def of_split(prefill: int, goodput: Callable[[Callable[[float], float]], float] = goodput) -> float:
             return goodput(lambda load: pool.within(load, f"{prefill}:{engines - prefill}"))
 
-        split = uphill(of_split, begin, engines, max(engines // 16, 1))
+        split = hill_climb(of_split, begin, engines, max(engines // 16, 1))
         best = of_split(split)
         auto = goodput(lambda load: pool.within(load, AUTO))
         oracle = max(goodput(lambda load, lead_s=lead_s: pool.within(load, AUTO, splits, lead_s)) for lead_s in LEADS_S)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What asynchronous scheduling on decode costs a first token and saves a later one, with vLLM's scheduler in virtual
-time.
+"""What decode's steps cost a first token, and what asynchronous scheduling, --kv-poll-ms and --reuse-first-token change
+about it, with vLLM's scheduler in virtual time.
 
     python benchmarks/handover_steps.py [--hardware h100-vllm-0.11] [--overhead-ms 0,1,2]
 
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from pdlab.core.catalog import load_model  # noqa: E402
-from pdlab.core.deployment import Deployment, Pool, parse_label  # noqa: E402
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, Transport, parse_label  # noqa: E402
 from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
 from pdlab.sim.engine import Engine  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
@@ -87,15 +87,23 @@ def main() -> int:
     warnings.simplefilter("ignore")  # of vLLM's imports
     hardware, shape = load_hardware(args.hardware), load_model(args.model)
     assert shape is not None
-    deployment = Deployment(topology=parse_label(args.label), model=args.model)
+    topology = parse_label(args.label)
+    if not isinstance(topology, Disaggregated):
+        flags.error(f"--label {args.label}: give a pd-pack or pd-spread, which hands over")
     workload = Workload(input_tokens=args.itl, output_tokens=args.otl)
     print("| decode's scheduler | TTFT, ms | TPOT, ms | tokens/s | step, ms | KV to first, steps | early TTFT, ms |")
     print("|---|---|---|---|---|---|---|")
     for number in map(int, args.concurrency.split(",")):
         level = Level(load=Closed(concurrency=number), num_requests=number * args.requests, seed=0)
-        ways = [("asynchronous", True, 0.0)]
-        ways += [(f"synchronous + {ms:g} ms", False, ms / 1e3) for ms in numbers(args.overhead_ms)]
-        for name, asynchronous, overhead_s in ways:
+        polls, reuses = {"kv_poll_s": 0.0005}, {"reuse_first_token": True}
+        ways: list[tuple[str, bool, float, dict[str, Any]]] = [("asynchronous", True, 0.0, {})]
+        ways += [("asynchronous, --kv-poll-ms", True, 0.0, polls)]
+        ways += [("asynchronous, --reuse-first-token", True, 0.0, reuses)]
+        ways += [("asynchronous, both", True, 0.0, polls | reuses)]
+        ways += [(f"synchronous + {ms:g} ms", False, ms / 1e3, {}) for ms in numbers(args.overhead_ms)]
+        for name, asynchronous, overhead_s, more in ways:
+            transport = Transport(**more)
+            deployment = Deployment(topology=topology.model_copy(update={"transport": transport}), model=args.model)
             own = {"decode_asynchronous": asynchronous, "overhead_s": overhead_s}
             kind = type("Mixed", (MixedSystem,), own)
             system = kind(deployment, hardware, shape, 0, "fresh", 0.0, None, asynchronous=True)

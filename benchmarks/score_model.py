@@ -18,7 +18,7 @@ import logging
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,26 +38,34 @@ from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered, 
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, throughput  # noqa: E402
 from pdlab.plan.scoring import (  # noqa: E402
     METRICS,
+    NEAR,
     START,
     THROUGHPUT,
     TPOT,
     TTFT,
+    GroupScore,
     PointFigure,
+    PointsInBand,
     Score,
     ScoredPoint,
     StackScore,
     bare_hardware,
     correction_by,
-    left_out,
+    group_scores,
+    held_of,
     lost_by_ratio,
+    near_by_chance,
+    others_of,
     predict_point,
     rank_of,
     response,
     score_of,
     scored,
     setting_of,
+    sum_of,
     with_correction,
 )
+from pdlab.plan.stack_prior import KINDS  # noqa: E402
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
 
@@ -121,6 +129,8 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
         points += read_points(path.read_text(encoding="utf-8"), str(path)).points
     in_flight = MOST_IN_FLIGHT[serving]
     few = [each for each in points if isinstance(each.row.load, Closed) and each.row.load.concurrency <= in_flight]
+    if serving == "collocated":  # a plan gives no band to others
+        few = [each for each in few if all(pool.dp == pool.pp == 1 for pool in each.row.deployment.pools.values())]
     for stack, members in sample([each for each in few if each.stack.mode == serving], most).items():
         first = members[0]
         for entry in known:
@@ -207,24 +217,25 @@ def main() -> int:
             runs.setdefault(stack, []).append(point)
     print("\n".join(sorted(refused)), file=sys.stderr)
     found = {stack: values for stack, values in found.items() if len(runs[stack]) >= FEWEST}
-    scores = []
     pool = {stack: values for stack, values in found.items() if not stacks[stack].entry.in_doubt}
+    scores, without = [], {}
     for stack in found:
-        out = left_out(stack, pool)
+        others = others_of({each: values for each, values in pool.items() if each != stack})
+        out = others.of(stack)
+        if stack in pool:
+            without[stack] = others
+        else:
+            out = out._replace(banded=False)
         each = stacks[stack]
         hardware, alone = with_correction(each.hardware, correction_by(out)), Alone(each)
-        scores.append(
-            scored(
-                out,
-                [
-                    ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point))
-                    for point in runs[stack]
-                ],
-                banded=stack in pool,
-            )
-        )
+        points = [
+            ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point)) for point in runs[stack]
+        ]
+        scores.append(scored(out, points))
         print(row_of(scores[-1]), flush=True)
-    print(page := table(scores))
+    print(page := table(scores, pool))
+    scores_of_groups = group_scores(pool)
+    print(groups := group_table(scores_of_groups))
     if arguments.csv:
         with arguments.csv.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, [*Stack._fields, *METRICS])
@@ -235,7 +246,9 @@ def main() -> int:
     if arguments.write:
         catalog = catalog_of(
             pool,
+            without,
             scores,
+            scores_of_groups,
             arguments.points,
             covered(
                 (point for stack in pool for point in runs[stack]),
@@ -244,7 +257,7 @@ def main() -> int:
         )
         PUBLIC.parent.mkdir(exist_ok=True)
         PUBLIC.write_text(HEAD + to_yaml(catalog), encoding="utf-8")
-        write_page(f"{page}\n{after_levels(catalog)}", BEGIN, END)
+        write_page(f"{page}\n{groups}\n{after_levels(catalog)}", BEGIN, END)
     return 0
 
 
@@ -307,12 +320,56 @@ def write_page(tables: str, begin: str, end: str) -> None:
 
 def after_levels(catalog: ErrorCatalog) -> str:
     """Markdown: what measured levels of a stack change."""
-    lines = ["| levels measured | TPOT | mean TTFT | in the band: TPOT / mean TTFT |", "|---|---|---|---|"]
+    names = ["levels measured", "TPOT", "mean TTFT", "in the band: TPOT / mean TTFT", "stacks with 86 to 94 %"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for count, after in catalog.after.items():
         errors = [f"{after.median_percent[metric]:.1f} %" for metric in (TPOT, TTFT)]
         held = " / ".join(f"{100 * after.held[metric]:.0f} %" for metric in (TPOT, TTFT))
-        lines.append(f"| {count} | {' | '.join(errors)} | {held} |")
+        near = " / ".join(str(after.near[metric]) for metric in (TPOT, TTFT))
+        lines.append(f"| {count} | {' | '.join(errors)} | {held} | {near} |")
     return "\n".join(lines) + "\n"
+
+
+def group_table(scores: list[GroupScore]) -> str:
+    """Markdown: groups that were left out whole."""
+    names = ["left out", "stacks", "TPOT", "in the band", "mean TTFT", "in the band"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    for score in scores:
+        if score.held and score.held[TPOT].of < LEAST_POINTS:
+            continue
+        cells = [f"{KINDS[score.kind]} {score.group.removeprefix('collocated-')}", str(score.stacks)]
+        for metric in (TPOT, TTFT):
+            error, held = score.error.get(metric), score.held.get(metric)
+            cells += ["-" if error is None else f"{error:.0f}", "-" if held is None else said(held)]
+        lines.append(f"| {' | '.join(cells)} |")
+    names = ["left out, all groups", *(f"{metric}: {each}" for metric in (TPOT, TTFT) for each in SAID)]
+    lines += ["", f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    for kind, word in KINDS.items():
+        cells = [word]
+        for metric in (TPOT, TTFT):
+            held = held_of(scores, kind, metric)
+            cells += [said(sum_of(held)), *near_and_around(held)] if held else ["-"] * len(SAID)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+SAID = ("in the band", "86 to 94 % in", "interval has 90 % in")
+
+
+def near_and_around(held: Sequence[PointsInBand]) -> list[str]:
+    """``3 of 8``: how many shares are in `NEAR`, and of how many the interval has 90 % in it."""
+    near = sum(NEAR[0] <= each.share <= NEAR[1] for each in held)
+    around = sum(each.interval[0] <= 0.9 <= each.interval[1] for each in held)
+    return [f"{count} of {len(held)}" for count in (near, around)]
+
+
+LEAST_POINTS = 10  # of a group that has a row: the others are in the sums
+
+
+def said(held: PointsInBand) -> str:
+    """``90 % of 120 (83-94)``: the share, and its interval."""
+    low, high = held.interval
+    return f"{held.share:.0%} of {held.of} ({100 * low:.0f}-{100 * high:.0f})".replace("%", " %", 1)
 
 
 HEAD = "# Written by: python benchmarks/score_model.py TABLES --write (the tables are not shipped; docs/model.md)\n"
@@ -325,31 +382,39 @@ def row_of(score: StackScore) -> str:
         ours, alone = score.ours.get(metric), score.alone.get(metric)
         return " / ".join("-" if each is None else short(each) for each in (ours, alone))
 
-    held = " / ".join(f"{100 * score.held[name]:.0f}" for name in METRICS if name in score.held) or "-"
+    held = " / ".join(f"{100 * score.held[name].share:.0f}" for name in METRICS if name in score.held) or "-"
     rank = "-" if score.rank is None else f"{score.rank:.2f}"
     lost = "-" if score.regret is None else f"{100 * score.regret:.0f}"
     cells = [score.left_out.stack.label, str(score.points), *map(errors, METRICS), held, rank, lost]
     return f"| {' | '.join(cells)} |"
 
 
-def table(scores: list[StackScore]) -> str:
+def table(scores: list[StackScore], found: Mapping[Stack, Sequence[Response]]) -> str:
     """Markdown."""
     names = ["stack", "points", "TPOT", "mean TTFT", "tokens/s", "in the band", "rank", "lost"]
     head = f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
-    return head + "\n".join(map(row_of, scores)) + f"\n\n{coverage(scores)}\n"
+    return head + "\n".join(map(row_of, scores)) + f"\n\n{coverage(scores, found)}\n"
 
 
-NEAR = (0.86, 0.94)  # share of a stack's points in a 90 % band that counts as held
-
-
-def coverage(scores: list[StackScore]) -> str:
-    """Sentences: what the bands hold, over stacks and in each."""
-    said = []
-    for metric in (TPOT, TTFT):
-        held = [score.held[metric] for score in scores if metric in score.held]
-        near = sum(NEAR[0] <= each <= NEAR[1] for each in held)
-        said.append(f"{metric}: {100 * statistics.fmean(held):.0f} %; 86 to 94 % in {near} of {len(held)} stacks")
-    return "Bands hold, as the mean over stacks:\n\n" + "\n".join(f"- {each}" for each in said)
+def coverage(scores: list[StackScore], found: Mapping[Stack, Sequence[Response]]) -> str:
+    """Markdown: what the bands hold, over stacks and in each."""
+    names = ["all stacks", "in the band, the mean", *SAID[1:], "a right band: 86 to 94 % in"]
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    for metric in METRICS:
+        banded = [score for score in scores if metric in score.held]
+        held = [score.held[metric] for score in banded]
+        chances = [
+            near_by_chance(
+                score.left_out.components[metric],
+                score.left_out.unseen,
+                [each.setting for each in found[score.left_out.stack] if each.metric == metric],
+            )
+            for score in banded
+            if metric in score.left_out.components
+        ]
+        cells = [metric, f"{100 * statistics.fmean(each.share for each in held):.0f} %", *near_and_around(held)]
+        lines.append(f"| {' | '.join([*cells, f'{sum(chances):.1f}' if chances else '-'])} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pdlab.bench.slo_offline import Drive, search_over  # noqa: E402
-from pdlab.bench.slo_search import Search  # noqa: E402
+from pdlab.bench.slo_search import SloSearchOptions  # noqa: E402
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
@@ -153,7 +153,7 @@ def trial(case: Case, searches: int, seed: int, hold_s: float) -> None:
         seconds[0] += float(requests.arrival_s[-1])
         return requests
 
-    search = Search(slo=case.slo, start_rps=case.start_rps)
+    search = SloSearchOptions(slo=case.slo, start_rps=case.start_rps)
     began_s, inside, above, beyond, finished, widths, counts = time.process_time(), 0, 0, 0, 0, [], []
     for number in range(searches):
         answer = search_over(drive, search, case.workload, label=case.name, seed=seed + number, hold_s=hold_s)

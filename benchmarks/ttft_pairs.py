@@ -3,9 +3,10 @@
 
 ``timeline``: requests that ask for one (*asked*), against requests that do not (*counted*: marks and metrics alone).
 With --launch, which starts a local PD deployment and takes it down, also against a server that keeps no marks and
-counts nothing (*off*; what the KV guard notes in the engine core stays, about 7 us per request). ``early-token``: on a
-deployment launched with --early-token, requests that have one (*early*) against the same kind of requests that fall
-back (*late*: they set return_token_ids to false, which says nothing and is not known to be exact).
+counts nothing (*off*; what the KV guard notes in the engine core stays, about 7 us per request). ``early-token`` and
+``first-token``: on a deployment launched with --early-token or --reuse-first-token, requests whose first token is
+prefill's (*early*, *reused*) against the same kind of requests that fall back (*late*: they set a field that means
+nothing here and is not known to be exact).
 
 Rounds alternate (asked, counted, counted, asked, ...): the ratio of each turn has a 95 % interval over turns, by a
 BCa bootstrap. Prompts are new in each. Where the deployment is on local nodes, the CPU time of their
@@ -41,7 +42,8 @@ from pdlab.cluster import local_nodes  # noqa: E402
 from pdlab.deploy.serving.timeline import HEADER  # noqa: E402
 from pdlab.results.timeline import RequestTimeline  # noqa: E402
 
-LATE = {"return_token_ids": False}
+LATE = {"spaces_between_special_tokens": False}
+KINDS = {"early-token": ("early", "late"), "first-token": ("reused", "late")}
 MOST_COST = 0.01  # of tokens/s
 # A launcher whose servers keep no marks and count no parts while the file at its first word is there.
 SWITCHED = """
@@ -140,8 +142,8 @@ def launched(port: int) -> Iterator[Path]:
 async def measure(args: argparse.Namespace, switch: Path | None) -> None:
     import aiohttp
 
-    early = args.what == "early-token"
-    kinds = ("early", "late") if early else ("asked", "counted", "off")[: 3 if switch else 2]
+    early = args.what in KINDS
+    kinds = KINDS.get(args.what, ("asked", "counted", "off")[: 3 if switch else 2])
 
     rng = random.Random(args.seed)
 
@@ -199,7 +201,7 @@ async def measure(args: argparse.Namespace, switch: Path | None) -> None:
                     bound = 1 - MOST_COST
                     verdict = "yes" if least >= bound else "no" if most < bound else "not resolved"
                     print(f"  costs at most {MOST_COST:.0%} of tokens/s: {verdict}")
-        if early:
+        if args.what == "early-token":
             over = [each["early"]["over"] for each in rounds]
             told_ratio("early: TTFT less the front, over server + call + queue + prefill", over)
         differ = 0
@@ -251,7 +253,7 @@ def told_ratio(what: str, ratios: list[float]) -> tuple[float, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("timeline", "early-token"))
+    parser.add_argument("what", choices=("timeline", *KINDS))
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-u", "--url", default="http://127.0.0.1:8000", help="default %(default)s")
     where.add_argument("--launch", action="store_true", help="timeline: a local PD deployment that can note no times")

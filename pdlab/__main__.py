@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
-from pdlab.core.help_pages import HELP, HELP_ALL, keep, kept, parser_of
+from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_page
 from pdlab.core.text import choices
 from pdlab.core.version import __version__
 
@@ -76,13 +76,13 @@ def _module(command: str) -> Any:
 
 
 def _print_help(command: str, *, everything: bool) -> int:
-    page = kept(command)
+    page = stored_page(command)
     if page is None:
         _module(command)
         from pdlab.core.settings import help_page, settings_of
 
         page = help_page(settings_of(command))
-        keep(command, page)
+        store_page(command, page)
     parser = parser_of(page, everything=everything)
     if everything and not any(each.advanced for each in page.arguments):
         parser.parse_args([HELP_ALL])  # it is not a flag of this command

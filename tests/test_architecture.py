@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "cluster": ["core", "remote"],
     "roles": [],
     "traffic": ["core"],
-    "sim": ["core", "results", "roles", "traffic"],
+    "sim": ["core", "results", "roles", "traffic", "guard"],
     "analysis": ["core", "results"],
     "transfer": ["core", "remote", "cluster"],
     "plan": ["core", "results", "roles", "traffic", "placement", "sim", "analysis"],

@@ -168,7 +168,7 @@ def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
     return None
 
 
-class Bucket(NamedTuple):
+class ThroughputBin(NamedTuple):
     """Requests that ended in a piece of time, by fate, per second."""
 
     begins_s: float
@@ -176,7 +176,7 @@ class Bucket(NamedTuple):
     per_s: dict[Fate, float]
 
 
-def throughput(chaos: Chaos) -> list[Bucket]:
+def throughput(chaos: Chaos) -> list[ThroughputBin]:
     """Over the time of the load, in pieces of a second or more."""
     length_s = max([chaos.run.loaded_s, *(r.end_s for r in chaos.requests)], default=0.0)
     width_s = max(BUCKET_S, math.ceil(length_s / MOST_BUCKETS))
@@ -185,7 +185,7 @@ def throughput(chaos: Chaos) -> list[Bucket]:
     for request in chaos.requests:
         counts[min(count - 1, int(request.end_s / width_s))][request.fate] += 1
     return [
-        Bucket(i * width_s, (i + 1) * width_s, {fate: number / width_s for fate, number in each.items()})
+        ThroughputBin(i * width_s, (i + 1) * width_s, {fate: number / width_s for fate, number in each.items()})
         for i, each in enumerate(counts)
     ]
 

@@ -60,34 +60,34 @@ def same_workload(first: Iterable[Workload], second: Iterable[Workload]) -> bool
     return _asked(first).like(_asked(second))
 
 
-class Asked(NamedTuple):
+class WorkloadKey(NamedTuple):
     """What is compared of the workloads of a sweep. ``means``: fewest and most tokens in the mean, of the input and of
     the output."""
 
     kinds: frozenset[tuple[str, str, int]]
     means: tuple[tuple[float, float], ...]
 
-    def like(self, other: Asked) -> bool:
+    def like(self, other: WorkloadKey) -> bool:
         return self.kinds == other.kinds and all(map(_ranges_near, self.means, other.means))
 
 
-def _asked(workloads: Iterable[Workload]) -> Asked:
+def _asked(workloads: Iterable[Workload]) -> WorkloadKey:
     every = list(workloads)
     sides = zip(*(each.mean_tokens for each in every), strict=True)
-    return Asked(frozenset(map(_kind, every)), tuple((min(side), max(side)) for side in sides))
+    return WorkloadKey(frozenset(map(_kind, every)), tuple((min(side), max(side)) for side in sides))
 
 
-class Nature(NamedTuple):
+class ComparisonKey(NamedTuple):
     """What decides with which other curves a curve may be compared. ``asked``: None where no level says it."""
 
     model: str | None
-    asked: Asked | None
+    asked: WorkloadKey | None
     workload: str
     rehearsed: bool
     device: str
     size: int | None
 
-    def obstacles(self, other: Nature) -> list[Obstacle]:
+    def obstacles(self, other: ComparisonKey) -> list[Obstacle]:
         """Why not with the other one; empty where they may be compared."""
         if self == other:
             return []
@@ -105,10 +105,10 @@ class Nature(NamedTuple):
         return [obstacle for obstacle in OBSTACLES if found[obstacle]]
 
 
-def nature(curve: Curve, view: View) -> Nature:
+def nature(curve: Curve, view: View) -> ComparisonKey:
     """Of many curves it is worked out once each. The size counts where the view does not normalise."""
     workloads = workloads_of(curve)
-    return Nature(
+    return ComparisonKey(
         model=curve.model,
         asked=_asked(workloads) if workloads else None,
         workload=curve.workload,
@@ -159,7 +159,7 @@ def workloads_of(curve: Curve) -> tuple[Workload, ...]:
 def groups(curves: Sequence[Curve], view: View) -> list[Group]:
     """The curves that may be ranked, in groups of which every two members may be compared; in the order given."""
     members: list[list[Curve]] = []
-    natures: list[dict[Nature, None]] = []
+    natures: list[dict[ComparisonKey, None]] = []
     for curve in own(curves):
         its = nature(curve, view)
         fitting = (i for i, each in enumerate(natures) if not any(its.obstacles(other) for other in each))

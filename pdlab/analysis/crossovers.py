@@ -31,7 +31,7 @@ from pdlab.core.workload import LoadKind
 STEPS = 120
 
 
-class Reign(Frozen):
+class BestRange(Frozen):
     """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` are not distinguishable from it
     over most of that range."""
 
@@ -41,7 +41,7 @@ class Reign(Frozen):
     rivals: tuple[str, ...] = ()
 
 
-class Takeover(Frozen):
+class BestChange(Frozen):
     """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
 
     None for a side on which the two are not distinguishable up to the end of the measurement. ``kind``:
@@ -65,8 +65,8 @@ class Crossovers(Frozen):
     """In the order of throughput: which configuration is best, and where that changes. One reign and no takeover:
     one configuration is best throughout."""
 
-    reigns: tuple[Reign, ...]
-    takeovers: tuple[Takeover, ...]
+    reigns: tuple[BestRange, ...]
+    takeovers: tuple[BestChange, ...]
 
 
 class GroupCrossovers(NamedTuple):
@@ -79,7 +79,7 @@ class GroupCrossovers(NamedTuple):
     crossovers: Crossovers
 
 
-class _Offer(NamedTuple):
+class _GridLatency(NamedTuple):
     """One configuration's latency over the grid; None where it was not measured."""
 
     label: str
@@ -121,7 +121,7 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     columns = [
         moderate_all(column) for column in zip(*(_offer(its_lines, grid) for _, its_lines in curve_lines), strict=True)
     ]
-    offers = [_Offer(label, [column[i] for column in columns]) for i, (label, _) in enumerate(curve_lines)]
+    offers = [_GridLatency(label, [column[i] for column in columns]) for i, (label, _) in enumerate(curve_lines)]
     best = [_best(offers, g) for g in range(len(grid))]
     pieces = _pieces(best)
     # Between the last piece before a change and the first after it; no takeover across an unmeasured range.
@@ -131,7 +131,7 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
         if following == last_step + 1
     }
     reigns = tuple(
-        Reign(
+        BestRange(
             label=offers[leader].label,
             low=changes[i - 1].throughput if i - 1 in changes else float(grid[first_step]),
             high=changes[i].throughput if i in changes else float(grid[last_step]),
@@ -160,7 +160,7 @@ def _offer(lines: Sequence[Line], grid: Array) -> list[Estimate | None]:
     return lowest
 
 
-def _best(offers: Sequence[_Offer], g: int) -> int | None:
+def _best(offers: Sequence[_GridLatency], g: int) -> int | None:
     values = [(offer.latency[g], i) for i, offer in enumerate(offers)]
     return min(((value.value, i) for value, i in values if value), default=(0.0, None))[1]
 
@@ -178,7 +178,7 @@ def _pieces(best: Sequence[int | None]) -> list[tuple[int, int, int]]:
     return pieces
 
 
-def _ahead(offers: Sequence[_Offer], leader: int, rival: int, g: int, view: View) -> bool:
+def _is_better(offers: Sequence[_GridLatency], leader: int, rival: int, g: int, view: View) -> bool:
     """Whether ``leader`` is better than ``rival`` beyond the noise at that throughput."""
     latency, rival_latency = offers[leader].latency[g], offers[rival].latency[g]
     if latency is None or rival_latency is None:
@@ -195,26 +195,28 @@ def _positive(estimate: Estimate) -> Estimate:
     return estimate._replace(value=abs(estimate.value))
 
 
-def _rivals(offers: Sequence[_Offer], leader: int, first_step: int, last_step: int, view: View) -> tuple[str, ...]:
+def _rivals(
+    offers: Sequence[_GridLatency], leader: int, first_step: int, last_step: int, view: View
+) -> tuple[str, ...]:
     rivals = []
     for rival, offer in enumerate(offers):
         steps = [g for g in range(first_step, last_step + 1) if offer.latency[g] is not None]
-        close = sum(not _ahead(offers, leader, rival, g, view) for g in steps) if rival != leader else 0
+        close = sum(not _is_better(offers, leader, rival, g, view) for g in steps) if rival != leader else 0
         if close and close > (last_step - first_step + 1) / 2:
             rivals.append(offer.label)
     return tuple(rivals)
 
 
-def _takeover(offers: Sequence[_Offer], a: int, b: int, last_step: int, grid: Array, view: View) -> Takeover:
+def _takeover(offers: Sequence[_GridLatency], a: int, b: int, last_step: int, grid: Array, view: View) -> BestChange:
     before, after = offers[a], offers[b]
     if before.latency[last_step + 1] is None:
-        return Takeover(before=before.label, after=after.label, kind="ends", throughput=float(grid[last_step]))
+        return BestChange(before=before.label, after=after.label, kind="ends", throughput=float(grid[last_step]))
 
     def low_side(g: int) -> bool:
-        return _ahead(offers, a, b, g, view)
+        return _is_better(offers, a, b, g, view)
 
     def high_side(g: int) -> bool:
-        return _ahead(offers, b, a, g, view)
+        return _is_better(offers, b, a, g, view)
 
     low = next(
         (float(grid[g]) for g in range(last_step, -1, -1) if _both_measured(before, after, g) and low_side(g)), None
@@ -223,7 +225,7 @@ def _takeover(offers: Sequence[_Offer], a: int, b: int, last_step: int, grid: Ar
         (float(grid[g]) for g in range(last_step + 1, len(grid)) if _both_measured(before, after, g) and high_side(g)),
         None,
     )
-    return Takeover(
+    return BestChange(
         before=before.label,
         after=after.label,
         kind="crosses",
@@ -233,11 +235,11 @@ def _takeover(offers: Sequence[_Offer], a: int, b: int, last_step: int, grid: Ar
     )
 
 
-def _both_measured(offer_a: _Offer, offer_b: _Offer, g: int) -> bool:
+def _both_measured(offer_a: _GridLatency, offer_b: _GridLatency, g: int) -> bool:
     return offer_a.latency[g] is not None and offer_b.latency[g] is not None
 
 
-def _crossing(before: _Offer, after: _Offer, last_step: int, grid: Array) -> float:
+def _crossing(before: _GridLatency, after: _GridLatency, last_step: int, grid: Array) -> float:
     """Where the straight lines between two steps of the grid cross."""
     gaps = []
     for g in (last_step, last_step + 1):

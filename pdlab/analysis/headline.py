@@ -153,7 +153,7 @@ class Compared(Frozen):
         return self.model_copy(update={"headlines": headlines, "pairs": tuple(pairs)})
 
 
-class _Line(Frozen):
+class _ValidLevels(Frozen):
     """One curve's valid levels of one kind of load."""
 
     curve: Curve
@@ -164,14 +164,14 @@ class _Line(Frozen):
         return {float(f"{point.value / size:.6g}"): point for point in self.points}
 
 
-def _per_gpu(lines: Sequence[_Line], view: View) -> bool:
+def _per_gpu(lines: Sequence[_ValidLevels], view: View) -> bool:
     """Whether loads of lines of one kind are compared per GPU: where sizes differ. A replay is one load, whatever the
     size of what it is sent to."""
     replays = any(point.kind == "replay" for line in lines for point in line.points)
     return not replays and len({line.curve.gpus.counted(view.count) for line in lines}) > 1
 
 
-class _Shared(NamedTuple):
+class _SharedLoads(NamedTuple):
     """The levels of two lines at the loads that enter their comparison, and the repeats of each that do."""
 
     loads: tuple[float, ...]
@@ -180,7 +180,7 @@ class _Shared(NamedTuple):
     levels: tuple[dict[float, Point], dict[float, Point]]
     repeats: tuple[set[int], set[int]]
 
-    def turned(self) -> _Shared:
+    def turned(self) -> _SharedLoads:
         (one, other), (its, others) = self.levels, self.repeats
         return self._replace(levels=(other, one), repeats=(others, its))
 
@@ -200,7 +200,7 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
     measured: dict[str, None] = {}
     for kind in COMPARED_LOADS:
         every = [
-            _Line(curve=curve, points=tuple(valid))
+            _ValidLevels(curve=curve, points=tuple(valid))
             for curve in own(curves)
             if (valid := [point for point in curve.lines().get(kind, []) if point.valid])
         ]
@@ -246,9 +246,9 @@ def _throughput(each: Against) -> float:
     return comparison.ratio if comparison else 0.0
 
 
-def _all_shared(lines: Sequence[_Line], view: View) -> dict[tuple[int, int], _Shared]:
+def _all_shared(lines: Sequence[_ValidLevels], view: View) -> dict[tuple[int, int], _SharedLoads]:
     """What every two lines share, by their numbers in either order; without those that share nothing."""
-    found: dict[tuple[int, int], _Shared] = {}
+    found: dict[tuple[int, int], _SharedLoads] = {}
     natures = [nature(line.curve, view) for line in lines]
     for i, j in combinations(range(len(lines)), 2):
         shared = None if natures[i].obstacles(natures[j]) else _shared(lines[i], lines[j], view)
@@ -258,7 +258,7 @@ def _all_shared(lines: Sequence[_Line], view: View) -> dict[tuple[int, int], _Sh
 
 
 def _stars(
-    lines: Sequence[_Line], shared: Mapping[tuple[int, int], _Shared], view: View
+    lines: Sequence[_ValidLevels], shared: Mapping[tuple[int, int], _SharedLoads], view: View
 ) -> list[tuple[int, list[int]]]:
     """References with those that are compared with each, by their numbers; no line is in two of them."""
     stars: list[tuple[int, list[int]]] = []
@@ -273,7 +273,7 @@ def _stars(
         left = [i for i in left if i != reference and i not in partners[reference]]
 
 
-def _of_one_model(numbers: Sequence[int], lines: Sequence[_Line]) -> list[int]:
+def _of_one_model(numbers: Sequence[int], lines: Sequence[_ValidLevels]) -> list[int]:
     """Those of which every two are of one model, the first given first: a name without an organisation may be the
     model of either of two organisations, and these two must not share a headline over it."""
     kept: list[int] = []
@@ -283,7 +283,7 @@ def _of_one_model(numbers: Sequence[int], lines: Sequence[_Line]) -> list[int]:
     return kept
 
 
-def _reference(candidates: Sequence[int], lines: Sequence[_Line], view: View) -> int:
+def _reference(candidates: Sequence[int], lines: Sequence[_ValidLevels], view: View) -> int:
     collocated = [i for i in candidates if (its := lines[i].curve.deployment) and its.mode == "collocated"]
     if not collocated:
         return candidates[0]
@@ -299,8 +299,8 @@ def _reference(candidates: Sequence[int], lines: Sequence[_Line], view: View) ->
 
 
 def _other_pairs(
-    lines: Sequence[_Line],
-    shared: Mapping[tuple[int, int], _Shared],
+    lines: Sequence[_ValidLevels],
+    shared: Mapping[tuple[int, int], _SharedLoads],
     stars: Sequence[tuple[int, list[int]]],
     view: View,
 ) -> list[Against]:
@@ -322,9 +322,9 @@ def _other_pairs(
 def _matrix(
     kind: LoadKind,
     group: str | None,
-    lines: Sequence[_Line],
+    lines: Sequence[_ValidLevels],
     numbers: Sequence[int],
-    shared: Mapping[tuple[int, int], _Shared],
+    shared: Mapping[tuple[int, int], _SharedLoads],
     view: View,
 ) -> list[Matrix]:
     """One, or none where few curves of the group share loads."""
@@ -352,7 +352,7 @@ def _matrix(
     ]
 
 
-def _at_equal_latency(lines: Sequence[_Line], view: View) -> list[EqualLatency]:
+def _at_equal_latency(lines: Sequence[_ValidLevels], view: View) -> list[EqualLatency]:
     """Of every two that may be compared and reach a common latency. Each curve is read once on a grid that all share;
     it is never extended beyond its levels."""
     known = [(line, [p for p in line.points if p.latency(view) is not None]) for line in lines]
@@ -380,7 +380,7 @@ def _at_equal_latency(lines: Sequence[_Line], view: View) -> list[EqualLatency]:
     return found
 
 
-class _Reached(NamedTuple):
+class _ThroughputWithin(NamedTuple):
     """``logs`` (1 + draws, latencies): logarithm of the highest throughput within each latency. ``on``: which of them
     are between the ends of the curve, in nearly all of its draws."""
 
@@ -388,22 +388,22 @@ class _Reached(NamedTuple):
     on: Mask
 
 
-def _within_own(line: Line, grid: Array) -> _Reached:
+def _within_own(line: Line, grid: Array) -> _ThroughputWithin:
     reached = line.reach(grid)
     unreached = np.isnan(reached).mean(axis=0)
     on = ~np.isnan(reached[0]) & (unreached <= MAX_UNREACHED) & (grid <= line.x[0].max() + 1e-9 * abs(grid))
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(reached)
-    return _Reached(logs, on & np.isfinite(logs[0]))
+    return _ThroughputWithin(logs, on & np.isfinite(logs[0]))
 
 
-def _mean_of(line: Line, reached: _Reached, on: Mask) -> Estimate | None:
+def _mean_of(line: Line, reached: _ThroughputWithin, on: Mask) -> Estimate | None:
     with np.errstate(invalid="ignore"):
         means = np.exp(reached.logs[:, on].mean(axis=1))
     return line.estimates(means[:, None])[0]
 
 
-def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:
+def _shared(first: _ValidLevels, second: _ValidLevels, view: View) -> _SharedLoads | None:
     """What two that may be compared share; None where no load is shared by complete repeats."""
     both = (first, second)
     per_gpu = view.normalized and _per_gpu(both, view)
@@ -417,10 +417,12 @@ def _shared(first: _Line, second: _Line, view: View) -> _Shared | None:
     )
     if not loads:
         return None
-    return _Shared(loads, per_gpu, len(levels[0].keys() | levels[1].keys()) - len(loads), levels, repeats)
+    return _SharedLoads(loads, per_gpu, len(levels[0].keys() | levels[1].keys()) - len(loads), levels, repeats)
 
 
-def _against(line: _Line, reference: _Line, shared: _Shared, view: View, comparisons: int) -> Against:
+def _against(
+    line: _ValidLevels, reference: _ValidLevels, shared: _SharedLoads, view: View, comparisons: int
+) -> Against:
     ratios = []
     for figure in FIGURES:
         first, second = (

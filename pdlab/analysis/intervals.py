@@ -147,7 +147,7 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
     return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=verdict, basis=basis)
 
 
-def apart(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
+def compare_intervals(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
     """Ratio of two figures that are known by their intervals alone: they differ if the intervals do not overlap.
 
     Each end of an interval fails with half of its error at most, and a wrong verdict needs the lower end of

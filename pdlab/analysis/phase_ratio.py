@@ -34,7 +34,7 @@ class PhaseRate(Frozen):
     repeats: int
 
 
-class Implied(Frozen):
+class RatioAtLevel(Frozen):
     """Rate-matched ratio at one decode level: ``prefill_per_decode`` = r_D / r_P; ``ratio`` the nearest
     of small whole numbers; ``rps_per_gpu`` what that ratio could serve per GPU, without any transfer."""
 
@@ -82,7 +82,7 @@ class ImpliedRatios(NamedTuple):
     """The prefill rate used, that of its best level, and the ratio at every decode level."""
 
     prefill: PhaseRate
-    levels: tuple[Implied, ...]
+    levels: tuple[RatioAtLevel, ...]
 
 
 def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
@@ -113,7 +113,7 @@ def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
         p, d = ratio.numerator, ratio.denominator
         served = min(p * best.per_replica_rps, d * rate.per_replica_rps)
         levels.append(
-            Implied(
+            RatioAtLevel(
                 decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus)
             )
         )

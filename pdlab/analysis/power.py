@@ -23,7 +23,7 @@ POWER = 0.8
 DRAWS, STEPS = 2000, 20
 
 
-class Looks(Frozen):
+class LookSchedule(Frozen):
     """A look after ``first`` repeats and after each further one, up to ``cap``."""
 
     first: int = Field(ge=1)

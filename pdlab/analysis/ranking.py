@@ -16,8 +16,8 @@ from pdlab.analysis.intervals import (
     Comparison,
     Estimate,
     Interval,
-    apart,
     compare,
+    compare_intervals,
     is_tail,
     requests_for,
 )
@@ -325,14 +325,14 @@ def rank(
 
     def ahead_of(label: str, value: Estimate) -> Comparison:
         if best not in brackets and label not in brackets:
-            return _compared(_ahead(most, value, confidence, len(challengers)), most, value, confidence)
+            return _compared(_compared_with_best(most, value, confidence, len(challengers)), most, value, confidence)
         level = 1 - (1 - confidence) / len(challengers)
         best_interval, its_interval = (
             brackets.get(best, most.interval)(level),
             brackets.get(label, value.interval)(level),
         )
         comparison = (
-            apart(_ratio(most, value), best_interval, its_interval, confidence)
+            compare_intervals(_ratio(most, value), best_interval, its_interval, confidence)
             if best_interval and its_interval
             else None
         )
@@ -344,7 +344,9 @@ def rank(
     )
 
 
-def _ahead(best: Estimate, candidate: Estimate, confidence: float, comparisons: int = 1) -> Comparison | None:
+def _compared_with_best(
+    best: Estimate, candidate: Estimate, confidence: float, comparisons: int = 1
+) -> Comparison | None:
     # Where the best is at its edge, another start might not give it at all; a second that is at its own is only worse.
     return None if best.edge else compare(best, candidate, confidence, comparisons)
 
@@ -430,7 +432,7 @@ def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View
         if latency.value - half > bound.ms:
             return False
     rate = _with_starts(nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
-    comparison = _ahead(ranking[0].estimate, rate, view.confidence)
+    comparison = _compared_with_best(ranking[0].estimate, rate, view.confidence)
     return comparison is None or comparison.verdict != "better"
 
 

@@ -55,7 +55,7 @@ class ComparedFigure(NamedTuple):
     higher: bool = False
 
 
-class Standing(NamedTuple):
+class ReplayScore(NamedTuple):
     """A deployment's figure: the geometric mean over its replays."""
 
     contender: Contender
@@ -75,7 +75,7 @@ def verdict(workload: str, contenders: Sequence[Contender]) -> list[Finding]:
     for figure in figures(judged[0].replays[0][1]):
         standings = sorted(_standings(figure, judged), key=lambda each: -each.value if figure.higher else each.value)
         if len(standings) == len(judged) and max(each.value for each in standings) > 0:
-            leads[figure.name] = [each.contender.label for each in standings if _behind(standings, each) < limit]
+            leads[figure.name] = [each.contender.label for each in standings if _lead_factor(standings, each) < limit]
             details += _figure_findings(figure, standings, len(leads[figure.name]), limit)
     return [*_overall(workload, judged, leads), *failed, *details] if leads else failed
 
@@ -103,31 +103,31 @@ def _limit(contenders: Sequence[Contender]) -> float:
     return math.exp(student_t(1 - tail, math.inf) * error)
 
 
-def _standings(figure: ComparedFigure, contenders: Sequence[Contender]) -> Iterator[Standing]:
+def _standings(figure: ComparedFigure, contenders: Sequence[Contender]) -> Iterator[ReplayScore]:
     for each in contenders:
         values = [value for run, facts in each.replays if (value := figure.of(run, facts)) is not None]
         if values:
             whole = all(value > 0 for value in values)
-            yield Standing(each, math.exp(fmean(map(math.log, values))) if whole else 0.0)
+            yield ReplayScore(each, math.exp(fmean(map(math.log, values))) if whole else 0.0)
 
 
-def _behind(standings: Sequence[Standing], each: Standing) -> float:
+def _lead_factor(standings: Sequence[ReplayScore], each: ReplayScore) -> float:
     """By which factor the best one leads it."""
     low, high = sorted((standings[0].value, each.value))
     return high / low if low > 0 else 1.0 if low == high else math.inf
 
 
 def _figure_findings(
-    figure: ComparedFigure, standings: Sequence[Standing], leaders: int, limit: float
+    figure: ComparedFigure, standings: Sequence[ReplayScore], leaders: int, limit: float
 ) -> Iterator[Finding]:
     best, behind = standings[0], standings[leaders:]
     values = listed([f"{each.contender.label} {number(each.value)} {figure.unit}" for each in standings])
     if leaders > 1:
         names = listed([each.contender.label for each in standings[:leaders]])
-        lead = _behind(standings, standings[leaders - 1])
+        lead = _lead_factor(standings, standings[leaders - 1])
         yield found("replay_not_told", figure=figure.name, names=names, lead=lead, limit=limit, values=values)
     else:
-        lead = _behind(standings, behind[0])
+        lead = _lead_factor(standings, behind[0])
         yield found(
             "replay_best_by",
             figure=figure.name,
@@ -186,7 +186,7 @@ def _why_goodput(index: int) -> Callable[[Contender, Contender], Finding | None]
 
 def _why_ttft(statistic: str) -> Callable[[Contender, Contender], Finding | None]:
     def why(best: Contender, other: Contender) -> Finding | None:
-        ours, theirs = (_around(each, statistic) for each in (best, other))
+        ours, theirs = (_parts_around(each, statistic) for each in (best, other))
         if ours is None or theirs is None:
             return found("replay_parts_unknown", figure=f"TTFT {statistic}")
         gaps_s = {code: _sum(theirs, parts) - _sum(ours, parts) for code, parts in CAUSES.items()}
@@ -254,7 +254,7 @@ def _first(each: Contender) -> ReplayFacts:
     return each.replays[0][1]
 
 
-def _around(each: Contender, statistic: str) -> PartsAround | None:
+def _parts_around(each: Contender, statistic: str) -> PartsAround | None:
     around = each.parts.around if each.parts else ()
     return next((one for one in around if one.statistic == statistic), None)
 

@@ -123,7 +123,7 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
         completion=distribution(spans_s),
         interactivity_p90=1 / slowest_s if slowest_s > 0 else None,
         slowest=_slowest(spoken[9 * len(spoken) // 10 :]),
-        by_turn=_classes(answered, _turn),
+        by_turn=_classes(answered, _turn_number),
         by_length=_classes(answered, _length_class),
         hit_share=sum(map(_hit_tokens, known)) / prompts if whole and prompts else None,
         hits_from=("server" if told else "rules") if whole else None,
@@ -154,7 +154,7 @@ def _classes(answered: Sequence[RequestRecord], key: Callable[[RequestRecord], i
     return {name: TimesOfSome.of(members) for name, members in sorted(classes.items())}
 
 
-def _turn(record: RequestRecord) -> int:
+def _turn_number(record: RequestRecord) -> int:
     assert record.replayed is not None
     return min(record.replayed.turn, LAST_TURN)
 

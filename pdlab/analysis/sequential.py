@@ -1,8 +1,8 @@
 """When enough repeats were measured: a lead is resolved, or it is shown that it will not be.
 
 The headline's comparison (`pdlab.analysis.headline`) is looked at after every repeat, each time at a level at which
-all looks together err no more often than stated (`pdlab.analysis.power.Looks`). Stopping early because nothing will
-be resolved costs no error: it names no winner.
+all looks together err no more often than stated (`pdlab.analysis.power.LookSchedule`). Stopping early because nothing
+will be resolved costs no error: it names no winner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.headline import Against, Figure, Headline, Ratio
 from pdlab.analysis.intervals import Comparison, Estimate, compare
-from pdlab.analysis.power import Looks
+from pdlab.analysis.power import LookSchedule
 from pdlab.core.schema import Frozen
 
 # Of a resolution at the last look, given what is known: below it going on is a waste.
@@ -23,7 +23,7 @@ LookOutcome = Literal["lead", "alike", "unresolvable", "open"]
 Targets = Mapping[Figure, float]
 
 
-class Judged(Frozen):
+class LookVerdict(Frozen):
     """One figure of two deployments at one look. ``alike``: the interval excludes any lead of the size asked for;
     ``unresolvable``: neither that nor a lead will be known at the last look, with 95 % predictive probability."""
 
@@ -35,8 +35,8 @@ class Judged(Frozen):
 
 
 def judge(
-    headlines: Sequence[Headline], targets: Targets, looks: Looks, repeats: int, confidence: float
-) -> tuple[Judged, ...]:
+    headlines: Sequence[Headline], targets: Targets, looks: LookSchedule, repeats: int, confidence: float
+) -> tuple[LookVerdict, ...]:
     """Every comparison of the figures asked for after that many repeats. They share the error of a look. Output
     tokens/s are those of closed loops: of an open one they are what arrives."""
     ratios = [
@@ -57,7 +57,7 @@ def judge(
 
 def _judged(
     each: Against, headline: Headline, ratio: Ratio, target: float, cap: int, level: float, comparisons: int
-) -> Judged:
+) -> LookVerdict:
     first, second = ratio.first, ratio.second
     comparison = compare(first, second, level, comparisons) if first and second else None
     outcome: LookOutcome = "open" if cap else "unresolvable"
@@ -69,7 +69,7 @@ def _judged(
             outcome = "alike"
         elif cap and _will_resolve(first, second, cap, edge, level, comparisons) < FUTILE:
             outcome = "unresolvable"
-    return Judged(
+    return LookVerdict(
         label=each.label, reference=headline.reference, figure=ratio.figure, outcome=outcome, comparison=comparison
     )
 

@@ -52,7 +52,7 @@ class Study(Generic[S]):
         if key not in self._priors:
             self._priors[key] = self._prior(value_of)
         prior = self._priors[key]
-        return estimate if prior is None else _moved(estimate, prior, self._dof)
+        return estimate if prior is None else _shrunk(estimate, prior, self._dof)
 
     def _prior(self, value_of: Callable[[S], float | None]) -> Prior | None:
         variances = []
@@ -75,7 +75,7 @@ def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
     if prior is None:
         return list(estimates)
     independent = math.fsum(e.dof or 0.0 for e in usable)
-    return [_moved(e, prior, independent) if e is not None and _rests_on_repeats(e) else e for e in estimates]
+    return [_shrunk(e, prior, independent) if e is not None and _rests_on_repeats(e) else e for e in estimates]
 
 
 def _rests_on_repeats(estimate: Estimate) -> bool:
@@ -90,7 +90,7 @@ def _variance(estimate: Estimate) -> float:
     return (estimate.relative_error or 0.0) ** 2 * ((estimate.dof or 0.0) + 1)
 
 
-def _moved(estimate: Estimate, prior: Prior, most_dof: float) -> Estimate:
+def _shrunk(estimate: Estimate, prior: Prior, most_dof: float) -> Estimate:
     assert estimate.dof is not None
     if math.isinf(prior.dof):
         variance, dof = prior.variance, math.inf

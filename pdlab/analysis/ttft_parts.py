@@ -142,7 +142,7 @@ def _of_level(label: str, kind: LoadKind, load: float, timelines: Sequence[Reque
         lacking=len(timelines) - len(whole),
         mean=_mean("mean", whole),
         around=tuple(
-            _mean(statistic, _around(statistic, whole))
+            _mean(statistic, _neighbours_of(statistic, whole))
             for statistic in STATISTICS
             if statistic == "p50" or beyond(statistic, len(whole)) >= MIN_BEYOND
         ),
@@ -156,7 +156,7 @@ def _slow(timeline: RequestTimeline) -> SlowRequest:
     return SlowRequest(timeline.id, timeline.path, timeline.arrival_s, timeline.ttft_s, timeline.parts())
 
 
-def _around(statistic: str, ordered: Sequence[SlowRequest]) -> Sequence[SlowRequest]:
+def _neighbours_of(statistic: str, ordered: Sequence[SlowRequest]) -> Sequence[SlowRequest]:
     """Those next to a percentile, as many to either side."""
     at = math.ceil(float(statistic[1:]) / 100 * len(ordered)) - 1
     aside = min(max(1, round(NEIGHBOURS * len(ordered))), at, len(ordered) - 1 - at)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
+from pdlab.core.deployment import Collocated, Deployment
+from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer, kv_copies
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
@@ -15,23 +17,28 @@ from pdlab.results.schema import RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
 if TYPE_CHECKING:
-    from pdlab.bench.client.protocol import ToldPrompt
+    from pdlab.bench.client.protocol import ComputedTokens
+    from pdlab.traffic.host_cache import HostCache
     from pdlab.traffic.oracle import HitOracle
     from pdlab.traffic.prompts import PromptBlocks
 
 # Engine arguments under which the rules are others.
 OTHER_RULES = ("enable_prefix_caching", "disable_hybrid_kv_cache_manager", "kv_transfer_config")
+ENDLESS = 2**40  # blocks
+MOST_VALUE_BYTES = 4
 
 
 class CacheRules(NamedTuple):
-    """Of the engines that compute prompts: the blocks of each by its replica's id. ``answers``: they generate the
-    answers too, whose blocks are then in the same cache."""
+    """Of the engines that compute prompts, or may do so: the blocks of each by its replica's id. ``answers``: each
+    generates the answers to the prompts that it computes, whose blocks are then in the same cache. ``host_blocks``:
+    those that surely fit the memory of the host behind each engine (None: there is none)."""
 
     shape: ModelShape
     block_tokens: int
     retention: int | None
     blocks: Mapping[str, int]
     answers: bool
+    host_blocks: int | None = None
 
     def oracle(self, replica: str) -> HitOracle:
         """Of one engine, with an empty cache."""
@@ -40,27 +47,48 @@ class CacheRules(NamedTuple):
         blocks, retention = self.blocks[replica], self.retention
         return oracle_of(self.shape, blocks, self.block_tokens, hybrid=True, retention=retention)
 
+    def host(self) -> HostCache:
+        """Behind one engine, empty: has room for everything."""
+        from pdlab.traffic.host_cache import HostCache
+
+        return HostCache(ENDLESS, self.block_tokens, self.shape.sliding_window or None)
+
 
 def cache_rules(deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool) -> CacheRules | None:
     """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine.
 
-    None for engines whose roles move, several to a replica, or with stores of KV cache beside their own; and where the
-    model or the size of a block is not known."""
-    topology = deployment.topology if deployment is not None else None
-    if deployment is None or not isinstance(topology, Collocated | Disaggregated):
+    None for several engines to a replica, for other stores of KV cache than memory of the host, and where the model or
+    the size of a block is not known."""
+    if deployment is None:
         return None
-    pool: Pool = topology.pool if isinstance(topology, Collocated) else topology.prefill
-    role = "collocated" if isinstance(topology, Collocated) else "prefill"
+    role, pool = next(iter(deployment.pools.items()))  # of PD the one that prefills
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
-    stores = deployment.kv_offload_gb is not None or bool(deployment.kv_connectors)
-    if pool.engines_per_replica != 1 or stores or any(name in arguments for name in OTHER_RULES):
+    if pool.engines_per_replica != 1 or deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
         return None
     if shape is None or not isinstance(block_tokens, int):
         return None
     blocks = {replica: int(held.tokens) // block_tokens for replica, held in pools.items() if held.role == role}
     retention = deployment.retention_tokens(pool)
-    return CacheRules(shape, block_tokens, retention, blocks, isinstance(topology, Collocated)) if blocks else None
+    host_blocks = None
+    if deployment.kv_offload_gb is not None:
+        if shape.kv_unknown:
+            return None
+        host_blocks = int(deployment.kv_offload_gb * 1e9 / (block_tokens * _most_bytes(shape, pool.tp)))
+    answers = isinstance(deployment.topology, Collocated)
+    return CacheRules(shape, block_tokens, retention, blocks, answers, host_blocks) if blocks else None
+
+
+def _most_bytes(shape: ModelShape, tp: int) -> float:
+    """Of a token in one block of KV cache at most: engines on CPUs may compute with 32 bits."""
+    layers = max(full_layers(shape), 1) if shape.sliding_window else shape.layers
+    return (
+        MOST_VALUE_BYTES
+        / BYTES_PER_VALUE[shape.kv_dtype]
+        * kv_bytes_per_token_layer(shape)
+        * kv_copies(shape, tp)
+        * layers
+    )
 
 
 def placed(
@@ -79,26 +107,43 @@ def placed(
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ToldPrompt]
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ComputedTokens]
 ) -> tuple[RequestRecord, ...]:
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
 
-    As they are where it is not known which engine computed one of them, or what its prompt was. Caches are empty when
-    the replay begins; requests meet them in the order in which they come, each when the one before has ended.
+    As they are where it is not known which engine computed one of them, or what its prompt was. Also where an engine of
+    a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and no test
+    compares that with vLLM. And where memory of the host may have had no room for all: which block goes first depends
+    there on the order of a set in vLLM.
+
+    Caches are empty when the replay begins; requests meet them in the order in which they come, each when the one
+    before has ended.
     """
     of_id = {record.replayed.id: record for record in records if record.replayed is not None and record.ok}
     engines = {name: _engine(record, rules) for name, record in of_id.items()}
+    decodes_s = {} if rules.answers else _first_decoded(records)
+    if any(record.arrival_s >= decodes_s.get(engines[name] or "", math.inf) for name, record in of_id.items()):
+        return tuple(records)
     if not set(engines.values()) <= rules.blocks.keys():
         return tuple(records)
-    blocks = _told(told, rules) if told else _planned(plan, rules)
+    blocks = _prompts_by_request(told, rules) if told else _planned(plan, rules)
     if not of_id.keys() <= blocks.keys():
         return tuple(records)
     oracles = {replica: rules.oracle(replica) for replica in rules.blocks}
+    hosts = {replica: rules.host() for replica in rules.blocks}
     hits: dict[str, int] = {}
     for name in sorted(of_id, key=lambda name: of_id[name].arrival_s):
         prompt, answered = blocks[name]
-        hits[name] = oracles[engines[name] or ""].compute(prompt, answered if rules.answers else None)
+        oracle, host = oracles[engines[name] or ""], hosts[engines[name] or ""]
+        device = oracle.hit(prompt)
+        loaded = host.load(prompt, device).tokens
+        oracle.compute(prompt, answered if rules.answers else None, loaded)
+        if rules.host_blocks is not None:
+            host.computed(prompt, device, loaded)
+        hits[name] = min(device + loaded, prompt.tokens - 1)
+    if any(host.held > (rules.host_blocks or 0) for host in hosts.values()):
+        return tuple(records)
     return tuple(
         record.model_copy(
             update={"replayed": record.replayed.model_copy(update={"foreseen_tokens": hits.get(record.replayed.id)})}
@@ -109,7 +154,9 @@ def foreseen(
     )
 
 
-def _told(told: Mapping[str, ToldPrompt], rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
+def _prompts_by_request(
+    told: Mapping[str, ComputedTokens], rules: CacheRules
+) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
     """Prompts, and prompts with their answers, by the ids of the requests."""
     from pdlab.traffic.prompts import PromptBlocks
 
@@ -123,7 +170,7 @@ def _told(told: Mapping[str, ToldPrompt], rules: CacheRules) -> dict[str, tuple[
 
 
 def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """As `_told`, of a plan whose prompts are token ids; of another one none."""
+    """As `_prompts_by_request`, of a plan whose prompts are token ids; of another one none."""
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_head, read_requests
 
@@ -136,6 +183,16 @@ def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, Pro
             return {}
         blocks[request.id] = prompts.of(request)
     return blocks
+
+
+def _first_decoded(records: Iterable[RequestRecord]) -> dict[str, float]:
+    """Replica -> when the first request came that it decoded."""
+    first_s: dict[str, float] = {}
+    for record in records:
+        replica = record.replayed.replica if record.replayed is not None else None
+        if replica is not None:
+            first_s[replica] = min(record.arrival_s, first_s.get(replica, math.inf))
+    return first_s
 
 
 def _engine(record: RequestRecord, rules: CacheRules) -> str | None:

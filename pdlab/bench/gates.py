@@ -337,14 +337,26 @@ def cache_hits(evidence: Evidence) -> Iterator[Finding]:
     """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
     foreseen = [each.foreseen_tokens for each in evidence.answered.replayed if each is not None]
     tokens = float(evidence.answered.input_tokens.sum())
-    # Of PD what prefill found: decode finds in its own cache what it would else transfer.
-    hits = evidence.growth("prefill", "prefix_cache_hits") if _has_prefill(evidence) else None
-    hits = evidence.delta("prefix_cache_hits") if hits is None else hits
+    hits = _replay_hits(evidence)
     if hits is None or not tokens:
         return
     share, expected = hits / tokens, sum(each or 0 for each in foreseen) / tokens
     if abs(share - expected) > HITS_OFF:
         yield found("hits_unforeseen", share=share, foreseen=expected)
+
+
+def _replay_hits(evidence: Evidence) -> float | None:
+    """Prompt tokens that engines had which computed prompts; None: not known. Decode finds in its own cache what it
+    would else transfer, and the counters of a fluid pool are of both."""
+    if evidence.fluid:
+        told = [each.cached_tokens for each in evidence.answered.replayed if each is not None]
+        known = [tokens for tokens in told if tokens is not None]
+        return float(sum(known)) if known and len(known) == len(told) else None
+    computing = ["prefill"] if _has_prefill(evidence) else list(evidence.run.engines_after)
+    hits = [each for pool in computing if (each := evidence.growth(pool, "prefix_cache_hits")) is not None]
+    # What they get from a connector comes from memory of the host.
+    stored = [evidence.growth(pool, "external_cache_hits") or 0.0 for pool in computing if pool != "decode"]
+    return sum(hits) + sum(stored) if hits else None
 
 
 def _has_prefill(evidence: Evidence) -> bool:
@@ -698,6 +710,8 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
 def _hits_missing(evidence: Evidence) -> Finding | None:
     if all(each is None or each.foreseen_tokens is None for each in evidence.answered.replayed):
         return found("hits_not_foreseen")
+    if evidence.fluid:
+        return found("hits_not_told") if _replay_hits(evidence) is None else None
     return _needs("prefix_cache_hits")(evidence)
 
 

@@ -135,7 +135,7 @@ class Driver:
         self._client.restart()
         self.warm_up(attempt)
 
-    def spoiled(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def died_level(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
         """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(findings=(died,))
         completed = sum(record.ok for record in self._sent)
@@ -243,7 +243,9 @@ class Driver:
         return answer.model_copy(update={"records": records})
 
     def _rules(self) -> CacheRules | None:
-        """By which the engines' prefix caches can be followed."""
+        """By which the engines' prefix caches can be followed; those of simulated engines are of their hardware."""
+        if self._rehearsal is not None:
+            return None
         pools, manifest = (self._snapshot.kv_pools if self._snapshot else None) or {}, self._target.manifest
         return cache_rules(manifest.deployment, pools, local=manifest.local)
 
@@ -348,7 +350,7 @@ class Driver:
             ingress_replicas=self._ingress_replicas,
             fluid=self._fluid,
             timelines=answer.timelines,
-            roles_changed=_either(*(each.roles_changed for each in (before, after) if each is not None)),
+            roles_changed=_any_known(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
             by_session=self._by_session,
         )
@@ -402,7 +404,7 @@ class Driver:
             self._error = str(error)
 
 
-def _either(*told: bool | None) -> bool | None:
+def _any_known(*told: bool | None) -> bool | None:
     known = [each for each in told if each is not None]
     return any(known) if known else None
 

@@ -25,7 +25,7 @@ LOOK_EVERY_S = 2.0
 SAY_EVERY_S = 15.0
 
 
-class Whole(NamedTuple):
+class LiveReplicas(NamedTuple):
     """What answers now: every replica, the pool of each that is in one, and None, or what is missing yet."""
 
     replicas: tuple[str, ...]
@@ -33,29 +33,29 @@ class Whole(NamedTuple):
     missing: str | None
 
 
-def state(target: Target, health: Sequence[Health]) -> Whole:
+def state(target: Target, health: Sequence[Health]) -> LiveReplicas:
     """Whether as many replicas of each pool are healthy as the deployment has, and as many others (an ingress, a
     router) as were published. Where Ray Serve's health of replicas is not exported, nothing is missed."""
     deployment = target.manifest.deployment
     if deployment is None or not target.replicas or not health:
-        return Whole(target.replicas, dict(target.pools), None)
+        return LiveReplicas(target.replicas, dict(target.pools), None)
     roles = {name: role for role, name in deployment_names(deployment, target.model_id).items()}
     healthy = [one for one in health if one.healthy and one.application in ("", APP)]
     counts = Counter(one.deployment for one in healthy)
-    wanted = _wanted(deployment, roles)
+    wanted = _expected_replicas(deployment, roles)
     beside = sum(count for name, count in counts.items() if name not in roles)
     published_beside = len(set(target.replicas) - set(target.pools))
     lacking = [f"{counts[name]} of {count} of {name}" for name, count in wanted.items() if counts[name] != count]
     if beside < published_beside:
         lacking.append(f"{beside} of {published_beside} that hand requests on")
-    return Whole(
+    return LiveReplicas(
         replicas=tuple(sorted(one.replica for one in healthy)),
         pools={one.replica: roles[one.deployment] for one in healthy if one.deployment in roles},
         missing=f"healthy are {', '.join(lacking)}" if lacking else None,
     )
 
 
-def _wanted(deployment: Deployment, roles: dict[str, Role]) -> dict[str, int]:
+def _expected_replicas(deployment: Deployment, roles: dict[str, Role]) -> dict[str, int]:
     """Serve deployment -> its replicas, of which Ray Serve LLM makes one per data parallel rank."""
     pools = {name: deployment.pools[role] for name, role in roles.items()}
     return {name: pool.replicas * pool.dp for name, pool in pools.items()}
@@ -77,7 +77,7 @@ def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], 
         now = time.monotonic()
         if target.replicas and load_running(target.base_url) is None:
             raise DeploymentDied(f"{why}; its launcher has taken it down")
-        whole, missing = _look(target)
+        whole, missing = _current_state(target)
         if missing:
             whole_since = None
         elif whole_since is None or frozenset(whole.replicas) != before:
@@ -111,7 +111,7 @@ def _canary(target: Target) -> tuple[bool | None, str]:
     return (None if result.equal is None and not result.compared else result.equal is not False), result.detail
 
 
-def _look(target: Target) -> tuple[Whole, str]:
+def _current_state(target: Target) -> tuple[LiveReplicas, str]:
     """The replicas now, and what is missing: an empty text where nothing is."""
     whole = state(target, read_health(target.metrics_urls) if target.replicas else ())
     try:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from pdlab.bench import gates, levels, slo_search
-from pdlab.bench.slo_search import LevelSample, Search
+from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
@@ -21,7 +21,7 @@ Drive = Callable[[Level], LevelData]
 
 def search_over(
     drive: Drive,
-    search: Search,
+    search: SloSearchOptions,
     workload: Workload,
     *,
     label: str,

@@ -58,7 +58,7 @@ ALONE = 0.2  # requests in flight: who misses then gains nothing from a lower ra
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
 
 
-class SearchLimits(Frozen):
+class SearchOptions(Frozen):
     """Where a search begins and ends. ``resolution``: it ends when neighbouring rates are closer than 1 + that.
 
     ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
@@ -78,7 +78,7 @@ class SearchLimits(Frozen):
     hardware: str | None = None
 
     @model_validator(mode="after")
-    def _one_start(self) -> SearchLimits:
+    def _one_start(self) -> SearchOptions:
         if self.start_from is not None and self.start_rps is not None:
             raise ValueError("start_from and start_rps both say where the search begins: give one of the two")
         if self.hardware is not None and self.start_from is None:
@@ -86,7 +86,7 @@ class SearchLimits(Frozen):
         return self
 
 
-class Search(SearchLimits):
+class SloSearchOptions(SearchOptions):
     """What is looked for.
 
     ``requests`` of a first look; None: enough that a true share half-way between the quantile and 1
@@ -168,7 +168,7 @@ def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:
     )
 
 
-def points(samples: Iterable[LevelSample], search: Search) -> tuple[SloPoint, ...]:
+def points(samples: Iterable[LevelSample], search: SloSearchOptions) -> tuple[SloPoint, ...]:
     """Samples of one rate pooled and judged, by rate."""
     by_rate: dict[float, list[LevelSample]] = {}
     for sample in samples:
@@ -216,7 +216,10 @@ def _all_steady(samples: Sequence[LevelSample]) -> bool | None:
 
 
 def next_step(
-    points: Sequence[SloPoint], search: Search, guess_rps: float | None = None, looks: dict[float, int] | None = None
+    points: Sequence[SloPoint],
+    search: SloSearchOptions,
+    guess_rps: float | None = None,
+    looks: dict[float, int] | None = None,
 ) -> NextLevel | None:
     """What to measure next; None when the search is over. ``guess_rps``: where to begin without points. ``looks``:
     levels measured by rate, those that count in no point included (None: as many as the points have)."""
@@ -229,7 +232,7 @@ def next_step(
     return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, points, search), longer=longer)
 
 
-def _requests(rate_rps: float, points: Sequence[SloPoint], search: Search) -> int:
+def _requests(rate_rps: float, points: Sequence[SloPoint], search: SloSearchOptions) -> int:
     """Of a first look: enough independent ones, by how alike neighbours were at the nearest rate."""
     steady = [point for point in points if point.effective and point.steady]
     if search.requests is not None or not steady:
@@ -240,7 +243,7 @@ def _requests(rate_rps: float, points: Sequence[SloPoint], search: Search) -> in
 
 
 def _next_rate(
-    points: Sequence[SloPoint], search: Search, guess_rps: float | None, taken: dict[float, int]
+    points: Sequence[SloPoint], search: SloSearchOptions, guess_rps: float | None, taken: dict[float, int]
 ) -> float | None:
     if not points:
         return rounded(search.start_rps or guess_rps or 1.0)
@@ -276,7 +279,7 @@ def _unclear(point: SloPoint, taken: dict[float, int]) -> bool:
     return point.verdict == "undecided" and point.steady is not True and taken.get(point.rate_rps, 1) < MOST_LOOKS
 
 
-def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool:
+def _promising(point: SloPoint, taken: dict[float, int], search: SloSearchOptions) -> bool:
     """Whether a rate that is undecided would meet if a further look, `SURER` times as much in all, says the same: that
     tells more than a lower rate, at which as few independent requests would leave it undecided again."""
     if point.verdict != "undecided" or point.steady is not True or taken.get(point.rate_rps, 1) >= MOST_LOOKS:
@@ -287,7 +290,7 @@ def _promising(point: SloPoint, taken: dict[float, int], search: Search) -> bool
 
 
 def _middle(
-    low: float, high: float, between: Sequence[float], points: Sequence[SloPoint], search: Search
+    low: float, high: float, between: Sequence[float], points: Sequence[SloPoint], search: SloSearchOptions
 ) -> float | None:
     """The middle of the wider gap beside the undecided band; None where both are within the resolution."""
     rates = [point.rate_rps for point in points]
@@ -300,7 +303,12 @@ def _middle(
 
 
 def result(
-    points: Sequence[SloPoint], search: Search, *, label: str, repeat: int, looks: dict[float, int] | None = None
+    points: Sequence[SloPoint],
+    search: SloSearchOptions,
+    *,
+    label: str,
+    repeat: int,
+    looks: dict[float, int] | None = None,
 ) -> SloSearch:
     """What the points prove."""
     low, high = bracket(points)
@@ -333,7 +341,9 @@ def rounded(rate_rps: float) -> float:
     return float(f"{rate_rps:.3g}")
 
 
-def _sentence(points: Sequence[SloPoint], search: Search, low: float | None, high: float | None, finished: bool) -> str:
+def _sentence(
+    points: Sequence[SloPoint], search: SloSearchOptions, low: float | None, high: float | None, finished: bool
+) -> str:
     by_rate = {point.rate_rps: point for point in points}
     parts = []
     for rate, words in ((low, "shown to meet it"), (high, "shown to miss it")):

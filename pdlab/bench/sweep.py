@@ -24,7 +24,7 @@ from pdlab.bench.fill import FOR_SOAK, FillCache, fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import RECOVER_S
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.bench.traffic import keep_plan, replayed
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
@@ -109,7 +109,7 @@ class SweepOptions(LevelOptions):
 
     loads: tuple[Load, ...] = ()
     per_gpu: tuple[float, ...] = ()
-    searches: tuple[Search, ...] = ()
+    searches: tuple[SloSearchOptions, ...] = ()
     workload: Workload = Workload()
     only_repeat: int | None = None
     shuffle: str | None = None
@@ -488,9 +488,9 @@ class _Sweeper:
         if died is None:
             assert run is not None
             return run, records
-        judged, records = (run, records) if run else self._driver.spoiled(level, died)
+        judged, records = (run, records) if run else self._driver.died_level(level, died)
         judged, why = judged.model_copy(update={"validity": judged.validity.failing(died)}), died.what
-        replaced = self._store.spoil(judged, records, self._driver.timelines)
+        replaced = self._store.set_aside(judged, records, self._driver.timelines)
         self._progress.level_done(f"SPOILED ({why}), kept in {replaced.file}")
         began = time.monotonic()
         self._driver.recover(why, limit_s, self._attempt)
@@ -560,14 +560,14 @@ class _Sweeper:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
-    def _search(self, search: Search) -> None:
+    def _search(self, search: SloSearchOptions) -> None:
         """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
         repeat = self._options.only_repeat or 0
         guess = _guess(self._store)
         known: Known = {}
         while True:
             samples = samples_of_rates(self._store, search, repeat, known)
-            rate_points, looks = slo_search.points(samples, search), _looks(samples)
+            rate_points, looks = slo_search.points(samples, search), _levels_by_rate(samples)
             label = self._store.read_manifest().label
             answer = slo_search.result(rate_points, search, label=label, repeat=repeat, looks=looks)
             if rate_points:
@@ -588,7 +588,7 @@ Known = dict[tuple[RunKey, str | None], slo_search.LevelSample]
 
 
 def samples_of_rates(
-    store: Store, search: Search, repeat: int, known: Known | None = None
+    store: Store, search: SloSearchOptions, repeat: int, known: Known | None = None
 ) -> tuple[slo_search.LevelSample, ...]:
     """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO.
     ``known`` keeps what each level said, from one call to the next."""
@@ -603,15 +603,15 @@ def samples_of_rates(
     return tuple(samples)
 
 
-def _looks(samples: Sequence[slo_search.LevelSample]) -> dict[float, int]:
+def _levels_by_rate(samples: Sequence[slo_search.LevelSample]) -> dict[float, int]:
     """Levels measured at each rate."""
     return dict(Counter(each.rate_rps for each in samples))
 
 
-def unfinished(store: Store, search: Search, repeat: int) -> bool:
+def unfinished(store: Store, search: SloSearchOptions, repeat: int) -> bool:
     """Whether a search has rates left to measure."""
     samples = samples_of_rates(store, search, repeat)
-    return slo_search.next_step(slo_search.points(samples, search), search, looks=_looks(samples)) is not None
+    return slo_search.next_step(slo_search.points(samples, search), search, looks=_levels_by_rate(samples)) is not None
 
 
 def _guess(store: Store) -> float | None:

@@ -13,7 +13,7 @@ from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Workload
 from pdlab.traffic.bounded import Latest
 from pdlab.traffic.compiled import compiled
-from pdlab.traffic.groups import GroupCount
+from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
 
@@ -27,7 +27,7 @@ class _Counted:
 
     def __init__(self) -> None:
         self.requests = 0
-        self.counts = GroupCount()
+        self.groups = Groups()
         self.longest, self.inputs, self.outputs = (1, 1), [0, 0], 0
         self.fewest = 0
         self.last_s = self.chained_s = 0.0
@@ -41,7 +41,7 @@ class _Counted:
 
     def _count(self, request: TrafficRequest) -> None:
         self.requests += 1
-        self.counts.add(request)
+        self.groups.add(request)
         before = self._whole[request.continues] if request.continues is not None else 0
         prompt = before + request.new_tokens
         self._whole[request.id] = prompt + request.out
@@ -66,8 +66,8 @@ def read_traffic(path: Path) -> ReadTraffic:
         name=path.name,
         sha256=digest,
         requests=counted.requests,
-        sessions=counted.counts.sessions,
-        groups=counted.counts.groups,
+        sessions=counted.groups.sessions,
+        groups=counted.groups.count,
         endpoint=head.endpoint,
         speed=head.speed,
         last_s=counted.last_s,

@@ -168,9 +168,9 @@ class Watch:
             time.sleep(LOOK_AGAIN_S)
 
     def _watch(self, over: threading.Event, end: Callable[[], None]) -> None:
-        server = _Patience(f"{self._base_url} no longer answers", _GO_ON)
+        server = _FailureTimer(f"{self._base_url} no longer answers", _GO_ON)
         nodes = {
-            url: _Patience(f"the Ray node whose metrics are at {urlsplit(url).netloc} no longer answers", _GO_ON)
+            url: _FailureTimer(f"the Ray node whose metrics are at {urlsplit(url).netloc} no longer answers", _GO_ON)
             for url in self._pages
         }
         unseen = {url for url in self._pages if not _accepts(url)}  # never there: no sign of a death
@@ -187,7 +187,7 @@ class Watch:
             for url, patience in nodes.items():
                 if url not in unseen:
                     died = died or patience.death_after(
-                        None if _accepts(url) else _Silence("refused", REFUSED_S), began
+                        None if _accepts(url) else _FailureLimit("refused", REFUSED_S), began
                     )
             if not died and time.monotonic() >= pages_at:
                 pages_at = time.monotonic() + PAGES_EVERY_S
@@ -242,12 +242,12 @@ class Watch:
         return None
 
 
-class _Silence(NamedTuple):
+class _FailureLimit(NamedTuple):
     reason: str
     limit_s: float
 
 
-class _Patience:
+class _FailureTimer:
     """Something that fails is dead when it has failed without a break for long enough, and twice at least."""
 
     def __init__(self, subject: str, then: str) -> None:
@@ -258,7 +258,7 @@ class _Patience:
     def failing(self) -> bool:
         return self._since is not None
 
-    def death_after(self, silence: _Silence | None, began: float) -> DeploymentDied | None:
+    def death_after(self, silence: _FailureLimit | None, began: float) -> DeploymentDied | None:
         if silence is None:
             self._since = None
             return None
@@ -271,7 +271,7 @@ class _Patience:
         return DeploymentDied(f"{self._subject} ({silence.reason}, for {for_s:.0f} s)", f": {self._then}")
 
 
-def _silence(base_url: str) -> _Silence | None:
+def _silence(base_url: str) -> _FailureLimit | None:
     """Why the server does not list its models; None when it does."""
     try:
         http_client.get(f"{base_url}/v1/models", ANSWER_TIMEOUT_S)
@@ -279,10 +279,10 @@ def _silence(base_url: str) -> _Silence | None:
     except NoAnswer as error:
         if error.code is not None:
             # A server that wants credentials lives; one that is too busy may have no time for this.
-            return _Silence(f"HTTP {error.code}", SILENT_S) if error.code >= 500 else None
+            return _FailureLimit(f"HTTP {error.code}", SILENT_S) if error.code >= 500 else None
         if error.timed_out:
-            return _Silence(f"no answer within {ANSWER_TIMEOUT_S:g} s", SILENT_S)
-        return _Silence(error.detail, REFUSED_S)
+            return _FailureLimit(f"no answer within {ANSWER_TIMEOUT_S:g} s", SILENT_S)
+        return _FailureLimit(error.detail, REFUSED_S)
 
 
 def _accepts(url: str) -> bool:

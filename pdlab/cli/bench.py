@@ -21,7 +21,7 @@ from annotated_types import Ge, Le
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import (
     LOAD,
     REQUESTS,
@@ -349,7 +349,7 @@ def _hold_s(settings: BenchSettings, *, timed: bool) -> float:
     return settings.hold_s
 
 
-def _searches(settings: BenchSettings) -> tuple[Search, ...]:
+def _searches(settings: BenchSettings) -> tuple[SloSearchOptions, ...]:
     if settings.slo is None:
         return ()
     fields = {
@@ -362,7 +362,7 @@ def _searches(settings: BenchSettings) -> tuple[Search, ...]:
         "burstiness": settings.burstiness,
     }
     named = {name: value for name, value in fields.items() if value is not None}
-    return (validate(Search, named, where="--slo", names=SEARCH_FLAGS),)
+    return (validate(SloSearchOptions, named, where="--slo", names=SEARCH_FLAGS),)
 
 
 def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:

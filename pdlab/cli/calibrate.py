@@ -35,7 +35,7 @@ from pdlab.plan.accuracy import (
 )
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
 from pdlab.plan.error_catalog import error_after, with_stack_prior
-from pdlab.plan.extrapolation import RanOn, major_minor, network_of, ran_on
+from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
 from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
@@ -206,7 +206,7 @@ def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> N
             raise UsageError(f"--model {shape.name}: {experiment.name} is of {recorded.name}; leave --model out")
 
 
-def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> RanOn:
+def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platform:
     """GPU and vLLM version of all runs, from what they record and the flags. Raises UsageError where they differ, or
     where neither says it."""
     records = {experiment.name: ran_on(experiment) for experiment in loaded}
@@ -224,7 +224,7 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> RanOn
 
     gpu = one("GPU type", "--gpu", settings.gpu, {name: each.gpu for name, each in records.items()})
     version = one("vLLM version", "--engine", settings.engine, {name: each.version for name, each in records.items()})
-    return RanOn(gpu, "vllm", version)
+    return Platform(gpu, "vllm", version)
 
 
 def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) -> Hardware:
@@ -295,7 +295,7 @@ def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardwar
     return computed(settings.start, "vllm", version)
 
 
-def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: ModelShape, made_on: RanOn) -> None:
+def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: ModelShape, made_on: Platform) -> None:
     """Raises UsageError where the levels that the start has are of another model or version than the runs, or of which
     nobody knows."""
     if start.steps is None or not start.steps.correction.fitted_levels:

@@ -85,7 +85,7 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     from pdlab.results import chaos
 
     if settings.launch:
-        from pdlab.faults.scenes import launch_and_break
+        from pdlab.faults.launched import launch_and_break
 
         passed_on = to_words(settings, only=("seed", "concurrency", "out"))
         return launch_and_break(passed_on, settings.launch_flag, settings.port or DEFAULT_PORT, short=settings.short)

@@ -87,7 +87,7 @@ def _main(settings: DemoSettings) -> int:
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
     with held_port(settings.port) as chosen:
-        host = machine.look()
+        host = machine.observe()
         refuse_if_too_small(host, (out, cache_dir(), Path(tempfile.gettempdir())))
         if nodes_are_up():
             raise UsageError(

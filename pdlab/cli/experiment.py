@@ -16,7 +16,15 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from pdlab.bench.experiment.run import RunOptions, RunResult, run
-from pdlab.bench.experiment.schedule import Schedule, earlier_record, launch_s, left, make_schedule, part_s, visit_s
+from pdlab.bench.experiment.schedule import (
+    Schedule,
+    earlier_record,
+    launch_s,
+    make_schedule,
+    part_s,
+    unfinished_work,
+    visit_s,
+)
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.cli.tuning import described, tuned
@@ -168,7 +176,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until
     for number, visit in enumerate(plan.visits, start=1):
         seconds = visit_s(plan, visit, folder)
         total += seconds
-        rest = sum(len(x) for part in visit.parts for x in left(part, visit.repeat, folder))
+        rest = sum(len(x) for part in visit.parts for x in unfinished_work(part, visit.repeat, folder))
         words = f"about {minutes(seconds)}" if seconds else "finished"
         lines.append(f"  {number}. repeat {visit.repeat}: {visit.configuration.name} ({rest} to measure, {words})")
     lines.append(

@@ -528,7 +528,7 @@ def _slo(settings: PlanSettings) -> Slo:
 
 
 def _workload(settings: PlanSettings) -> Workload:
-    from pdlab.core.lengths import beside
+    from pdlab.core.lengths import relative_to_folder
     from pdlab.core.schema import load_yaml
     from pdlab.core.workload import Workload, workload_of_flags
 
@@ -536,7 +536,7 @@ def _workload(settings: PlanSettings) -> Workload:
         if settings.itl or settings.otl or settings.lengths:
             raise UsageError("--workload replaces --itl, --otl and --lengths; give one or the other")
         path = Path(settings.workload)
-        return load_yaml(path, Workload, lambda data: beside(data, path.parent))
+        return load_yaml(path, Workload, lambda data: relative_to_folder(data, path.parent))
     return workload_of_flags(settings.itl, settings.otl, settings.lengths)
 
 
@@ -692,9 +692,9 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     print()
     if settings.fidelity == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        from pdlab.plan.second_fidelity import beside
+        from pdlab.plan.second_fidelity import comparison_with_vllm
 
-        print(beside(scene, best) + "\n")
+        print(comparison_with_vllm(scene, best) + "\n")
     passed_on = shlex.join(to_words(settings, only=("model", *OF_HARDWARE)))
     print(
         next_steps.commands(
@@ -808,7 +808,7 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     scene, progress = _scene(settings, hardware, shape, _slo(settings)), _Progress()
     made = fluid_plan(scene, settings.model_name, settings.gpus, progress)
     progress.end()
-    print(fluid_text(made, scene))
+    print(fluid_text(made, scene, settings.workload))
     return 0
 
 
@@ -992,7 +992,8 @@ def plot(
     from pdlab.plan import TEMPLATES
     from pdlab.plan.next_steps import PREDICTED
     from pdlab.plan.step_findings import step_findings
-    from pdlab.report.plots import Band, draw
+    from pdlab.report.curve_figure import Band, curve_figure
+    from pdlab.report.plots import draw
     from pdlab.report.whole_nodes import counted
     from pdlab.sim.hardware import TO_90
 
@@ -1011,4 +1012,4 @@ def plot(
         for word, group in (("measured", measured), (PREDICTED, predicted))
         for curve in map(counted, curves(group))
     ]
-    draw(drawn, View(count=count), path, bands=bands, notes=notes)
+    draw(curve_figure(drawn, View(count=count), bands=bands, notes=notes), path)

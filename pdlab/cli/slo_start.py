@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pdlab.bench.experiment.schedule import Part, Schedule
 from pdlab.bench.slo_offline import search_over
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
@@ -32,7 +32,7 @@ QUICK = {"confidence": 0.8, "resolution": 0.2, "max_points": 12, "longest_s": 60
 class StartedSearch(NamedTuple):
     """The search with its start and a small first step, and in words what the simulator predicted."""
 
-    search: Search
+    search: SloSearchOptions
     sentence: str
 
 
@@ -43,7 +43,7 @@ class StartedExperiment(NamedTuple):
     sentences: list[str]
 
 
-def from_plan(search: Search, workload: Workload, base_url: str) -> StartedSearch:
+def from_plan(search: SloSearchOptions, workload: Workload, base_url: str) -> StartedSearch:
     """`begun` on what is deployed at ``base_url``. Raises UsageError where that is not known, too."""
     running = load_running(base_url)
     if running is None or running.manifest.deployment is None:
@@ -80,7 +80,7 @@ def of_experiment(plan: Schedule) -> StartedExperiment:
     return StartedExperiment(plan.model_copy(update={"visits": tuple(visits)}), sentences)
 
 
-def begun(search: Search, workload: Workload, deployment: Deployment, *, local: bool) -> StartedSearch:
+def begun(search: SloSearchOptions, workload: Workload, deployment: Deployment, *, local: bool) -> StartedSearch:
     """Start the search where the simulator finds the highest rate.
 
     Raises UsageError where the simulator knows nothing of what is deployed, or of what is asked.
@@ -99,7 +99,7 @@ def begun(search: Search, workload: Workload, deployment: Deployment, *, local: 
     return StartedSearch(search.model_copy(update=started), sentence)
 
 
-def simulated(search: Search, workload: Workload, deployment: Deployment, calibrated: Hardware) -> SloSearch:
+def simulated(search: SloSearchOptions, workload: Workload, deployment: Deployment, calibrated: Hardware) -> SloSearch:
     """A quick search on the simulator. Bounds on gaps between chunks are left out: it has none. Raises UsageError."""
     try:
         shape = as_served(require_shape(deployment.model), calibrated)

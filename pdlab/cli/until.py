@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.analysis.power import POWER, SINGLE_REPEAT_SD, Looks, detectable, repeats_for
+from pdlab.analysis.power import POWER, SINGLE_REPEAT_SD, LookSchedule, detectable, repeats_for
 from pdlab.bench.experiment.file import ExperimentFile
 from pdlab.bench.experiment.schedule import Schedule
 from pdlab.core.errors import UsageError
@@ -16,7 +16,7 @@ from pdlab.core.workload import Closed
 
 if TYPE_CHECKING:
     from pdlab.analysis.headline import Figure, Headline
-    from pdlab.analysis.sequential import Judged
+    from pdlab.analysis.sequential import LookVerdict
 
 CONFIDENCE = 0.95
 DEFAULT_CAP = 12
@@ -36,7 +36,7 @@ class Until(Frozen):
 
     text: str
     targets: dict[str, float]
-    looks: Looks
+    looks: LookSchedule
 
 
 def parse_until(text: str, file: ExperimentFile, cap: int | None) -> Until:
@@ -56,7 +56,7 @@ def parse_until(text: str, file: ExperimentFile, cap: int | None) -> Until:
     most = max(DEFAULT_CAP, first) if cap is None else cap
     if most < first:
         raise UsageError(f"--max-repeats {most}: the first look is after {first} repeats; give at least as many")
-    return Until(text=text, targets=targets, looks=Looks(first=first, cap=most))
+    return Until(text=text, targets=targets, looks=LookSchedule(first=first, cap=most))
 
 
 def check(until: Until, plan: Schedule) -> None:
@@ -83,7 +83,7 @@ class Stopping:
 
     def __init__(self, until: Until, plan: Schedule, folder: Path) -> None:
         self._until, self._plan, self._folder = until, plan, folder
-        self.last: tuple[Judged, ...] = ()
+        self.last: tuple[LookVerdict, ...] = ()
         self.repeats = 0
 
     def __call__(self, repeats: int) -> str | None:

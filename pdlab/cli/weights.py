@@ -81,7 +81,9 @@ def line(name: str, source: str, node: dict[str, Any]) -> str:
 def _this_machine(settings: WeightsSettings, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
     from pdlab.remote import weights
 
-    return {"here": weights.fetch(source, settings.timeout_s, harmony) if settings.fetch else weights.look(source)}
+    return {
+        "here": weights.fetch(source, settings.timeout_s, harmony) if settings.fetch else weights.local_weights(source)
+    }
 
 
 def _nodes(settings: WeightsSettings, source: str, harmony: bool) -> dict[str, dict[str, Any]]:
@@ -90,7 +92,7 @@ def _nodes(settings: WeightsSettings, source: str, harmony: bool) -> dict[str, d
 
     with Cluster() as cluster:
         if not settings.fetch:
-            return cluster.call_every_node(weights.look, source)
+            return cluster.call_every_node(weights.local_weights, source)
         return cluster.call_every_node(
             weights.fetch, source, settings.timeout_s, harmony, timeout_s=settings.timeout_s + 600
         )

@@ -55,12 +55,12 @@ def _import_later(module: Any) -> None:
     def try_import(name: str, error: bool = False) -> Any:
         if name != LATER or name in sys.modules or importlib.util.find_spec(name) is None:
             return at_once(name, error)
-        return _Later(name)
+        return _LazyModule(name)
 
     module.try_import = try_import
 
 
-class _Later(ModuleType):
+class _LazyModule(ModuleType):
     """Stands for a module until something of it is used."""
 
     def __getattr__(self, name: str) -> Any:

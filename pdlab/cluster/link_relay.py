@@ -33,7 +33,7 @@ BURST = 64  # frames that are read before those that are due are written
 DROP_FILE = "link.drop"
 
 
-class Losses:
+class FrameLoss:
     """Which frames are lost: a share of them, by a fixed seed."""
 
     def __init__(self, folder: str | None) -> None:
@@ -62,7 +62,7 @@ def tap(name: str) -> int:
     return file
 
 
-def carry(ends: tuple[int, int], delay_s: float, losses: Losses | None = None) -> None:
+def carry(ends: tuple[int, int], delay_s: float, losses: FrameLoss | None = None) -> None:
     """Until one of the devices is gone."""
     other = {ends[0]: ends[1], ends[1]: ends[0]}
     # All frames wait equally long, so one queue in order of arrival holds both directions.
@@ -93,7 +93,7 @@ def main() -> None:
     if ctypes.CDLL(None, use_errno=True).setns(far, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
     ends = (near, tap(name))
-    losses = Losses(sys.argv[4] if len(sys.argv) > 4 else None)
+    losses = FrameLoss(sys.argv[4] if len(sys.argv) > 4 else None)
     signal.signal(signal.SIGHUP, losses.read)
     print("ready", flush=True)
     carry(ends, delay_s, losses)

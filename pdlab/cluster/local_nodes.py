@@ -244,7 +244,7 @@ def _start(
             return _start_ray(nodes)
         end_strays()
         _write(nodes)
-        with two_hosts.made(Path(temp_dir), link, environment(cluster_id, temp_dir), _owner()) as pair:
+        with two_hosts.create_hosts(Path(temp_dir), link, environment(cluster_id, temp_dir), _owner()) as pair:
             return _start_ray(nodes.model_copy(update={"two_hosts": pair}))
     except BaseException:
         stop(nodes)

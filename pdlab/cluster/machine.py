@@ -40,7 +40,7 @@ class Machine(NamedTuple):
     busy: tuple[Process, ...] = ()
 
 
-def look(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
+def observe(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
     """Observe this machine for ``observe_s`` seconds."""
     before, idle_before_s = _cpu_seconds(), _idle_seconds()
     began = time.monotonic()

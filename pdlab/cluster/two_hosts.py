@@ -84,7 +84,7 @@ def require() -> None:
 
 
 @contextlib.contextmanager
-def made(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: str) -> Iterator[TwoHosts]:
+def create_hosts(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: str) -> Iterator[TwoHosts]:
     """Make two hosts, which stay when the block ends without an error.
 
     Until then they end with this process, however it ends. ``folder`` keeps a few small files of

@@ -227,6 +227,7 @@ class Transport(Frozen):
     ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
     (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
     ``kv_poll_s``: how often decode looks for the ends of reads while its steps run (0: when a step is launched).
+    ``reuse_first_token``: decode takes prefill's first token with its KV cache, and computes the second.
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -273,6 +274,14 @@ class Transport(Frozen):
         TRANSPORT,
         "--kv-poll-ms",
         value="MS",
+        advanced=True,
+    )
+    reuse_first_token: bool = setting(
+        False,
+        "decode takes the first token from prefill with its KV cache and computes the second, where that is exact "
+        "(docs/timeline.md)",
+        TRANSPORT,
+        both_ways=True,
         advanced=True,
     )
 
@@ -368,7 +377,7 @@ class Fluid(Frozen):
     )
     prefix_affinity: bool = setting(
         FluidSpec.prefix_affinity,
-        "route a prompt to the engine that has its prefix cached, if it would finish there sooner; without it to the "
+        "route a prompt to the engine that has its prefix cached, if it finishes there no later; without it to the "
         "least loaded engine",
         ROLES,
         both_ways=True,
@@ -789,6 +798,15 @@ class Deployment(Frozen):
                     raise ValueError(
                         f"engine argument 'scheduler_cls' ({role}) is the KV guard's: use --no-kv-guard to give another"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _the_guard_hands_over_the_first_token(self) -> Deployment:
+        if self.transport is not None and self.transport.reuse_first_token:
+            if not self.transport.kv_guard:
+                raise ValueError("reuse_first_token (--reuse-first-token) is the KV guard's: leave out --no-kv-guard")
+            if isinstance(self.topology, Fluid):
+                raise ValueError("reuse_first_token (--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid")
         return self
 
     @model_validator(mode="after")

@@ -421,6 +421,11 @@ CODES: dict[str, FindingCode] = {
         "what a prefix cache has of each prompt is foreseen",
         "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
     ),
+    "hits_not_told": _unchecked(
+        "servers of a fluid pool tell what was cached of each prompt",
+        "a fluid pool counts what is cached for prefill and for decode together, and its servers did not tell what was "
+        "cached of each prompt: serve with --engine-arg enable_prompt_tokens_details=true",
+    ),
     "replicas_not_told": _unchecked(
         "timelines tell which replica served at least 95 % of the requests",
         "timelines tell which {pool} replica served {named} of {requests} requests",
@@ -499,8 +504,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "ttft_mostly_step_lag": _part(
         "waiting for decode steps until the scheduler is told of the KV cache",
-        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
-        "with TPOT",
+        "--kv-poll-ms, shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
+        "async_scheduling=false, which pays with TPOT",
     ),
     "ttft_mostly_guard": _part(
         "the KV guard's wait for prefill's word", "look at the counters pdlab_guard_*; a short way to prefill's port"
@@ -513,8 +518,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "ttft_mostly_first_step": _part(
         "the decode step of the first token",
-        "shorter decode steps (fewer requests per decode engine), or --d-engine-arg async_scheduling=false, which pays "
-        "with TPOT",
+        "--reuse-first-token, shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
+        "async_scheduling=false, which pays with TPOT",
     ),
     "ttft_mostly_out": _part(
         "the way of the first token out of the server", "more replicas share the streaming of tokens"

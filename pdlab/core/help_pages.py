@@ -81,7 +81,7 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def keep(command: str, page: HelpPage) -> None:
+def store_page(command: str, page: HelpPage) -> None:
     """Keep the page until a module of pdlab that is loaded now changes; nothing where the cache cannot be written."""
     arguments = [each._replace(options=_shown(each.options)) for each in page.arguments]
     modules = [getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("pdlab.")]
@@ -90,8 +90,8 @@ def keep(command: str, page: HelpPage) -> None:
         replace(_file(command), json.dumps([sources, page._replace(arguments=arguments)]).encode())
 
 
-def kept(command: str) -> HelpPage | None:
-    """The page that `keep` left; None if there is none, or a module that it was made from has changed."""
+def stored_page(command: str) -> HelpPage | None:
+    """The page that `store_page` left; None if there is none, or a module that it was made from has changed."""
     try:
         sources, (program, usage, about, examples, arguments) = json.loads(_file(command).read_bytes())
         if any(_state(Path(path)) != state for path, state in sources.items()):

@@ -267,7 +267,7 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs | Mixes:
     raise UsageError(f"{text!r} is no distribution of lengths; give {FORMS}")
 
 
-def beside(workload: Any, folder: Path) -> Any:
+def relative_to_folder(workload: Any, folder: Path) -> Any:
     """A workload as read from a YAML file in ``folder``, where a file of pairs may be named relative to that."""
     lengths = workload.get("lengths") if isinstance(workload, Mapping) else None
     if not isinstance(lengths, str) or not lengths.startswith("file:"):

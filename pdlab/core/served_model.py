@@ -18,7 +18,7 @@ def in_bucket(model: str) -> bool:
     return model.startswith(BUCKETS)
 
 
-def elsewhere(model: str) -> bool:
+def not_on_this_machine(model: str) -> bool:
     """Whether this machine does not have the model's files, and the nodes get or have them."""
     try:
         return in_bucket(model) or (model.startswith("/") and not Path(model).exists() and not _is_file(model))
@@ -33,7 +33,7 @@ def served_model(deployment: Deployment) -> ResolvedModel:
     folder, or that of the model that ``model_id`` names; None: neither tells it.
     """
     model = deployment.model
-    if not elsewhere(model):
+    if not not_on_this_machine(model):
         return resolve_model(model)
     named = (deployment.engine_kwargs.get("hf_config_path"), deployment.model_id)
     return ResolvedModel(next((shape for name in named if name and (shape := _shape(str(name)))), None), model)
@@ -41,7 +41,7 @@ def served_model(deployment: Deployment) -> ResolvedModel:
 
 def require_served_shape(deployment: Deployment) -> ModelShape:
     """The shape of a deployment's model, every part of which is known. Raises UsageError."""
-    if not elsewhere(deployment.model):
+    if not not_on_this_machine(deployment.model):
         return require_shape(deployment.model)
     shape = served_model(deployment).shape
     if shape is None:
@@ -51,7 +51,7 @@ def require_served_shape(deployment: Deployment) -> ModelShape:
 
 def why_unknown_shape(deployment: Deployment) -> str:
     """Why `served_model` finds no shape, and what to do."""
-    if not elsewhere(deployment.model):
+    if not not_on_this_machine(deployment.model):
         return why_no_shape(deployment.model)
     return (
         "the weights are not on this machine: give --model-id a name of configs/models/ or a Hugging Face id, or "
@@ -62,7 +62,7 @@ def why_unknown_shape(deployment: Deployment) -> str:
 def where_checked(deployment: Deployment, shape: ModelShape | None) -> str | None:
     """What is checked where, of weights that are elsewhere; None: they are here, or come from a model hub."""
     model = deployment.model
-    if not elsewhere(model):
+    if not not_on_this_machine(model):
         return None
     if in_bucket(model):
         where = f"{model}: Ray downloads the model on each node at the start; nothing checks before that it is there"

@@ -6,9 +6,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -368,28 +368,14 @@ class Slo(Frozen):
                 worst = np.maximum(worst, times_s / bound_s)
         return worst
 
-    def stress_of(self, latencies: Sequence[Latencies], tpot: float = 1.0, ttft: float = 1.0) -> float:
-        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor."""
-        import numpy as np
-
-        columns = np.array(latencies, dtype=np.float64).reshape(-1, 3).T
-        return self.stress_of_columns(columns, tpot, ttft)
-
-    def stress_of_columns(self, columns: Iterable[Any], tpot: float = 1.0, ttft: float = 1.0) -> float:
-        """`stress_of` of columns: TTFT, TPOT and E2EL of every request in seconds."""
+    def stress_of(self, columns: Iterable[Any], tpot: float = 1.0, ttft: float = 1.0) -> float:
+        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor. ``columns``: TTFT, TPOT and E2EL
+        of every request in seconds; the TPOT of an answer of one token is of no meaning."""
         import numpy as np
 
         ttft_s, tpot_s, e2el_s = columns
         ordered = np.sort(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
         return float(ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)])
-
-
-class Latencies(NamedTuple):
-    """Of one request; ``tpot_s`` is of no meaning where it was answered with one token."""
-
-    ttft_s: float
-    tpot_s: float
-    e2el_s: float
 
 
 def parse_slo(text: str, quantile: float) -> Slo:

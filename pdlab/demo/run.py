@@ -105,7 +105,7 @@ class Demo:
             finally:
                 self._stop()
             for part in self._parts:
-                part.runs = kept(self._out / part.name)
+                part.runs = measured_levels(self._out / part.name)
             plot = self._draw()
         if plot:
             self._print(meaning([part.name for part in self._parts if part.runs]))
@@ -225,7 +225,7 @@ def meaning(names: Sequence[str]) -> str:
     return "\n".join([*lines, NO_H100])
 
 
-def kept(folder: Path) -> tuple[Run, ...]:
+def measured_levels(folder: Path) -> tuple[Run, ...]:
     """The levels that were measured, as far as they can be read."""
     try:
         return tuple(Store(folder).runs())

@@ -184,7 +184,7 @@ def compare(
         else:
             early += at < EARLY_TOKENS
             shared += at
-            gap = max(_behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at]))
+            gap = max(_logprob_gap(theirs.tops[at], mine.tokens[at]), _logprob_gap(mine.tops[at], theirs.tokens[at]))
             rounded.append(f"prompt {number} takes another token at {at + 1}, {gap:.3g} from the best")
     compared = same + len(rounded) + len(wrong)
     if bounded and not wrong and early > MOST_EARLY:
@@ -218,12 +218,17 @@ def _fault(mine: CanaryAnswer, theirs: CanaryAnswer, at: int | None, rounding: f
         return f"has other log-probabilities (by {mean:.2g} on average over {len(apart)} tokens)"
     if at is None:
         return None if len(mine.tokens) == len(theirs.tokens) else f"differs from token {shared + 1} on"
-    limit = (rounding / 2 if at < EARLY_TOKENS else rounding) + SLACK
-    gaps = _behind(theirs.tops[at], mine.tokens[at]), _behind(mine.tops[at], theirs.tokens[at])
-    return f"differs from token {at + 1} on" if max(gaps) > limit else None
+    sides = (theirs.tops[at], mine.tokens[at]), (mine.tops[at], theirs.tokens[at])
+    near = all(nearly_as_likely(top, token, at, rounding) for top, token in sides)
+    return None if near else f"differs from token {at + 1} on"
 
 
-def _behind(top: dict[int, float], token: int) -> float:
+def nearly_as_likely(top: dict[int, float], token: int, at: int, rounding: float) -> bool:
+    """Whether the token at that place may have been the best one with other rounding (`compare`)."""
+    return _logprob_gap(top, token) <= (rounding / 2 if at < EARLY_TOKENS else rounding) + SLACK
+
+
+def _logprob_gap(top: dict[int, float], token: int) -> float:
     """How far the token's log-probability is behind the best; infinite where it is not among the likeliest."""
     return max(top.values()) - top[token] if token in top else math.inf
 

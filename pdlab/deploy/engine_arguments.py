@@ -33,7 +33,7 @@ LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
 @cache
-def known() -> dict[str, dict[str, Any]]:
+def known_arguments() -> dict[str, dict[str, Any]]:
     """Argument -> ``types`` (null: anything), ``choices``, and those of the bounds in `LIMITS` that it has."""
     arguments: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))["arguments"]
     return arguments
@@ -62,9 +62,9 @@ def check_engine_arguments(deployment: Deployment) -> None:
 def check(arguments: Mapping[str, Any], flag: str) -> None:
     """As `check_engine_arguments`, for those of one flag."""
     for name, value in arguments.items():
-        rule = known().get(name)
+        rule = known_arguments().get(name)
         if rule is None:
-            raise UsageError(f"{flag} {name}: vLLM has no such engine argument; {choices(name, known())}")
+            raise UsageError(f"{flag} {name}: vLLM has no such engine argument; {choices(name, known_arguments())}")
         if reason := _refused(value, rule):
             raise UsageError(f"{flag} {name}={value}: {reason}")
     tokenizer = arguments.get("tokenizer")

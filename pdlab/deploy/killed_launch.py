@@ -31,7 +31,7 @@ def main(words: list[str]) -> None:
 
 def stop_nodes(base_url: str, cluster_id: str, folder: str) -> None:
     """End every process of those nodes and remove their files, unless another launch already uses them."""
-    with _turn() as ours:
+    with _launch_lock() as ours:
         recorded = _recorded()
         same = recorded is not None and recorded.id == cluster_id
         if same and not ours:
@@ -48,7 +48,7 @@ def stop_nodes(base_url: str, cluster_id: str, folder: str) -> None:
 
 def stop_application(base_url: str, cluster_id: str) -> None:
     """Delete the application on nodes that another launch made and that stay, unless another launch replaces it."""
-    with _turn() as ours:
+    with _launch_lock() as ours:
         nodes = _recorded()
         if not ours or nodes is None or nodes.id != cluster_id:
             return
@@ -62,7 +62,7 @@ def stop_application(base_url: str, cluster_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _turn() -> Iterator[bool]:
+def _launch_lock() -> Iterator[bool]:
     """The right to launch for the block, which the killed launch has let go; False: another launch has it."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     with contextlib.ExitStack() as held:

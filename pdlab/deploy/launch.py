@@ -28,7 +28,7 @@ from pdlab.core.files import cache_dir, holder
 from pdlab.core.files import replace as replace_file
 from pdlab.core.model_size import dense_bytes, expert_bytes
 from pdlab.core.nodes import ClusterView, LinkShape, Placement
-from pdlab.core.served_model import elsewhere, in_bucket, served_model
+from pdlab.core.served_model import in_bucket, not_on_this_machine, served_model
 from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
@@ -288,7 +288,7 @@ def _serve(
     running = Running(
         base_url=_base_url(request),
         model_id=name,
-        tokenizer=tokenizer_of(deployment, shape.hf_id or source if shape and elsewhere(source) else source),
+        tokenizer=tokenizer_of(deployment, shape.hf_id or source if shape and not_on_this_machine(source) else source),
         manifest=manifest,
         metrics_urls=app.cluster.metrics_urls(),
         on_host=_on_host(app.cluster.local),

@@ -62,6 +62,7 @@ from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
 from pdlab.deploy.export_options import EXPORT, KUBERNETES, ExportOptions
+from pdlab.deploy.pool_agreement import speculation
 
 FROM_STDIN = "--request-from-stdin"
 LOCAL_MODEL = "tiny-gptoss"
@@ -434,7 +435,25 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     names = flag_names(LaunchSettings, "deployment")
     deployment = validate(Deployment, data, where="the flags", names=names)
     check_engine_arguments(deployment)
+    _refuse_first_token(deployment)
     return deployment
+
+
+def _refuse_first_token(deployment: Deployment) -> None:
+    """Where decode could not take prefill's first token, or would never be given one."""
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated) or not topology.transport.reuse_first_token:
+        return
+    if not deployment.serving.tokenize_once:
+        raise UsageError(
+            "--reuse-first-token takes the token from what --tokenize-once tells decode: leave out --no-tokenize-once, "
+            "or the token"
+        )
+    if speculation({**deployment.engine_kwargs, **topology.decode.engine_kwargs}):
+        raise UsageError(
+            "--reuse-first-token is for decode without speculative decoding, whose guesses begin with decode's own "
+            "first token: leave one of the two out"
+        )
 
 
 def workload_from(settings: LaunchSettings) -> Workload:

@@ -97,6 +97,7 @@ def render(
             "absent_s": serving.prefill_absent_s,
             "on_failure": list(serving.on_prefill_failure),
             "early_token": serving.early_token,
+            "reuse_first_token": deployment.transport.reuse_first_token,
         }
         ingress |= {"prefill_call": call, "kv_drain_s": KV_DRAIN_S}
         if deployment.transport.kv_guard:

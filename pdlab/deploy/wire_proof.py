@@ -99,7 +99,7 @@ def judge(
     own table. Between machines counters are believed before the table, because they count what happened.
     """
     moved = {
-        node: network.moved(dict(reading.counters), dict(after[node].counters))
+        node: network.bytes_between(dict(reading.counters), dict(after[node].counters))
         for node, reading in before.items()
         if node in after
     }

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import ClusterError, PdlabError
-from pdlab.faults.kinds import Act, FaultTarget, Role
+from pdlab.faults.kinds import FaultAction, FaultTarget, Role
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import Load
 from pdlab.faults.on_node import PREPARATION_S
 from pdlab.faults.plan import DueFault, FaultPlan
-from pdlab.faults.targets import Hands, Member, NodeSurvey, choose
+from pdlab.faults.targets import Member, NodeActors, NodeSurvey, choose
 from pdlab.results.chaos import InjectedFault
 
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
@@ -25,7 +25,7 @@ SAFETY_S = 20.0  # beyond what a stop may last before the process goes on by its
 WIDE = ("raylet", "node")
 
 
-class Surroundings(NamedTuple):
+class FaultContext(NamedTuple):
     """What a fault needs to know and to use. ``look``: processes now. ``prefilled``: prefills finished so far (None:
     the engines do not say). ``restart``: start a node again, by its name (None: nothing here can). ``names``: of nodes,
     by Ray's id. ``more``: requests that take the memory of expired blocks."""
@@ -38,7 +38,7 @@ class Surroundings(NamedTuple):
     more: int
 
 
-class Nothing(Exception):
+class NoTarget(Exception):
     """There is nothing to hit now."""
 
 
@@ -46,13 +46,13 @@ class Injector:
     """``undo`` afterwards, whatever happened: nothing stays stopped, slow, lossy or down."""
 
     def __init__(
-        self, plan: FaultPlan, load: Load, hands: Hands, link: ShapedLink | None, around: Surroundings
+        self, plan: FaultPlan, load: Load, node_actors: NodeActors, link: ShapedLink | None, context: FaultContext
     ) -> None:
         self.plan = plan
         self.load = load
-        self.hands = hands
+        self.node_actors = node_actors
         self.link = link
-        self.around = around
+        self.context = context
         self._stopped: dict[Member, tuple[int, int]] = {}
         self._link_touched = False
 
@@ -60,14 +60,14 @@ class Injector:
         """Make it now; returns what was done. Raises no PdlabError: a fault that could not be made is one that
         failed."""
         began_s = self.load.now_s()
-        making = _Making(self, due)
+        making = _FaultInProgress(self, due)
         outcome, detail = "injected", None
         try:
             making.prepare()
             began_s = self.load.now_s()
             for act in due.kind.acts:
                 making.do(act)
-        except Nothing as why:
+        except NoTarget as why:
             outcome, detail = ("skipped" if not making.done else "failed"), str(why)
         except (PdlabError, OSError) as error:
             outcome, detail = "failed", " ".join(str(error).split())
@@ -77,7 +77,7 @@ class Injector:
         return InjectedFault(
             number=due.number, kind=due.kind.name, planned_s=due.at_s, began_s=round(began_s, 3),
             ended_s=round(self.load.now_s(), 3), targets=tuple(making.named), acts=tuple(making.done),
-            outcome=outcome, detail=detail, spared=due.kind.spares(self.around.replicas),
+            outcome=outcome, detail=detail, spared=due.kind.leaves_replicas(self.context.replicas),
         )  # fmt: skip
 
     def undo(self) -> None:
@@ -93,33 +93,33 @@ class Injector:
                 self.link.restore()
             if self.link.has_relay:
                 with contextlib.suppress(ClusterError):
-                    self.link.drop(0.0, self.hands.survey())
+                    self.link.drop(0.0, self.node_actors.survey())
             self._link_touched = False
 
     def stop(self, member: Member, most_s: float) -> None:
         """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises Nothing, ClusterError."""
         process = [(member.pid, member.started)]
-        watcher = self.hands.call(member.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
+        watcher = self.node_actors.call(member.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
         self._stopped[member] = (watcher[0], watcher[1])
-        if not self.hands.call(member.node, "send", process, int(signal.SIGSTOP)):
-            raise Nothing(f"process {member.pid} ended before SIGSTOP reached it")
+        if not self.node_actors.call(member.node, "send", process, int(signal.SIGSTOP)):
+            raise NoTarget(f"process {member.pid} ended before SIGSTOP reached it")
 
     def go_on(self, member: Member) -> None:
         """SIGCONT, and nothing that would send another one into a later stop of the same process."""
-        self.hands.call(member.node, "send", [(member.pid, member.started)], int(signal.SIGCONT))
+        self.node_actors.call(member.node, "send", [(member.pid, member.started)], int(signal.SIGCONT))
         watcher = self._stopped.pop(member, None)
         if watcher is not None:
-            self.hands.call(member.node, "send", [watcher], int(signal.SIGKILL))
+            self.node_actors.call(member.node, "send", [watcher], int(signal.SIGKILL))
 
     def link_acts(self) -> ShapedLink:
         """The link, which `undo` then puts as it was."""
         if self.link is None:
-            raise Nothing("there is no link between two hosts")
+            raise NoTarget("there is no link between two hosts")
         self._link_touched = True
         return self.link
 
 
-class _Making:
+class _FaultInProgress:
     """One fault that is being made."""
 
     def __init__(self, injector: Injector, due: DueFault) -> None:
@@ -136,19 +136,19 @@ class _Making:
     def prepare(self) -> None:
         """Choose the processes. One that is being started again after an earlier fault, which requests may have found
         a way around, is waited for as long as a recovery. Raises Nothing where one is not there then."""
-        names = self.injector.around.names()
+        names = self.injector.context.names()
         until_s = self.injector.load.now_s() + self.plan.recover_s
-        self._surveys, members = self.injector.around.look()
+        self._surveys, members = self.injector.context.look()
         while self.injector.load.now_s() < until_s and any(
             choose(members, target, self.due.draw) is None for target in self.due.kind.targets
         ):
             self.injector.load.check()
             time.sleep(LOOK_AGAIN_S)
-            self._surveys, members = self.injector.around.look()
+            self._surveys, members = self.injector.context.look()
         for target in self.due.kind.targets:
             chosen = choose(members, target, self.due.draw)
             if chosen is None:
-                raise Nothing(f"no {target.text} is there at this moment")
+                raise NoTarget(f"no {target.text} is there at this moment")
             self._chosen[target] = chosen
             self.named.append(
                 f"whole node {names.get(chosen.node, chosen.node)}" if target.part == "node" else chosen.text(names)
@@ -158,15 +158,15 @@ class _Making:
         if self.due.kind.needs_link:
             self.named.append("the link between the two hosts")
         if self.due.kind.disaggregated:
-            self._prefilled_before = self.injector.around.prefilled()
+            self._prefilled_before = self.injector.context.prefilled()
 
-    def do(self, act: Act) -> None:
+    def do(self, act: FaultAction) -> None:
         """One act. Raises Nothing, ClusterError, OSError."""
         began = self.injector.load.now_s()
         note = getattr(self, f"_{act.verb}")(act)
         self.done.append(f"{began:.2f} s {act.verb}{f' {act.target.text}' if act.target else ''}{note or ''}")
 
-    def _kill(self, act: Act) -> None:
+    def _kill(self, act: FaultAction) -> None:
         member = self._of(act)
         if member.part == "raylet":
             self._later(act, member, [(PREPARATION_S, int(signal.SIGKILL))])
@@ -174,7 +174,7 @@ class _Making:
         else:
             self._send(member, signal.SIGKILL)
 
-    def _stop(self, act: Act) -> None:
+    def _stop(self, act: FaultAction) -> None:
         member = self._of(act)
         if member.part == "raylet":
             # It may keep its node's processes from being reached: told beforehand when to go on.
@@ -185,20 +185,20 @@ class _Making:
         waits = [PREFILL_MOST_S if each.verb == "await_prefill" else self.plan.wait_s(each.wait) for each in acts]
         self.injector.stop(member, sum(waits) + SAFETY_S)
 
-    def _continue(self, act: Act) -> None:
+    def _continue(self, act: FaultAction) -> None:
         member = self._of(act)
         if member.part != "raylet":
             self.injector.go_on(member)
 
-    def _restart(self, act: Act) -> None:
-        if self.injector.around.restart is None or not self._node_name:
-            raise Nothing("nothing here can start that node again")
-        self.injector.around.restart(self._node_name)
+    def _restart(self, act: FaultAction) -> None:
+        if self.injector.context.restart is None or not self._node_name:
+            raise NoTarget("nothing here can start that node again")
+        self.injector.context.restart(self._node_name)
 
-    def _wait(self, act: Act) -> None:
+    def _wait(self, act: FaultAction) -> None:
         time.sleep(self.plan.wait_s(act.wait))
 
-    def _await_prefill(self, act: Act) -> str:
+    def _await_prefill(self, act: FaultAction) -> str:
         """Until the requests in flight have been prefilled: no more of them is finished, or enough time was given."""
         before = self._prefilled_before
         began = moved = time.monotonic()
@@ -206,7 +206,7 @@ class _Making:
         while True:
             time.sleep(POLL_S)
             now = time.monotonic()
-            count = self.injector.around.prefilled()
+            count = self.injector.context.prefilled()
             if count is not None and count != last:
                 last, moved = count, now
             waited_s = now - began
@@ -217,28 +217,28 @@ class _Making:
                 answered = "unknown" if before is None or last is None else f"{last - before:g}"
                 return f" ({answered} prefills since)"
 
-    def _link_down(self, act: Act) -> None:
+    def _link_down(self, act: FaultAction) -> None:
         self.injector.link_acts().down(self.plan.hold_s)
 
-    def _link_up(self, act: Act) -> None:
+    def _link_up(self, act: FaultAction) -> None:
         self.injector.link_acts().up()
 
-    def _link_slow(self, act: Act) -> None:
+    def _link_slow(self, act: FaultAction) -> None:
         self.injector.link_acts().slow(self.plan.link_mbit)
 
-    def _link_restore(self, act: Act) -> None:
+    def _link_restore(self, act: FaultAction) -> None:
         self.injector.link_acts().restore()
 
-    def _drop(self, act: Act) -> None:
+    def _drop(self, act: FaultAction) -> None:
         self.injector.link_acts().drop(self.plan.drop_share, self._surveys)
 
-    def _drop_end(self, act: Act) -> None:
+    def _drop_end(self, act: FaultAction) -> None:
         self.injector.link_acts().drop(0.0, self._surveys)
 
-    def _send_leaving(self, act: Act) -> None:
+    def _send_leaving(self, act: FaultAction) -> None:
         self.injector.load.send_leaving(self.plan.leavers, self.due.kind.phase or "")
 
-    def _await_chunks(self, act: Act) -> str:
+    def _await_chunks(self, act: FaultAction) -> str:
         load = self.injector.load
         deadline = time.monotonic() + CHUNKS_MOST_S
         first = True
@@ -248,23 +248,23 @@ class _Making:
             time.sleep(0.002)
         return f" ({load.streaming} streams)"
 
-    def _leave(self, act: Act) -> None:
+    def _leave(self, act: FaultAction) -> None:
         self.injector.load.leave()
 
-    def _send_more(self, act: Act) -> str:
-        self.injector.load.send_more(self.injector.around.more)
-        return f" ({self.injector.around.more} requests)"
+    def _send_more(self, act: FaultAction) -> str:
+        self.injector.load.send_more(self.injector.context.more)
+        return f" ({self.injector.context.more} requests)"
 
-    def _of(self, act: Act) -> Member:
+    def _of(self, act: FaultAction) -> Member:
         assert act.target is not None
         return self._chosen[act.target]
 
     def _send(self, member: Member, number: signal.Signals) -> None:
-        hit = self.injector.hands.call(member.node, "send", [(member.pid, member.started)], int(number))
+        hit = self.injector.node_actors.call(member.node, "send", [(member.pid, member.started)], int(number))
         if not hit:
-            raise Nothing(f"process {member.pid} ended before {number.name} reached it")
+            raise NoTarget(f"process {member.pid} ended before {number.name} reached it")
 
-    def _later(self, act: Act, member: Member, signals: list[tuple[float, int]]) -> None:
+    def _later(self, act: FaultAction, member: Member, signals: list[tuple[float, int]]) -> None:
         processes = [(member.pid, member.started)]
         if act.target is not None and act.target.part == "node":
             survey = next(each for each in self._surveys if each.node == member.node)
@@ -272,4 +272,4 @@ class _Making:
             # The one that acts goes on when the node stands still, and goes with it when it is killed.
             below = [pid for pid in survey.below(member.pid) if kills or pid != survey.own]
             processes += [(pid, int(survey.processes[pid]["started"])) for pid in below]
-        self.injector.hands.call(member.node, "send_later", processes, signals)
+        self.injector.node_actors.call(member.node, "send_later", processes, signals)

@@ -49,7 +49,7 @@ class FaultTarget(NamedTuple):
         return f"{self.role} {PART_NAMES[self.part]}" if self.role else PART_NAMES[self.part]
 
 
-class Act(NamedTuple):
+class FaultAction(NamedTuple):
     """One act. ``wait``: for the verb ``wait``, a name of the plan's times (``hold``, ``lease``) or seconds."""
 
     verb: Verb
@@ -62,7 +62,7 @@ class Kind(NamedTuple):
 
     name: str
     what: str
-    acts: tuple[Act, ...]
+    acts: tuple[FaultAction, ...]
     phase: str | None = None
     needs_link: bool = False
     needs_relay: bool = False
@@ -77,7 +77,7 @@ class Kind(NamedTuple):
         """Whether it needs prefill and decode apart."""
         return any(act.verb == "await_prefill" for act in self.acts)
 
-    def spares(self, replicas: dict[Role, int]) -> bool:
+    def leaves_replicas(self, replicas: dict[Role, int]) -> bool:
         """Whether every pool keeps a replica that it does not touch; ``replicas``: of every pool."""
         hit = {target.role for target in self.targets}
         whole = {"router", "board", "proxy", "balancer", "raylet", "node"}
@@ -98,31 +98,42 @@ def _signals() -> Iterator[Kind]:
     ]
     for target in targets:
         name = "_".join(filter(None, [target.role, target.part]))
-        back = (Act("wait", wait="hold"), Act("restart", target)) if target.part in ("raylet", "node") else ()
-        yield Kind(f"kill_{name}", f"kill -9 of a {target.text}", (Act("kill", target), *back))
+        back = (
+            (FaultAction("wait", wait="hold"), FaultAction("restart", target))
+            if target.part in ("raylet", "node")
+            else ()
+        )
+        yield Kind(f"kill_{name}", f"kill -9 of a {target.text}", (FaultAction("kill", target), *back))
         yield Kind(
             f"stop_{name}",
             f"SIGSTOP of a {target.text}, SIGCONT later",
-            (Act("stop", target), Act("wait", wait="hold"), Act("continue", target)),
+            (FaultAction("stop", target), FaultAction("wait", wait="hold"), FaultAction("continue", target)),
         )
 
 
 _P, _D = FaultTarget("engine", "prefill"), FaultTarget("engine", "decode")
-_SEND, _LEAVE = Act("send_leaving"), Act("leave")
+_SEND, _LEAVE = FaultAction("send_leaving"), FaultAction("leave")
 
 
 def _composed() -> Iterator[Kind]:
     yield Kind(
         "kill_prefill_before_read",
         "kill -9 of a prefill engine core between its answer and decode's read of its KV blocks",
-        (Act("stop", _D), Act("await_prefill"), Act("kill", _P), Act("wait", wait=0.5), Act("continue", _D)),
+        (
+            FaultAction("stop", _D),
+            FaultAction("await_prefill"),
+            FaultAction("kill", _P),
+            FaultAction("wait", wait=0.5),
+            FaultAction("continue", _D),
+        ),
     )
     yield Kind(
         "stop_prefill_before_read",
         "SIGSTOP of a prefill engine core between its answer and decode's read, SIGCONT later",
         (
-            Act("stop", _D), Act("await_prefill"), Act("stop", _P), Act("continue", _D), Act("wait", wait="hold"),
-            Act("continue", _P),
+            FaultAction("stop", _D), FaultAction("await_prefill"),
+            FaultAction("stop", _P), FaultAction("continue", _D), FaultAction("wait", wait="hold"),
+            FaultAction("continue", _P),
         ),
     )  # fmt: skip
     yield Kind(
@@ -130,53 +141,69 @@ def _composed() -> Iterator[Kind]:
         "decode's engine core stands still for longer than the lease of the KV blocks that it is to read, "
         "whose memory other requests then take",
         (
-            Act("stop", _D), Act("await_prefill"), Act("wait", wait="lease"), Act("send_more"),
-            Act("await_prefill"), Act("continue", _D),
+            FaultAction("stop", _D), FaultAction("await_prefill"),
+            FaultAction("wait", wait="lease"), FaultAction("send_more"),
+            FaultAction("await_prefill"), FaultAction("continue", _D),
         ),
     )  # fmt: skip
     yield Kind(
         "leave_before_prefill",
         "clients leave before prefill has computed their prompts",
-        (Act("stop", _P), _SEND, Act("wait", wait=1.0), _LEAVE, Act("wait", wait=0.5), Act("continue", _P)),
+        (
+            FaultAction("stop", _P),
+            _SEND,
+            FaultAction("wait", wait=1.0),
+            _LEAVE,
+            FaultAction("wait", wait=0.5),
+            FaultAction("continue", _P),
+        ),
         phase="before prefill",
     )
     yield Kind(
         "leave_between",
         "clients leave between prefill's answer and decode's read",
-        (Act("stop", _D), _SEND, Act("await_prefill"), _LEAVE, Act("wait", wait=0.5), Act("continue", _D)),
+        (
+            FaultAction("stop", _D),
+            _SEND,
+            FaultAction("await_prefill"),
+            _LEAVE,
+            FaultAction("wait", wait=0.5),
+            FaultAction("continue", _D),
+        ),
         phase="between",
     )
     yield Kind(
         "leave_in_transfer",
         "clients leave while decode reads KV blocks of a prefill engine core that stands still",
         (
-            Act("stop", _D), _SEND, Act("await_prefill"), Act("stop", _P), Act("continue", _D),
-            Act("wait", wait=READ_BEGINS_S), _LEAVE, Act("wait", wait=0.5), Act("continue", _P),
+            FaultAction("stop", _D), _SEND,
+            FaultAction("await_prefill"), FaultAction("stop", _P), FaultAction("continue", _D),
+            FaultAction("wait", wait=READ_BEGINS_S), _LEAVE, FaultAction("wait", wait=0.5), FaultAction("continue", _P),
         ),
         phase="in transfer",
     )  # fmt: skip
     yield Kind(
         "leave_while_streaming",
         "clients leave after the first tokens of their answers",
-        (_SEND, Act("await_chunks"), _LEAVE),
+        (_SEND, FaultAction("await_chunks"), _LEAVE),
         phase="while streaming",
     )
     yield Kind(
         "link_down",
         "the link between the two hosts goes down, and up again",
-        (Act("link_down"), Act("wait", wait="hold"), Act("link_up")),
+        (FaultAction("link_down"), FaultAction("wait", wait="hold"), FaultAction("link_up")),
         needs_link=True,
     )
     yield Kind(
         "link_slow",
         "the link between the two hosts gets slow, and as fast as before",
-        (Act("link_slow"), Act("wait", wait="hold"), Act("link_restore")),
+        (FaultAction("link_slow"), FaultAction("wait", wait="hold"), FaultAction("link_restore")),
         needs_link=True,
     )
     yield Kind(
         "relay_drop",
         "the relay that delays the link drops a share of the frames",
-        (Act("drop"), Act("wait", wait="hold"), Act("drop_end")),
+        (FaultAction("drop"), FaultAction("wait", wait="hold"), FaultAction("drop_end")),
         needs_link=True,
         needs_relay=True,
     )
@@ -192,7 +219,7 @@ def kind_of(name: str) -> Kind:
     return KINDS[name]
 
 
-class Possible(NamedTuple):
+class DeploymentFeatures(NamedTuple):
     """What a deployment has. ``parts``: role and part of every process found; ``replicas``: of every pool;
     ``restarts``: whether this machine can start a killed node again; ``link``, ``relay``: between two hosts."""
 
@@ -203,7 +230,7 @@ class Possible(NamedTuple):
     relay: bool = False
 
 
-def why_not(kind: Kind, possible: Possible) -> str | None:
+def why_not(kind: Kind, possible: DeploymentFeatures) -> str | None:
     """Why a deployment cannot have a kind of fault, in words; None where it can."""
     if kind.needs_link and not possible.link:
         return "there is no link between two hosts here (launch_gptoss.py --local --two-hosts)"

@@ -14,7 +14,7 @@ from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.two_hosts import INTERFACE, shaper
 from pdlab.core.errors import ClusterError
 from pdlab.faults.on_node import run
-from pdlab.faults.targets import Hands, NodeSurvey
+from pdlab.faults.targets import NodeActors, NodeSurvey
 
 RELAY = "link_relay.py"
 GRACE_S = 30.0  # after which a link that nobody has put up again comes up by itself
@@ -23,13 +23,13 @@ GRACE_S = 30.0  # after which a link that nobody has put up again comes up by it
 class ShapedLink:
     """Raises ClusterError where a command fails."""
 
-    def __init__(self, local: LocalNodes, hands: Hands) -> None:
+    def __init__(self, local: LocalNodes, node_actors: NodeActors) -> None:
         assert local.two_hosts is not None
         assert INSIDE in os.environ, "on the host itself"
         self.shape = local.two_hosts.shape
         self.folder = Path(local.temp_dir)
         self.has_relay = local.two_hosts.relay is not None
-        self._hands = hands
+        self._node_actors = node_actors
 
     def down(self, most_s: float) -> None:
         """Until `up`, and for ``most_s`` and half a minute at most, whatever becomes of this process."""
@@ -63,15 +63,15 @@ class ShapedLink:
             raise ClusterError("the relay of the link is not there")
         (self.folder / DROP_FILE).write_text(f"{share!r}\n", encoding="utf-8")
         survey, pid, started = relays[0]
-        if not self._hands.call(survey.node, "send", [(pid, started)], int(signal.SIGHUP)):
+        if not self._node_actors.call(survey.node, "send", [(pid, started)], int(signal.SIGHUP)):
             raise ClusterError(f"the relay of the link (process {pid}) is gone")
 
     def _shape(self, command: Sequence[str] | None) -> None:
         clear = ["sh", "-c", f"tc qdisc del dev {INTERFACE} root 2>/dev/null; true"]
-        for node in [each["NodeID"] for each in self._hands.cluster.alive()]:
-            self._hands.call(node, "run", clear)
+        for node in [each["NodeID"] for each in self._node_actors.cluster.alive()]:
+            self._node_actors.call(node, "run", clear)
             if command is not None:
-                self._hands.call(node, "run", list(command))
+                self._node_actors.call(node, "run", list(command))
 
 
 def _run_outside(command: list[str]) -> None:

@@ -6,7 +6,8 @@ send a given list of token ids with a cache salt of its own, close one connectio
 requests at a moment that a fault chooses.
 
 The load runs in a thread of its own, because the code that makes faults waits for Ray. Every request has a cache salt
-of its own, so that no prefix cache replaces the KV transfer.
+of its own, so that no prefix cache replaces the KV transfer. Every second one asks for no log-probabilities: with them
+decode takes no first token from prefill.
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ def token_prompts(count: int, lengths: Sequence[int], seed: int, most_tokens: in
     return [[rng.randrange(10, 1000) for _ in range(min(most, lengths[i % len(lengths)]))] for i in range(count)]
 
 
-def request_of(service: Service, ids: Sequence[int], salt: str | None, *, stream: bool = True) -> dict[str, Any]:
-    """The body of one completion request."""
+def request_of(
+    service: Service, ids: Sequence[int], salt: str | None, *, stream: bool = True, bare: bool = False
+) -> dict[str, Any]:
+    """The body of one completion request; ``bare``: without log-probabilities."""
     body = {
         "model": service.model_id, "prompt": list(ids), "max_tokens": service.max_tokens, "temperature": 0.0, "seed": 0,
-        "ignore_eos": True, "logprobs": canary.TOP, "return_token_ids": True, "return_tokens_as_token_ids": True,
+        "ignore_eos": True, "return_token_ids": True,
     }  # fmt: skip
+    body |= {} if bare else {"logprobs": canary.TOP, "return_tokens_as_token_ids": True}
     return body | ({"stream": True} if stream else {}) | ({"cache_salt": salt} if salt else {})
 
 
@@ -182,11 +186,12 @@ class Load:
         place = self._rng.randrange(len(self.prompts))
         prompt = self.prompts[place]
         sent_s = self.now_s()
-        reading = _Reading(leave, lambda: self._count_streaming(phase))
-        body = request_of(self.service, prompt.ids, f"{self._salt}-{number}")
+        reading = _RequestReader(leave, lambda: self._count_streaming(phase))
+        bare = number % 2 == 1
+        body = request_of(self.service, prompt.ids, f"{self._salt}-{number}", bare=bare)
         if phase is not None:
             body["max_tokens"] *= LEAVING_TIMES
-        received = await reading.ask(self._client, self.service, body)
+        received = (await reading.ask(self._client, self.service, body))._replace(bare=bare)
         if phase is not None:  # beyond the reference nothing is known
             known = len(prompt.reference.tokens)
             received = received._replace(tokens=received.tokens[:known], tops=received.tops[:known])
@@ -207,7 +212,7 @@ class Load:
         self._streaming += phase is not None
 
 
-class _Reading:
+class _RequestReader:
     """One request and what came of it."""
 
     def __init__(self, leave: asyncio.Event | None, streams: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ else:
 """
 
 
-class Hand:
+class NodeActor:
     """Acts on one node; a Ray actor that is pinned there, so that an act needs no process to be started for it."""
 
     def survey(self, mark: str | None, ports: bool) -> dict[str, Any]:

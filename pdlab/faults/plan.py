@@ -12,7 +12,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
-from pdlab.faults.kinds import KINDS, Kind, Possible, kind_of, why_not
+from pdlab.faults.kinds import KINDS, DeploymentFeatures, Kind, kind_of, why_not
 
 ALL = "all"
 MOST_MORE = 200
@@ -118,7 +118,7 @@ class FaultSchedule(NamedTuple):
     impossible: dict[str, str]
 
 
-def schedule(plan: FaultPlan, possible: Possible) -> FaultSchedule:
+def schedule(plan: FaultPlan, possible: DeploymentFeatures) -> FaultSchedule:
     """The same plan, seed and deployment give the same schedule."""
     names = list(KINDS) if plan.faults == (ALL,) else list(plan.faults)
     impossible = {name: why for name in names if (why := why_not(kind_of(name), possible)) is not None}

@@ -32,13 +32,13 @@ from pdlab.deploy.http_client import NoAnswer, complete
 from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.deploy.verify import LaunchProgress
 from pdlab.faults import plan as plans
-from pdlab.faults.inject import Injector, Surroundings
-from pdlab.faults.kinds import Possible, Role
+from pdlab.faults.inject import FaultContext, Injector
+from pdlab.faults.kinds import DeploymentFeatures, Role
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.node_restart import request_restart
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, FaultSchedule
-from pdlab.faults.targets import Hands, Member, NodeSurvey, classify, counted, parts, resident_mib
+from pdlab.faults.targets import Member, NodeActors, NodeSurvey, classify, counted, present_parts, resident_mib
 from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
 from pdlab.results.provenance import now
 from pdlab.results.schema import Manifest
@@ -62,7 +62,7 @@ POOL_GAUGE = "kv_cache_usage_perc"
 COUNTERS = ("nixl_num_failed_transfers", "nixl_num_failed_notifications", "nixl_num_kv_expired_reqs")
 GUARD = "guard_"
 # Ray keeps some to be quick; how many is chance.
-PASSING = ("IDLE", "Hand")
+PASSING = ("IDLE", "NodeActor")
 CounterKey = tuple[str, tuple[tuple[str, str], ...]]
 """A counter's name and labels."""
 
@@ -79,7 +79,7 @@ class ChaosOrder(Frozen):
     command: str = ""
 
 
-class Subject(NamedTuple):
+class DeploymentUnderTest(NamedTuple):
     """The deployment under test, and the API key of its endpoint."""
 
     base_url: str
@@ -92,12 +92,12 @@ class Subject(NamedTuple):
         return self.manifest.deployment
 
 
-def subject_of(order: ChaosOrder) -> Subject:
+def subject_of(order: ChaosOrder) -> DeploymentUnderTest:
     """What answers at that address. Raises UsageError where no launcher of this machine has published it, unless told
     that this is known."""
     running = load_running(order.base_url)
     if running is not None:
-        return Subject(order.base_url, running.model_id, running.manifest, key_of(order.base_url))
+        return DeploymentUnderTest(order.base_url, running.model_id, running.manifest, key_of(order.base_url))
     if not order.not_mine:
         raise UsageError(
             f"{order.base_url}: no launcher of this machine (and cache folder) has published a deployment there, and "
@@ -105,7 +105,7 @@ def subject_of(order: ChaosOrder) -> Subject:
         )
     key = key_of(order.base_url)
     manifest = Manifest(origin="measured", label="unknown", started_at=now())
-    return Subject(order.base_url, "", manifest, key)
+    return DeploymentUnderTest(order.base_url, "", manifest, key)
 
 
 def execute(order: ChaosOrder) -> None:
@@ -124,14 +124,16 @@ def execute(order: ChaosOrder) -> None:
         loading.result()
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # tells of every raylet that was killed
         faults = _FaultRun(order, subject, cluster, local)
-        stack.callback(faults.hands.close)
+        stack.callback(faults.node_actors.close)
         faults.run()
 
 
 class _FaultRun:
     """One order on one deployment."""
 
-    def __init__(self, order: ChaosOrder, subject: Subject, cluster: Cluster, local: LocalNodes | None) -> None:
+    def __init__(
+        self, order: ChaosOrder, subject: DeploymentUnderTest, cluster: Cluster, local: LocalNodes | None
+    ) -> None:
         self.order = order
         rehearsal = subject.manifest.rehearsal
         self.plan = order.plan.slowed(rehearsal.slow_down or 1.0) if rehearsal else order.plan
@@ -140,9 +142,9 @@ class _FaultRun:
         self.local = local
         self.progress = LaunchProgress()
         self.app = Application(cluster)
-        self.hands = Hands(cluster, f"{MARKER}={local.id}" if local else None)
+        self.node_actors = NodeActors(cluster, f"{MARKER}={local.id}" if local else None)
         self._counts: dict[CounterKey, float] = {}
-        self.link = ShapedLink(local, self.hands) if local is not None and local.two_hosts is not None else None
+        self.link = ShapedLink(local, self.node_actors) if local is not None and local.two_hosts is not None else None
 
     def run(self) -> None:
         state = self.app.state()
@@ -150,8 +152,8 @@ class _FaultRun:
             raise ClusterError(f"the application {APP} is {state.status}, not RUNNING: faults need one that is well")
         _, members = self.look()
         replicas = self._replicas()
-        possible = Possible(
-            parts=parts(members),
+        possible = DeploymentFeatures(
+            parts=present_parts(members),
             replicas=replicas,
             restarts=self.local is not None,
             link=self.link is not None,
@@ -172,7 +174,7 @@ class _FaultRun:
         """Processes now. Raises ClusterError."""
         from ray._private import state as ray_state
 
-        surveys = self.hands.survey(ports=ports)
+        surveys = self.node_actors.survey(ports=ports)
         state = self.app.state()
         actors = list(ray_state.actors().values())
         return surveys, classify(surveys, state.replicas, self._roles(), actors, ray_state.jobs())
@@ -304,7 +306,7 @@ class _FaultRun:
         self.count()
         counts = dict(self._counts)
         load = Load(service, prompts, self.plan.concurrency, self.plan.seed, lambda each: append(folder, [each]))
-        injector = Injector(self.plan, load, self.hands, self.link, self._surroundings(prompts, replicas))
+        injector = Injector(self.plan, load, self.node_actors, self.link, self._fault_context(prompts, replicas))
         faults: list[InjectedFault] = []
         interrupted, leftovers = False, None
         loaded_s = 0.0
@@ -347,14 +349,14 @@ class _FaultRun:
         """As `guarded`; simulated engines have none."""
         return None if self.subject.manifest.rehearsal else guarded(self.subject.deployment)
 
-    def _surroundings(self, prompts: Sequence[Prompt], replicas: dict[Role, int]) -> Surroundings:
+    def _fault_context(self, prompts: Sequence[Prompt], replicas: dict[Role, int]) -> FaultContext:
         more = self.plan.more
         if more is None:
             tokens = self._pool_tokens()
             mean = sum(len(each.ids) for each in prompts) / len(prompts)
             pools = replicas.get("prefill", 1)
             more = MOST_MORE if tokens is None else min(MOST_MORE, math.ceil(pools * tokens / mean))
-        return Surroundings(
+        return FaultContext(
             look=self.look,
             prefilled=self.prefilled,
             names=self.cluster.names,
@@ -485,14 +487,14 @@ class _FaultRun:
         """What there is beyond what there was, by kind: processes, ports, actors."""
         surveys, members = self.look(ports=True)
         after = self._inventory(surveys, members)
-        return tuple(beyond(now_there, then) for now_there, then in zip(after, before, strict=True))
+        return tuple(added_since(now_there, then) for now_there, then in zip(after, before, strict=True))
 
 
 def _is_counted(name: str) -> bool:
     return name in COUNTERS or name.startswith(GUARD)
 
 
-def beyond(after: Counter[str], before: Counter[str]) -> dict[str, int]:
+def added_since(after: Counter[str], before: Counter[str]) -> dict[str, int]:
     """How many more of each kind, those aside that come and go by themselves."""
     kinds = {name: count - before[name] for name, count in sorted(after.items()) if name not in PASSING}
     return {name: count for name, count in kinds.items() if count > 0}

@@ -1,4 +1,4 @@
-"""Which process is what: from Ray Serve's and Ray's own accounts and from /proc of every node. Pure but for `Hands`."""
+"""Which process is what, from Ray Serve, Ray and /proc of every node. Pure but for `NodeActors`."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def classify(
     return sorted(members.values())
 
 
-def parts(members: Sequence[Member]) -> frozenset[tuple[Role | None, Part]]:
+def present_parts(members: Sequence[Member]) -> frozenset[tuple[Role | None, Part]]:
     """Role and part of everything there is; a node is there where its raylet is."""
     present: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in members}
     return frozenset(present | ({(None, "node")} if (None, "raylet") in present else set()))
@@ -185,13 +185,13 @@ def short_title(title: str) -> str:
     return (scripts or names or words)[0]
 
 
-class Hands:
+class NodeActors:
     """An actor on every node that acts on processes there, made when it is first wanted and again after its end."""
 
     def __init__(self, cluster: Cluster, mark: str | None) -> None:
         self.cluster = cluster
         self.mark = mark
-        self._hands: dict[str, Any] = {}
+        self._actors: dict[str, Any] = {}
         self._making = threading.Lock()
         self._surveyed = False
 
@@ -201,15 +201,15 @@ class Hands:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with self._making:
-            if node not in self._hands:
+            if node not in self._actors:
                 ray.cloudpickle.register_pickle_by_value(importlib.import_module(on_node.__name__))
                 on_that_node = NodeAffinitySchedulingStrategy(node, soft=False)
-                actor: Any = ray.remote(num_cpus=0, max_concurrency=4)(on_node.Hand)
-                self._hands[node] = actor.options(scheduling_strategy=on_that_node).remote()
-            return self._hands[node]
+                actor: Any = ray.remote(num_cpus=0, max_concurrency=4)(on_node.NodeActor)
+                self._actors[node] = actor.options(scheduling_strategy=on_that_node).remote()
+            return self._actors[node]
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = HANDS_TIMEOUT_S) -> Any:
-        """What the method of `pdlab.faults.on_node.Hand` returns there. Raises ClusterError."""
+        """What the method of `pdlab.faults.on_node.NodeActor` returns there. Raises ClusterError."""
         import ray
 
         for attempt in (1, 2):
@@ -218,7 +218,7 @@ class Hands:
             except ray.exceptions.RayTaskError as error:
                 raise ClusterError(f"{method} on node {node[:8]} fails: {error.cause}") from error
             except ray.exceptions.RayError as error:
-                self._hands.pop(node, None)  # it went with its node, or with what was done to that
+                self._actors.pop(node, None)  # it went with its node, or with what was done to that
                 if attempt == 2 or isinstance(error, ray.exceptions.GetTimeoutError):
                     raise ClusterError(f"node {node[:8]} does not answer: {type(error).__name__}") from error
         raise AssertionError("unreachable")
@@ -238,7 +238,7 @@ class Hands:
             try:
                 facts = ray.get(call, timeout=0)
             except Exception:  # down, or so busy that it counts as down
-                self._hands.pop(node, None)
+                self._actors.pop(node, None)
                 continue
             record = nodes[node]
             surveys.append(
@@ -255,6 +255,6 @@ class Hands:
         """End the actors."""
         import ray
 
-        for hand in self._hands.values():
-            ray.kill(hand)
-        self._hands.clear()
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors.clear()

@@ -16,7 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, read_model
 from pdlab.core.text import duration
-from pdlab.first_hour.steps import Step, left, missing
+from pdlab.first_hour.steps import Step, missing, remaining_steps
 from pdlab.steps.resume import check_folder_is_new, check_same_run
 from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
 
@@ -78,7 +78,7 @@ def run(
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     verdicts = {name: outcome.verdict for name, outcome in state.outcomes.items()}
-    todo = left(steps, verdicts)
+    todo = remaining_steps(steps, verdicts)
     for step in todo:
         verdicts.pop(step.name, None)
     runner = StepRunner()

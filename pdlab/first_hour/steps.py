@@ -273,7 +273,7 @@ def missing(step: Step, verdicts: Mapping[str, StepVerdict]) -> str | None:
     return None
 
 
-def left(steps: tuple[Step, ...], verdicts: Mapping[str, StepVerdict]) -> list[Step]:
+def remaining_steps(steps: tuple[Step, ...], verdicts: Mapping[str, StepVerdict]) -> list[Step]:
     """Steps of a resumed hour: those that did not end well, and the launches that these need."""
     open_names = {step.name for step in steps if verdicts.get(step.name) not in RAN or step.always}
     needed = open_names | {need for step in steps if step.name in open_names for need in step.needs

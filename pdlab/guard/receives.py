@@ -35,6 +35,7 @@ ACTIONS = {
     "unhealed": "Prefill engines, by decode worker, with no good read over several new connections.",
     "healed": "Of those, the ones from which a read ended well later, or that answered no handshake any more.",
     "told_sooner": "Reads whose end decode heard without waiting for the output of a step.",
+    "reused": "Requests whose first token was prefill's, which decode did not compute again.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
 # A measured lead of prefill's clock is used that long; clocks of two hosts drift by far less than a lease meanwhile.

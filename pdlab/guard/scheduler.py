@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdlab.guard.connector import MultiConnector, NixlConnector
+from pdlab.guard.first_token import carries, take
 from pdlab.guard.marks import ANEW, READ
 from pdlab.guard.receives import Outcome, ReceiveBook
 from pdlab.guard.vllm_names import (
     AsyncScheduler,
+    EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
     KVConnectorOutput,
@@ -32,6 +34,8 @@ class Guarded:
     A request whose KV cache did not arrive, or may be another's, is made to compute its prompt, by the way that vLLM
     has for failed loads: no computed tokens, and its name among the failed receives. Where a read goes on past its
     deadline, the blocks are taken off the request and kept until the workers report the end of the read.
+
+    A request that came with prefill's first token answers with it as soon as its KV cache may be used.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,9 +52,11 @@ class Guarded:
         self._held_blocks: dict[str, list[Any]] = {}
         self._stuck_since: float | None = None
         self._hopeless: list[str] = []
+        self._ended: set[str] = set()  # reads of which the step that is scheduled does not know yet
+        self._firsts: list[tuple[int, Any]] = []  # answers that are to go out with the next step's, by client
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._hear_ends()
+        self._hear_ends(scheduling=True)
         if self._receives.active or self._held_blocks:
             self._look_after_receives()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -69,10 +75,14 @@ class Guarded:
         return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        self._hear_ends()
+        self._hear_ends(scheduling=False)
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._hopeless:
             self._fail_hopeless(outputs)
+        for client, first in self._firsts:
+            # In front: the second token may be among them.
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.insert(0, first)
+        self._firsts.clear()
         return outputs
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
@@ -83,9 +93,17 @@ class Guarded:
             kv_connector_output.finished_recving = self._ends.not_taken(kv_connector_output.finished_recving)
         self._reads_ended(kv_connector_output)
 
-    def _hear_ends(self) -> None:
-        """Ends of reads that no step's output has told yet."""
-        if self._ends is not None and (names := self._ends.take()):
+    def _hear_ends(self, *, scheduling: bool) -> None:
+        """Ends of reads that no step's output has told yet. A request with prefill's first token has it sent before its
+        second is computed: it is no part of the step that is being scheduled."""
+        if self._ends is None:
+            return
+        names, self._ended = self._ends.take() | self._ended, set()
+        if scheduling:
+            requests = self.requests  # type: ignore[attr-defined]
+            self._ended = {name for name in names if name in requests and carries(requests[name])}
+            names -= self._ended
+        if names:
             self._receives.counts["told_sooner"] += len(names)
             self._reads_ended(KVConnectorOutput(finished_recving=names))
 
@@ -118,7 +136,7 @@ class Guarded:
         if outcome is Outcome.ANEW:
             self._compute_anew(request)
         elif outcome is Outcome.USE:
-            self._guarded.marks.over(request_id, READ)
+            self._use(request)
         return outcome is not Outcome.WAIT
 
     def _look_after_receives(self) -> None:
@@ -128,7 +146,7 @@ class Guarded:
                 if outcome is Outcome.ANEW:
                     self._compute_anew(request)
                 else:
-                    self._guarded.marks.over(request_id, READ)
+                    self._use(request)
                 self._guarded.connector_scheduler._stop_heartbeat(request_id)
                 self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
         for request_id in self._receives.overdue():
@@ -165,6 +183,25 @@ class Guarded:
         if request is None or request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
             return None
         return request
+
+    def _use(self, request: Any) -> None:
+        self._guarded.marks.over(request.request_id, READ)
+        token = take(self, request) if carries(request) else None
+        if token is None:
+            return
+        self._receives.counts["reused"] += 1
+        if self.log_stats:  # type: ignore[attr-defined]
+            request.record_event(EngineCoreEventType.SCHEDULED)
+        if (stats := request.take_prefill_stats()) is not None:
+            stats.finalize(self.kv_cache_manager.estimate_cached_tokens(request))  # type: ignore[attr-defined]
+        first = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[token],
+            events=request.take_events(),
+            prefill_stats=stats,
+            trace_headers=request.trace_headers,
+        )
+        self._firsts.append((request.client_index, first))
 
     def _compute_anew(self, request: Any) -> None:
         logger.warning("request %s: no KV cache from prefill, computing the prompt", request.request_id)

@@ -24,6 +24,7 @@ NAMES = {
     "SpinCondition": "vllm.distributed.device_communicators.shm_broadcast",
     "AsyncScheduler": "vllm.v1.core.sched.async_scheduler",
     "Scheduler": "vllm.v1.core.sched.scheduler",
+    "EngineCoreEventType": "vllm.v1.engine",
     "EngineCoreOutput": "vllm.v1.engine",
     "EngineCoreOutputs": "vllm.v1.engine",
     "create_metric_per_engine": "vllm.v1.metrics.utils",

@@ -28,7 +28,7 @@ FLAG_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
     """One line: the request, the free slots of each node, the smallest changes that would fit."""
     ways, nothing = [], "no smaller deployment, and no number of further nodes of the same kind"
-    for search in (_fewer_at_most, _smaller, _elsewhere, _freed_by_others, _more_nodes):
+    for search in (_fewer_at_most, _smaller, _other_placement, _freed_by_others, _more_nodes):
         try:
             ways.append(search(deployment, view, _Bounded(fits)))
         except _EnoughError:
@@ -184,7 +184,7 @@ def _worth_advising(changed: Deployment, requested: Deployment) -> bool:
         return False
 
 
-def _elsewhere(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
+def _other_placement(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
     topology = deployment.topology
     if not isinstance(topology, Disaggregated):
         return None

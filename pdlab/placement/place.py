@@ -66,7 +66,7 @@ def place(deployment: Deployment, view: ClusterView) -> Placement:
     for role, layout in layouts.items():
         tp = deployment.pools[role].tp
         for index, groups in enumerate(layout):
-            placed = tuple(_take(free, node_ids, tp) for node_ids in groups)
+            placed = tuple(_allocate(free, node_ids, tp) for node_ids in groups)
             replicas.append(ReplicaPlacement(role=role, index=index, groups=placed))
     head = next((node for node in view.nodes if node.head), view.nodes[0])
     return Placement(device=view.device, replicas=tuple(replicas), ingress_nodes=(head.id,))
@@ -113,7 +113,7 @@ def _packing_node(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> Cluste
     return min(fitting, key=lambda node: len(node.slots), default=None)
 
 
-def _take(free: dict[str, list[int]], node_ids: Sequence[str], tp: int) -> TpGroup:
+def _allocate(free: dict[str, list[int]], node_ids: Sequence[str], tp: int) -> TpGroup:
     share = tp // len(node_ids)
     slots = {}
     for node_id in node_ids:

@@ -43,7 +43,7 @@ def spans_nodes(pool: Pool, nodes: Sequence[ClusterNode]) -> bool:
 
 
 @dataclass(frozen=True)
-class Offer:
+class PoolOption:
     """One way to serve a pool: units per node id, units per replica, what every node is worth.
 
     ``single``: every replica on one node. ``rank`` orders ways from best to worst.
@@ -68,7 +68,7 @@ class Offer:
         return units // self.per_replica if self.single else units
 
 
-def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[Offer]:
+def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[PoolOption]:
     """Every way to serve ``pool``: on one GPU type or on a mix, replicas on single nodes or not."""
     usable = eligible(pool, nodes)
     kinds = list(dict.fromkeys(node.gpu_type for node in usable))
@@ -82,14 +82,14 @@ def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[Offer]:
         units = {node.id: count for node in chosen if (count := groups_on(node, pool.tp))}
         per_replica = pool.pp * pool.dp
         types = _gpu_types(chosen)
-        yield Offer(units, per_replica, pool.replicas, True, (0, mixed), kinds=types)
+        yield PoolOption(units, per_replica, pool.replicas, True, (0, mixed), kinds=types)
         if per_replica > 1:
             # On such a node Ray, which sees single GPUs, could cut a TP group at the node's edge.
             ragged = frozenset(node.id for node in chosen if len(node.slots) % pool.tp)
-            yield Offer(units, per_replica, pool.replicas, False, (1, mixed), ragged, kinds=types)
+            yield PoolOption(units, per_replica, pool.replicas, False, (1, mixed), ragged, kinds=types)
 
 
-def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> Iterator[Offer]:
+def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> Iterator[PoolOption]:
     """TP larger than a node: a group takes whole free nodes, all of one size that divides TP."""
     for size in sorted({node.total_slots for node in nodes}, reverse=True):
         if not size or pool.tp % size:
@@ -101,7 +101,7 @@ def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> 
         }
         nodes_per_group = pool.tp // size
         per_replica = pool.pp * pool.dp * nodes_per_group
-        yield Offer(
+        yield PoolOption(
             units, per_replica, pool.replicas, False, (1, mixed), nodes_per_group=nodes_per_group,
             kinds=_gpu_types(nodes),
         )  # fmt: skip
@@ -119,7 +119,7 @@ Steps = tuple[tuple[int, str], "Steps"] | None
 class ChosenNodes(NamedTuple):
     """How one pool lies on nodes, and the ids of those."""
 
-    offer: Offer
+    offer: PoolOption
     node_ids: list[str]
 
 
@@ -131,7 +131,7 @@ def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[Ch
     earliest nodes.
     """
     ways = sorted(itertools.product(*(list(offers(pool, nodes)) for pool in pools)), key=_rank)
-    best: tuple[tuple[int, int], Cost, tuple[Offer, ...], list[list[str]]] | None = None
+    best: tuple[tuple[int, int], Cost, tuple[PoolOption, ...], list[list[str]]] | None = None
     for way in ways:
         rank = _rank(way)
         if best and rank > best[0]:
@@ -142,12 +142,12 @@ def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[Ch
     return list(map(ChosenNodes, best[2], best[3])) if best else None
 
 
-def _rank(way: Sequence[Offer]) -> tuple[int, int]:
+def _rank(way: Sequence[PoolOption]) -> tuple[int, int]:
     types = frozenset().union(*(offer.kinds for offer in way))
     return sum(offer.rank[0] for offer in way), sum(offer.rank[1] for offer in way) + len(types)
 
 
-def _cheapest(way: Sequence[Offer], nodes: Sequence[ClusterNode]) -> tuple[Cost, list[list[str]]] | None:
+def _cheapest(way: Sequence[PoolOption], nodes: Sequence[ClusterNode]) -> tuple[Cost, list[list[str]]] | None:
     goal = tuple(offer.need for offer in way)
     states: dict[tuple[int, ...], tuple[Cost, Steps]] = {tuple(0 for _ in way): ((0, 0, 0), None)}
     for node in nodes:
@@ -174,7 +174,7 @@ def _cheapest(way: Sequence[Offer], nodes: Sequence[ClusterNode]) -> tuple[Cost,
     return cost, sets
 
 
-def fill(offer: Offer, node_ids: Sequence[str]) -> list[list[tuple[str, ...]]]:
+def fill(offer: PoolOption, node_ids: Sequence[str]) -> list[list[tuple[str, ...]]]:
     """Per replica its TP groups, each as the node ids it takes (one, unless TP is larger than a node).
 
     A replica goes to a node that holds it whole as long as there is one, the fullest such node

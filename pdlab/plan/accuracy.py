@@ -149,7 +149,7 @@ def coverage_text(coverages: Mapping[str, Coverage]) -> str:
 
 def rankings(
     experiments: Sequence[MeasuredSweep], points: Sequence[PredictedPoint], node_gpus: int
-) -> dict[str, list[AtTarget]]:
+) -> dict[str, list[TargetCorrelation]]:
     """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
     equal TPOT, targets 7 to 12 ms (`rank_correlations` says what is left out).
 
@@ -208,7 +208,7 @@ def errors_text(errors: dict[str, float]) -> str:
     return f"{said(ACCURACY, 'errors', errors)} (median absolute)"
 
 
-def rankings_text(by_lengths: dict[str, list[AtTarget]]) -> str:
+def rankings_text(by_lengths: dict[str, list[TargetCorrelation]]) -> str:
     """One line per workload: the mean, and every target with the number of configurations that reach it."""
     return said(ACCURACY, "rankings", by_lengths)
 
@@ -225,7 +225,7 @@ class LevelPoint(NamedTuple):
 Curve = Sequence[LevelPoint]  # by load
 
 
-class AtTarget(NamedTuple):
+class TargetCorrelation(NamedTuple):
     """Rank correlation of the configurations that reach one TPOT target."""
 
     tpot_s: float
@@ -262,7 +262,7 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
 
 def rank_correlations(
     predicted: Mapping[str, Curve], measured: Mapping[str, Curve], targets_s: Sequence[float] = TARGETS_S
-) -> list[AtTarget]:
+) -> list[TargetCorrelation]:
     """Spearman's rank correlation of the configurations by throughput per node at each TPOT target.
 
     A configuration counts at a target where its predicted and its measured curve both pass through it: one
@@ -281,10 +281,5 @@ def rank_correlations(
             continue
         correlation = spearman(*zip(*rates.values(), strict=True))
         if correlation is not None:
-            reached_targets.append(AtTarget(tpot_s, tuple(rates), correlation))
+            reached_targets.append(TargetCorrelation(tpot_s, tuple(rates), correlation))
     return reached_targets
-
-
-def mean_correlation(targets: Sequence[AtTarget]) -> float | None:
-    """Mean over the targets; None if there are none."""
-    return statistics.fmean(at.correlation for at in targets) if targets else None

@@ -32,7 +32,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import listed
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
-from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu
+from pdlab.plan.extrapolation import Platform, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import FitDomain, Hardware
@@ -378,7 +378,7 @@ def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
     ]
 
 
-def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: RanOn, networks: Sequence[str]) -> FitDomain:
+def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: Platform, networks: Sequence[str]) -> FitDomain:
     """What these runs cover, all of one model, GPU type and vLLM version (which ``made_on`` knows)."""
     assert made_on.gpu is not None and made_on.version is not None
     pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]

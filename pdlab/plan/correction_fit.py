@@ -55,24 +55,40 @@ class Response(NamedTuple):
     slopes: tuple[float, float, float, float]
 
 
-class Belief(NamedTuple):
+class CorrectionDistribution(NamedTuple):
     """A normal distribution of (host_ms, ln factor, ln prefill_factor, sync_us)."""
 
     mean: Array
     covariance: Array
 
 
-def belief_of(correction: Correction) -> Belief:
+def distribution_of_correction(correction: Correction) -> CorrectionDistribution:
     """Of a correction whose covariance is known."""
     assert correction.covariance is not None
     factors = np.log([correction.factor, correction.prefill_factor])
     mean = np.array([correction.host_ms, *factors, correction.sync_us])
-    return Belief(mean, np.array(correction.covariance))
+    return CorrectionDistribution(mean, np.array(correction.covariance))
 
 
-def correction_of(belief: Belief, levels: int, source: str) -> Correction:
-    """The belief as a file has it. Neither the host nor waiting takes less than no time."""
-    host_ms, *logs, sync_us = belief.mean
+def bounded(belief: CorrectionDistribution) -> Array:
+    """The mean, where neither the host nor waiting takes less than no time: of a belief whose mean does, the others
+    are what is likely if it takes none."""
+    mean, covariance = belief.mean.copy(), belief.covariance.copy()
+    for index in (HOST, SYNC, HOST):
+        if mean[index] < 0 < covariance[index, index]:
+            along = covariance[:, index] / covariance[index, index]
+            mean -= along * mean[index]
+            covariance -= np.outer(along, covariance[index])
+            mean[index] = 0.0
+    return mean
+
+
+HOST, SYNC = 0, 3  # places in a belief
+
+
+def correction_of(belief: CorrectionDistribution, levels: int, source: str) -> Correction:
+    """The belief as a file has it."""
+    host_ms, *logs, sync_us = bounded(belief)
     host_ms, factor, prefill, sync_us = (float(f"{each:.4g}") for each in (host_ms, *np.exp(logs), sync_us))
     rows = [tuple(float(f"{value:.4g}") for value in row) for row in belief.covariance]
     return Correction(
@@ -102,7 +118,9 @@ def errors_covariance(responses: Sequence[Response], sds: Mapping[str, ErrorSds]
     return covariance
 
 
-def posterior(prior: Belief, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds]) -> Belief:
+def posterior(
+    prior: CorrectionDistribution, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds]
+) -> CorrectionDistribution:
     """What is believed after these levels. ``at``: where the responses' residuals and slopes were computed."""
     if not responses:
         return prior
@@ -114,7 +132,7 @@ def posterior(prior: Belief, at: Array, responses: Sequence[Response], sds: Mapp
     for _ in range(ROUNDS):
         gain = prior.covariance @ slopes.T @ np.linalg.inv(slopes @ prior.covariance @ slopes.T + softened)
         left = residual - slopes @ (prior.mean - at)
-        belief = Belief(prior.mean + gain @ left, prior.covariance - gain @ slopes @ prior.covariance)
+        belief = CorrectionDistribution(prior.mean + gain @ left, prior.covariance - gain @ slopes @ prior.covariance)
         off = np.abs(residual - slopes @ (belief.mean - at)) / np.sqrt(np.diag(noise))
         wider = np.sqrt(np.maximum(off / SOFT, 1.0))
         after = noise * np.outer(wider, wider)
@@ -124,14 +142,14 @@ def posterior(prior: Belief, at: Array, responses: Sequence[Response], sds: Mapp
     return belief
 
 
-def prediction_variance(belief: Belief, slopes: Array) -> Array:
+def prediction_variance(belief: CorrectionDistribution, slopes: Array) -> Array:
     """Of the logarithms that the correction leaves unknown, for rows of slopes (n, 4)."""
     variance: Array = np.einsum("ij,jk,ik->i", slopes, belief.covariance, slopes)
     return variance
 
 
 def gains(
-    prior: Belief, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds], targets: Array
+    prior: CorrectionDistribution, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds], targets: Array
 ) -> list[float]:
     """Per level, in the order of their numbers: by what share it lowers the mean variance of the ``targets`` (rows of
     slopes) that the levels before it left."""

@@ -24,7 +24,7 @@ from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow, is_precision
 from pdlab.plan.error_catalog import with_stack_prior
-from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, outside_text
+from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit, outside_text
 from pdlab.plan.stack_bands import StackBand, band_of, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.computed_hardware import as_served
@@ -171,11 +171,11 @@ def _engine(row: RequestedRow) -> str | None:
     return re.split(r"[\s:=@v-]*\d", row.stated.framework.lower().strip(), maxsplit=1)[0].strip() or None
 
 
-def _ran_on(row: RequestedRow) -> RanOn:
+def _ran_on(row: RequestedRow) -> Platform:
     stated = row.stated
     inline = re.search(r"\d+\.\d.*", stated.framework)
     version = major_minor(stated.version or (inline[0] if inline else ""))
-    return RanOn(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
+    return Platform(None, _engine(row), version, "tcp" if row.link == "tcp" else None)
 
 
 def _unlike_public_stacks(row: RequestedRow, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> str:

@@ -19,16 +19,28 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.workload import Closed
-from pdlab.plan.correction_fit import Belief, Response, correction_of
+from pdlab.plan.correction_fit import CorrectionDistribution, correction_of
 from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
-from pdlab.plan.scoring import TPOT, TTFT, WIDE, StackScore, components_of, errors_after, fit_of, with_correction
+from pdlab.plan.scoring import (
+    NEAR,
+    TPOT,
+    TTFT,
+    WIDE,
+    Found,
+    GroupScore,
+    ReferenceStacks,
+    StackScore,
+    errors_after,
+    others_of,
+    shares_of,
+    with_correction,
+)
 from pdlab.plan.stack_prior import (
-    Effects,
+    EffectSds,
     ErrorComponents,
     StackFit,
-    effects_of,
     error_components,
     prior_of,
     unseen,
@@ -71,14 +83,16 @@ class KnownStack(Frozen):
         return StackFit(self.stack, np.array(self.correction), np.array(self.sd))
 
 
-class AfterLevels(Frozen):
+class ErrorsAfterLevels(Frozen):
     """How far predictions of a stack are off after some of its levels were measured. ``components``: by metric.
     ``median_percent``: median absolute error on the other levels, the median over stacks. ``held``: share of them in
-    bands that are made of other stacks' errors, the mean over stacks."""
+    bands that are made of other stacks' errors, the mean over stacks; ``near``: in how many stacks that share is in
+    `NEAR`."""
 
     components: dict[str, ErrorComponents]
     median_percent: dict[str, float]
     held: dict[str, float]
+    near: dict[str, int] = Field(default_factory=dict)
 
 
 class Covered(Frozen):
@@ -105,19 +119,21 @@ UNKNOWN = tuple(float(each) for each in np.sqrt(np.diag(WIDE.covariance))[1:])
 class ErrorCatalog(Frozen):
     """``effects``: standard deviations of the parameters of corrections over models, GPUs, engine versions, and of a
     stack alone, in the order of `PARAMETERS`. ``components``: by metric. ``after``: by the number of measured levels.
-    ``points``: of a stack, at most."""
+    ``left_out``: by kind of group and metric, the share of points in their bands where whole groups were left
+    out. ``points``: of a stack, at most."""
 
     points: int
     stacks: tuple[KnownStack, ...] = Field(min_length=1)
     effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=4, max_length=4)
     components: dict[str, ErrorComponents]
-    after: dict[int, AfterLevels]
+    after: dict[int, ErrorsAfterLevels]
+    left_out: dict[str, dict[str, float]] = Field(default_factory=dict)
     covered: Covered
 
-    def prior(self, stack: Stack) -> Belief:
+    def prior(self, stack: Stack) -> CorrectionDistribution:
         """Of the correction of a stack, whether it is one of these or not."""
         fits = [*(each.fit for each in self.stacks), home_fit()]
-        return prior_of(stack, fits, [Effects(*each) for each in self.effects])
+        return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
     def correction(self, stack: Stack) -> Correction:
         """The prior as hardware has it."""
@@ -127,35 +143,31 @@ class ErrorCatalog(Frozen):
         """What of model, GPU and engine version no stack here has."""
         return unseen(stack, [each.stack for each in self.stacks])
 
-    def like(self, stack: Stack) -> int:
-        """How many stacks that were left out were as far from the others as this one is from all: only their errors say
-        something about it."""
-        without = set(self.unseen(stack))
-        return sum(without <= set(each.unseen) for each in self.served_as(stack))
-
     def served_as(self, stack: Stack) -> list[KnownStack]:
         """Those of the same engine and mode."""
         return [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
 
 
-def _after(
-    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects], count: int
-) -> AfterLevels:
-    errors = errors_after(found, fits, effects, count)
-    components, medians, held = {}, {}, {}
-    for metric, each in errors.items():
-        components[metric] = error_components(metric, each)
-        stacks = sorted({one.stack for one in each})
-        of = {stack: [one for one in each if one.stack == stack] for stack in stacks}
-        medians[metric] = round(
-            100 * statistics.median(statistics.median(abs(one.error) for one in of[stack]) for stack in stacks), 1
-        )
-        inside = []
-        for stack in stacks:
-            half = error_components(metric, [one for one in each if one.stack != stack]).half_width(())
-            inside.append(statistics.fmean(abs(one.error) <= half for one in of[stack]))
-        held[metric] = round(statistics.fmean(inside), 2)
-    return AfterLevels(components=components, median_percent=medians, held=held)
+def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks], count: int) -> ErrorsAfterLevels:
+    medians: dict[str, list[float]] = {}
+    held: dict[str, list[float]] = {}
+    for stack, others in without.items():
+        theirs = errors_after(others.found, others, count)
+        for metric, own in errors_after({stack: everything.found[stack]}, others, count).items():
+            if own:
+                errors = [abs(each.error) for each in own]
+                half = error_components(metric, theirs[metric]).half_width(())
+                medians.setdefault(metric, []).append(statistics.median(errors))
+                held.setdefault(metric, []).append(statistics.fmean(error <= half for error in errors))
+    return ErrorsAfterLevels(
+        components={
+            metric: error_components(metric, each)
+            for metric, each in errors_after(everything.found, everything, count).items()
+        },
+        median_percent={metric: round(100 * statistics.median(each), 1) for metric, each in medians.items()},
+        held={metric: round(statistics.fmean(each), 2) for metric, each in held.items()},
+        near={metric: sum(NEAR[0] <= share <= NEAR[1] for share in each) for metric, each in held.items()},
+    )
 
 
 LEVELS = (1, 2, 3, 4)
@@ -183,11 +195,16 @@ def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> Covered:
 
 
 def catalog_of(
-    found: Mapping[Stack, Sequence[Response]], scores: Sequence[StackScore], points: int, of: Covered
+    found: Found,
+    without: Mapping[Stack, ReferenceStacks],
+    scores: Sequence[StackScore],
+    groups: Sequence[GroupScore],
+    points: int,
+    of: Covered,
 ) -> ErrorCatalog:
-    """Of all stacks together, for one that is none of them."""
-    fits = [fit_of(stack, values) for stack, values in found.items()]
-    effects = effects_of(fits)
+    """Of all stacks together, for one that is none of them. ``without``: each of them left out; ``groups``: each group
+    of them."""
+    everything = others_of(found)
     by_stack = {score.left_out.stack: score for score in scores}
 
     def rounded(values: Iterable[float]) -> tuple[Any, ...]:
@@ -203,15 +220,16 @@ def catalog_of(
                 points=score.points,
                 errors_percent={name: round(each.error, 1) for name, each in score.ours.items()},
                 alone_percent={name: round(each.error, 1) for name, each in score.alone.items()},
-                held={name: round(each, 2) for name, each in score.held.items()},
+                held={name: round(each.share, 2) for name, each in score.held.items()},
                 unseen=score.left_out.unseen,
             )
-            for fit in fits
+            for fit in everything.fits
             for score in [by_stack[fit.stack]]
         ),
-        effects=tuple(rounded(each) for each in effects),
-        components=components_of(found, fits, effects),
-        after={count: _after(found, fits, effects, count) for count in LEVELS},
+        effects=tuple(rounded(each) for each in everything.effects),
+        components=everything.components,
+        after={count: _after(everything, without, count) for count in LEVELS},
+        left_out=shares_of(groups),
         covered=of,
     )
 

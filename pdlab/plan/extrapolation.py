@@ -52,7 +52,7 @@ class OutsideFit(NamedTuple):
     text: str
 
 
-class RanOn(NamedTuple):
+class Platform(NamedTuple):
     """GPU type as Ray names it (``cpu``: engines on CPUs), engine, its major and minor version, and the kind of the
     nodes' NICs; None: not known."""
 
@@ -62,7 +62,7 @@ class RanOn(NamedTuple):
     nic: str | None = None
 
 
-NOT_SAID = RanOn()
+NOT_SAID = Platform()
 
 
 def outside_fit(
@@ -71,7 +71,7 @@ def outside_fit(
     deployment: Deployment | None = None,
     workloads: Sequence[Workload] = (),
     *,
-    ran_on: RanOn = NOT_SAID,
+    ran_on: Platform = NOT_SAID,
     in_flight_per_gpu: Sequence[float] = (),
 ) -> tuple[OutsideFit, ...]:
     """The dimensions in which a prediction is extrapolated; empty: it is within the fit. What is not given, or not
@@ -179,7 +179,7 @@ def major_minor(version: str) -> str | None:
     return f"{match[1]}.{match[2]}" if match else None
 
 
-def ran_on(experiment: Experiment) -> RanOn:
+def ran_on(experiment: Experiment) -> Platform:
     """What an experiment's manifest records. Raises UsageError where its engines ran on GPUs of several types."""
     manifest = experiment.manifest
     version = major_minor(manifest.versions.get("vllm") or "")
@@ -197,7 +197,7 @@ def ran_on(experiment: Experiment) -> RanOn:
                 f"{experiment.name}: ran on {' and '.join(sorted(filter(None, types)))}; step times are of one GPU type"
             )
         gpu = next(iter(types), None)
-    return RanOn(gpu, "vllm" if version else None, version, nic)
+    return Platform(gpu, "vllm" if version else None, version, nic)
 
 
 def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:

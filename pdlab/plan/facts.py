@@ -6,6 +6,7 @@ The templates of this folder print them. Whoever decides on a verdict compares i
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -330,7 +331,7 @@ def _sized_for_rate(candidate: Candidate, scene: Scene) -> SizedForRate:
     error = scene.hardware.error
     assert candidate.best is not None and error is not None, "neither is extrapolated"
     tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
-    holds = scene.slo.stress_of(candidate.best.latencies, tpot, ttft) <= 1
+    holds = scene.slo.stress_of(candidate.best.columns, tpot, ttft) <= 1
     return SizedForRate(candidate, sure=holds or not scene.slo.bounded)
 
 
@@ -363,10 +364,11 @@ def _matched(plan: Plan, scene: Scene) -> list[MatchedPair]:
 @dataclass(frozen=True)
 class FluidFacts:
     """The controller beside the best fixed splits, what that means, and how to measure it. ``depends``: on how
-    scattered blocks are copied."""
+    scattered blocks are copied. ``file``: the workload file of a trace, as it is typed."""
 
     plan: FluidPlan
     scene: Scene
+    file: str | None = None
 
     @property
     def shown(self) -> list[ServedRate]:
@@ -392,11 +394,12 @@ class FluidFacts:
         return "as_good" if self.plan.gain <= AS_GOOD else "gains_little"
 
 
-def fluid_text(plan: FluidPlan, scene: Scene) -> str:
-    """The plan of a fluid pool as it is printed."""
+def fluid_text(plan: FluidPlan, scene: Scene, workload: str | None = None) -> str:
+    """The plan of a fluid pool as it is printed. ``workload``: the file of a plan that has one."""
+    file = shlex.quote(workload) if workload and scene.trace else None
     return rendered(
         TEMPLATES / "fluid.txt",
-        f=FluidFacts(plan, scene),
+        f=FluidFacts(plan, scene, file),
         launch=typed("launch"),
         launch_flags=launch_flags(plan.deployment),
         bench=typed("bench", "-e", plan.deployment.label),
@@ -487,5 +490,5 @@ def curve_of(candidate: Candidate, scene: Scene) -> ThroughputCurve:
     scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
     ttft_slo = Slo(ttft_s=scene.slo.ttft_s, quantile=scene.slo.quantile)
     inside = [o for o in candidate.outcomes if not scene.outside(candidate.deployment, o)]
-    within_ttft = [o for o in inside if ttft_slo.stress_of(o.latencies) <= 1]
+    within_ttft = [o for o in inside if ttft_slo.stress_of(o.columns) <= 1]
     return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

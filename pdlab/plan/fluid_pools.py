@@ -4,8 +4,12 @@ The engines are those of the TP degree that serves most by rate matching. Every 
 simulated under the same requests, at Poisson arrivals or as a mix that moves says; goodput is the highest rate at which
 the SLO's share of requests is within every bound, by halving. Splits are tried uphill from the rate-matched one.
 
-The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, the
-first tenth of a trace, 25 s of another workload.
+The requests of a workload file come closer together instead, or farther apart, and pauses after answers stay
+(`Trace.at_rate`). Where some wait for others, how many come is what they do at that: their rate is that of the
+simulation.
+
+The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, 25 s of
+another workload; of a trace the first tenth, as in every plan (`Scene.replayed`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Level, Slo, Workload
 from pdlab.plan.candidates import engine_shapes
 from pdlab.plan.rate_matching import Matcher
-from pdlab.plan.scene import OF_A_TRACE, Scene
+from pdlab.plan.scene import LoadResult, Scene
 from pdlab.results.slo import stresses
 from pdlab.roles.spec import AUTO
 from pdlab.sim.hardware import Hardware
@@ -30,10 +34,12 @@ from pdlab.sim.simulator import simulate
 
 FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
 CLOSE = 1.02  # goodput is searched for until two rates are as near
+MOST_OF_NEAR = 1.5  # times what rate matching says: the first rate that is held for too high
+AT_ONCE_S = 0.01  # sessions that begin within it begin at once
 FAR = 2  # steps in each direction that are looked at, before the best split is taken as that
 
 
-class Matched(NamedTuple):
+class MatchedSplit(NamedTuple):
     """What rate matching says of one pool: the best fixed split, and the requests/s that it serves."""
 
     prefill: int
@@ -41,10 +47,13 @@ class Matched(NamedTuple):
 
 
 class ServedRate(NamedTuple):
-    """Requests/s within the SLO of roles: ``auto``, or a fixed split such as ``3:5``."""
+    """Requests/s within the SLO of roles: ``auto``, or a fixed split such as ``3:5``. Of a trace also how many times as
+    fast it came, and the share of prompt tokens that caches answered then."""
 
     roles: str
     rps: float
+    speed: float | None = None
+    hit_share: float = 0.0
 
 
 class FluidPlan(NamedTuple):
@@ -64,14 +73,14 @@ class FluidPlan(NamedTuple):
 
 def matched(
     hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo, prefix_hit_rate: float = 0.0
-) -> Matched:
+) -> MatchedSplit:
     """The best split of the pool without queues. Of a mix that moves: the split and rate of the worst served mix."""
     if isinstance(workload.lengths, Mixes):
         parts = []
         for mix in workload.lengths.mixes:
             alone = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
             of_mix = matched(hardware, shape, alone, pool, slo, prefix_hit_rate)
-            parts.append(Matched(of_mix.prefill, of_mix.rps / mix.rate))
+            parts.append(MatchedSplit(of_mix.prefill, of_mix.rps / mix.rate))
         return min(parts, key=lambda part: part.rps)
     matcher = Matcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
     rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
@@ -80,7 +89,7 @@ def matched(
         return min(prefill * rates.prefill_rps, (pool.replicas - prefill) * rates.decode_rps)
 
     best = max(range(1, pool.replicas), key=served)
-    return Matched(best, served(best))
+    return MatchedSplit(best, served(best))
 
 
 def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
@@ -90,7 +99,7 @@ def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
     return float((stresses(requests, slo)[came] <= 1).mean()) if came.any() else 0.0
 
 
-def uphill(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
+def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
     """The number of prefill engines of most ``value``: from one to better ones up to `FAR` steps from it, as long as
     there are."""
     best = begin
@@ -104,7 +113,7 @@ def uphill(value: Callable[[int], float], begin: int, engines: int, step: int = 
 
 def most_rps(share: Callable[[float], float], quantile: float, near_rps: float) -> float:
     """The highest rate at which ``share`` of it is at least the quantile, by halving; 0 where none is."""
-    low, high = 0.0, 1.5 * near_rps
+    low, high = 0.0, MOST_OF_NEAR * near_rps
     while high > CLOSE * low and high > near_rps / 100:
         rate_rps = (low + high) / 2
         low, high = (rate_rps, high) if share(rate_rps) >= quantile else (low, rate_rps)
@@ -118,11 +127,6 @@ def fluid_plan(
     if scene.slo.ttft_s is None or scene.slo.tpot_s is None:
         raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
     trace = scene.trace
-    if trace is not None and any(request.after for request in trace.requests):
-        raise UsageError(
-            "--fluid looks for the highest rate of requests, and some of this workload wait for others, so that they "
-            "have no rate of their own; replay it with follow: recorded, or leave --fluid out"
-        )
     shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
     pools = [
         pool.model_copy(update={"replicas": gpus // pool.gpus})
@@ -146,14 +150,17 @@ def fluid_plan(
     def topology(roles: str) -> Fluid:
         return Fluid(pool=pool, roles=roles, slo_ttft_s=scene.slo.ttft_s, slo_tpot_s=scene.slo.tpot_s)
 
-    def served(roles: str) -> float:
+    def served(roles: str) -> ServedRate:
         deployment = Deployment(model=model, topology=topology(roles))
+        tried: dict[float, LoadResult] = {}
 
         def share(rate_rps: float) -> float:
             nonlocal simulations
             on_progress(simulations, simulations + 1, deployment.label)
             simulations += 1
-            at_rate = trace.at_rate(rate_rps) if trace else None
+            if trace is not None:
+                tried[rate_rps] = scene.replayed(deployment, rate_rps)
+                return float(tried[rate_rps].meets)
             requests = max(round(rate_rps * (moving.mean_rate if moving else 1.0) * seconds), 20)
             level = Level(load=scene.at_rate(rate_rps), num_requests=requests, seed=scene.seed)
             (done,) = simulate(
@@ -163,25 +170,37 @@ def fluid_plan(
                 scene.hardware,
                 scene.shape,
                 seed=scene.seed,
-                prefix_hit_rate=0.0 if trace and trace.requests else scene.prefix_hit_rate,
-                trace=at_rate,
+                prefix_hit_rate=scene.prefix_hit_rate,
                 scattered=scene.scattered,
             )
-            return share_within(done, scene.slo, OF_A_TRACE * at_rate.last_s if at_rate else fills_s)
+            return share_within(done, scene.slo, fills_s)
 
-        return most_rps(share, scene.slo.quantile, near_rps)
+        if trace is None:
+            return ServedRate(roles, most_rps(share, scene.slo.quantile, near_rps))
+        # What rate matching says is of a cache that forgets nothing, and of requests that wait for none.
+        near = near_rps
+        while near and share(rate_rps := MOST_OF_NEAR * near) >= scene.slo.quantile:
+            if max(trace.arrival_s) * trace.rate_rps < AT_ONCE_S * rate_rps:
+                raise UsageError(
+                    f"--fluid: {gpus} GPUs keep the SLO even if all sessions of this workload begin at once, so that "
+                    "no highest rate is found; give fewer --gpus, or more sessions"
+                )
+            near *= 2
+        best = tried.get(most_rps(share, scene.slo.quantile, near))
+        if best is None:
+            return ServedRate(roles, 0.0)
+        came_s = best.level.arrival_s
+        rps = (len(came_s) - 1) / (max(came_s) - min(came_s))
+        return ServedRate(roles, rps, best.load.value / trace.rate_rps, best.level.hit_share)
 
-    splits: dict[int, float] = {}
+    splits: dict[int, ServedRate] = {}
 
     @cache
     def of_split(prefill: int) -> float:
         splits[prefill] = served(f"{prefill}:{pool.replicas - prefill}")
-        return splits[prefill]
+        return splits[prefill].rps
 
-    uphill(of_split, begin, pool.replicas)
-    fixed = sorted(
-        (ServedRate(f"{prefill}:{pool.replicas - prefill}", rps) for prefill, rps in splits.items()),
-        key=lambda each: -each.rps,
-    )
-    auto = ServedRate(AUTO, served(AUTO))
+    hill_climb(of_split, begin, pool.replicas)
+    fixed = sorted(splits.values(), key=lambda each: -each.rps)
+    auto = served(AUTO)
     return FluidPlan(Deployment(model=model, topology=topology(AUTO)), tuple(fixed), auto, moving is not None)

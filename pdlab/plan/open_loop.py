@@ -83,7 +83,5 @@ def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: flo
 
 
 def _rate_level(outcome: LoadResult) -> RateLevel:
-    import numpy as np
-
-    ttft_s, tpot_s, _ = np.array(outcome.latencies).T
+    ttft_s, tpot_s, _ = outcome.columns
     return RateLevel(outcome.load.value, ttft_s, tpot_s)

@@ -358,7 +358,7 @@ def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: 
     """
     capacity_rps, previous = 0.0, None
     for outcome in outcomes:
-        stress = slo.stress_of_columns(outcome.columns, tpot, ttft) if (tpot, ttft) != (1.0, 1.0) else outcome.stress
+        stress = slo.stress_of(outcome.columns, tpot, ttft) if (tpot, ttft) != (1.0, 1.0) else outcome.stress
         if stress <= 1:
             capacity_rps = max(capacity_rps, outcome.requests_per_s)
         elif previous is not None and previous[0] <= 1:

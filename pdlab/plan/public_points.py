@@ -2,7 +2,7 @@
 
 A table is read by `pdlab.plan.csv_rows`; its further columns ``ttft_ms``, ``tpot_ms`` and ``ttft_stat`` are what was
 measured. A row of P:D says in ``p_workers`` and ``d_workers`` how many engines ran. What the benchmark did counts as
-much as the engine: `Conduct`.
+much as the engine: `BenchmarkProcedure`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEASURED = ("ttft_ms", "tpot_ms")
 WORKERS = ("p_workers", "d_workers")  # of a row of P:D: without them it is not known what ran
 
 
-class Conduct(NamedTuple):
+class BenchmarkProcedure(NamedTuple):
     """How a benchmark ran a level: prompts per request in flight, and how lengths vary below the nominal ones.
 
     All requests in flight start at once. Its TTFT is the mean over all prompts, that burst included.
@@ -34,7 +34,7 @@ class Conduct(NamedTuple):
 
 # InferenceX's scripts (github.com/SemiAnalysisAI/InferenceX, benchmarks/): --num-prompts 10 x --max-concurrency,
 # --random-range-ratio 0.8, --request-rate inf. Tables call its TTFT a median. It behaves as the mean: docs/model.md.
-INFERENCEX = Conduct(10, "uniform:0.8-1.0")
+INFERENCEX = BenchmarkProcedure(10, "uniform:0.8-1.0")
 
 
 class Stack(NamedTuple):
@@ -63,7 +63,7 @@ class PublicPoint(NamedTuple):
     row: RequestedRow
     tpot_s: float
     ttft_s: float
-    conduct: Conduct | None
+    conduct: BenchmarkProcedure | None
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -134,7 +134,7 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
     )
 
 
-def _as_conducted(row: RequestedRow, conduct: Conduct | None) -> RequestedRow:
+def _as_conducted(row: RequestedRow, conduct: BenchmarkProcedure | None) -> RequestedRow:
     """The row with the prompts and lengths of the benchmark; prompts are never repeated there."""
     assert isinstance(row.load, Closed)
     if conduct is None:

@@ -95,11 +95,12 @@ def compared(
     or a request does not fit.
 
     Caches are those of the engines that were measured, whatever those have that the hardware file describes:
-    ``engine_kwargs`` are what the launch gave them beside the deployment's own.
+    ``engine_kwargs`` are what the launch gave them beside the deployment's own. Of a rehearsal they are the file's.
     """
     deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
-    hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
-    hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
+    if experiment.manifest.rehearsal is None:  # rehearsed engines are those of the hardware file
+        hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
+        hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
     trials = [
         simulate(
             deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace

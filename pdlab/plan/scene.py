@@ -15,9 +15,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
-from pdlab.core.workload import Closed, Latencies, Level, Open, Slo, Workload
+from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
-from pdlab.plan.extrapolation import OutsideFit, RanOn, in_flight_per_gpu, outside_fit
+from pdlab.plan.extrapolation import OutsideFit, Platform, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.slo import within
@@ -49,10 +49,9 @@ class LoadResult:
     meets: bool
     stress: float
     bottleneck: str
-    latencies: tuple[Latencies, ...]
     level: SimulatedLevel
     columns: tuple[Any, ...] = field(compare=False, repr=False)
-    """``latencies`` as columns of numpy."""
+    """TTFT, TPOT and E2EL of every request in seconds, of numpy."""
 
     @property
     def goodput_rps(self) -> float:
@@ -133,7 +132,7 @@ class Scene:
             self.shape.name,
             deployment,
             (self.workload, self.longest),
-            ran_on=RanOn(nic=self.nic),
+            ran_on=Platform(nic=self.nic),
             in_flight_per_gpu=loads,
         )
         if found or deployment is None or self.hardware.steps is None:
@@ -173,6 +172,14 @@ class Scene:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
         return self._simulated(simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
 
+    def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
+        """The requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError when a
+        request does not fit."""
+        assert self.trace is not None
+        trace = self.trace.at_rate(rate_rps)
+        level = Level(load=self.at_rate(rate_rps), num_requests=len(trace.arrival_s), seed=self.seed)
+        return self._simulated(simulate, deployment, level, trace)
+
     def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
         """The very requests of ``result``, simulated in another way. Raises UsageError as that does."""
         return self._simulated(simulates, deployment, result.level.level, self._trace(result.load))
@@ -211,8 +218,6 @@ class Scene:
             (finish_s - first_s) / np.maximum(tokens - 1, 1),
             finish_s - arrival_s,
         )
-        rows = zip(ttft_s.tolist(), tpot_s.tolist(), e2el_s.tolist(), strict=True)
-        latencies = tuple(map(Latencies._make, rows))
         # An answer of one token has no TPOT.
         tpots_s = tpot_s[tokens > 1].tolist()
         good_share = float(within(self.slo, ttft_s, tpot_s, e2el_s).mean())
@@ -221,13 +226,12 @@ class Scene:
             load=load,
             requests_per_s=per_s,
             output_tokens_per_s=per_s * self.workload.mean_tokens.output,
-            ttft_s=sum(each.ttft_s for each in latencies) / len(latencies),
+            ttft_s=sum(ttft_s.tolist()) / len(ttft_s),
             tpot_s=statistics.fmean(tpots_s) if tpots_s else 0.0,
             good_share=good_share,
             meets=keeps_up and good_share >= self.slo.quantile,
-            stress=self.slo.stress_of_columns((ttft_s, tpot_s, e2el_s)),
+            stress=self.slo.stress_of((ttft_s, tpot_s, e2el_s)),
             bottleneck=bottleneck(simulated),
-            latencies=latencies,
             level=simulated,
             columns=(ttft_s, tpot_s, e2el_s),
         )
@@ -235,7 +239,7 @@ class Scene:
 
 def in_flight(result: LoadResult, deployment: Deployment) -> float:
     """Requests in flight per GPU of the deployment."""
-    e2el_s = statistics.fmean(each.e2el_s for each in result.latencies)
+    e2el_s = statistics.fmean(result.columns[2].tolist())
     return in_flight_per_gpu(result.load, deployment.gpus, result.requests_per_s, e2el_s)
 
 

@@ -17,15 +17,29 @@ import numpy as np
 from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
-from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Response, Setting, correction_of, posterior
+from pdlab.plan.correction_fit import (
+    Array,
+    CorrectionDistribution,
+    ErrorSds,
+    Response,
+    Setting,
+    bounded,
+    correction_of,
+    posterior,
+)
+from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
-    Effects,
+    SEEN_BY,
+    EffectSds,
     ErrorComponents,
     StackError,
     StackFit,
     effects_of,
     error_components,
+    group_of,
+    hold_outs,
+    is_represented,
     prior_of,
     unseen,
 )
@@ -39,7 +53,7 @@ TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
 ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
 START = np.zeros(len(ASIDE))
 # What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
-WIDE = Belief(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
+WIDE = CorrectionDistribution(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
     TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
@@ -112,7 +126,7 @@ def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float,
     return host, factor, prefill, sync
 
 
-def moved(theta: Array) -> list[Array]:
+def perturbed(theta: Array) -> list[Array]:
     """The corrections aside of one."""
     return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
 
@@ -120,7 +134,7 @@ def moved(theta: Array) -> list[Array]:
 def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelShape, theta: Array) -> list[Response]:
     """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
-    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *moved(theta)))
+    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *perturbed(theta)))
     truth = measured_figure(point)
     return [
         Response(
@@ -138,13 +152,45 @@ def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelSh
 # --- leaving a stack out --------------------------------------------------------------------------
 
 
-class LeftOut(NamedTuple):
-    """A stack that is left out: its prior by the others, and the error components by the others' errors, by metric."""
+Found = Mapping[Stack, Sequence[Response]]  # responses at `START` by stack
+
+
+class HeldOutStack(NamedTuple):
+    """A stack that is left out: its prior by the others, and the error components by the others' errors, by metric.
+    ``banded``: whether a plan that knows the others gives it a band."""
 
     stack: Stack
     unseen: tuple[str, ...]
-    prior: Belief
+    prior: CorrectionDistribution
     components: dict[str, ErrorComponents]
+    banded: bool
+
+    def half_width(self, metric: str) -> float | None:
+        """Of its 90 % band, in logarithms; None: it has none. That of tokens/s is the TPOT's, as in a plan."""
+        components = self.components.get(TPOT if metric == THROUGHPUT else metric)
+        if components is None or components.reach is None or not self.banded:
+            return None
+        return components.half_width(self.unseen)
+
+
+class ReferenceStacks(NamedTuple):
+    """What is known without those that are left out."""
+
+    found: Found
+    fits: list[StackFit]
+    effects: tuple[EffectSds, ...]
+    components: dict[str, ErrorComponents]
+
+    def of(self, stack: Stack) -> HeldOutStack:
+        """One that is none of them."""
+        stacks = list(self.found)
+        return HeldOutStack(
+            stack,
+            unseen(stack, stacks),
+            prior_of(stack, self.fits, self.effects),
+            self.components,
+            is_represented(stack, stacks),
+        )
 
 
 def fit_of(stack: Stack, found: Sequence[Response]) -> StackFit:
@@ -153,32 +199,163 @@ def fit_of(stack: Stack, found: Sequence[Response]) -> StackFit:
     return StackFit(stack, belief.mean, np.sqrt(np.diag(belief.covariance)))
 
 
-def left_out(stack: Stack, found: Mapping[Stack, Sequence[Response]]) -> LeftOut:
-    """``found``: responses at `START` by stack. Nothing of ``stack`` is used, not even for the others' priors."""
-    others = {each: values for each, values in found.items() if each != stack}
-    fits = [fit_of(each, values) for each, values in others.items()]
-    effects = effects_of(fits)
-    return LeftOut(
-        stack,
-        unseen(stack, list(others)),
-        prior_of(stack, fits, effects),
-        components_of(others, fits, effects),
-    )
+def others_of(found: Found, fits: Mapping[Stack, StackFit] | None = None) -> ReferenceStacks:
+    """Of these stacks. ``fits``: theirs, where they are known."""
+    own = [fits[stack] if fits else fit_of(stack, values) for stack, values in found.items()]
+    effects = effects_of(own)
+    return ReferenceStacks(found, own, effects, components_of(found, own, effects))
 
 
-def components_of(
-    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects]
-) -> dict[str, ErrorComponents]:
-    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it."""
+def left_out(stack: Stack, found: Found) -> HeldOutStack:
+    """Nothing of ``stack`` is used, not even for the others' priors."""
+    return others_of({each: values for each, values in found.items() if each != stack}).of(stack)
+
+
+def error_of(response: Response, theta: Array) -> float:
+    """The logarithm of measured over predicted by that correction, in a straight line from `START`."""
+    return response.residual - float(np.dot(response.slopes, theta - START))
+
+
+def components_of(found: Found, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> dict[str, ErrorComponents]:
+    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `hold_outs`."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
     for stack, values in found.items():
-        rest = [fit for fit in fits if fit.stack != stack]
-        theta = prior_of(stack, rest, effects).mean
-        without = unseen(stack, [fit.stack for fit in rest])
-        for each in values:
-            error = each.residual - float(np.dot(each.slopes, theta - START))
-            errors[each.metric].append(StackError(stack, each.setting, without, error))
+        for without, rest in hold_outs(stack, fits).items():
+            theta = bounded(prior_of(stack, rest, effects))
+            for each in values:
+                errors[each.metric].append(StackError(stack, each.setting, without, error_of(each, theta)))
     return {metric: error_components(metric, each) for metric, each in errors.items() if each}
+
+
+NORMAL_95 = 1.96
+NEAR = (0.86, 0.94)  # share of points in a 90 % band that counts as held
+
+
+class PointsInBand(NamedTuple):
+    """Points in a band."""
+
+    inside: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.inside / self.of
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, for 95 %, as if the points were independent."""
+        z2 = NORMAL_95**2
+        middle = (self.inside + z2 / 2) / (self.of + z2)
+        half = NORMAL_95 / (self.of + z2) * math.sqrt(self.inside * (self.of - self.inside) / self.of + z2 / 4)
+        return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+class GroupScore(NamedTuple):
+    """Of a group that was left out whole. ``kind``: what its levels share, of `SEEN_BY` or of `Setting`. By metric:
+    ``held``, how many of the points are in the 90 % band, and of how many; ``error``, median absolute, in percent."""
+
+    kind: str
+    group: str
+    stacks: int
+    held: dict[str, PointsInBand]
+    error: dict[str, float]
+
+
+def group_scores(found: Found, kinds: Sequence[str] = (*SEEN_BY, *Setting._fields)) -> list[GroupScore]:
+    """Every model, GPU and engine version left out, and every parallelism, length and load. Versions that nobody stated
+    are one group here. Of a parallelism, a length or a load, the stack that is scored is left out too. Errors are
+    those in a straight line from `START`."""
+    scores = []
+    for kind in [each for each in kinds if each in SEEN_BY]:
+        labels = {
+            stack: f"{stack.engine} {stack.version}" if kind == "engine" else group_of(stack, kind) for stack in found
+        }
+        for group in sorted(set(labels.values())):
+            others = others_of({stack: values for stack, values in found.items() if labels[stack] != group})
+            members = [stack for stack in found if labels[stack] == group]
+            scores.append(_group_score(kind, group, [(others.of(stack), found[stack]) for stack in members]))
+    for kind in [each for each in kinds if each not in SEEN_BY]:
+        for group in sorted({getattr(each.setting, kind) for values in found.values() for each in values}, key=natural):
+            kept = {
+                stack: rest
+                for stack, values in found.items()
+                if len(rest := [each for each in values if getattr(each.setting, kind) != group]) >= FEWEST_LEFT
+            }
+            fits = {stack: fit_of(stack, values) for stack, values in kept.items()}
+            tested = []
+            for stack, values in found.items():
+                if of_group := [each for each in values if getattr(each.setting, kind) == group]:
+                    rest_of = {each: kept[each] for each in kept if each != stack}
+                    if len(rest_of) > 1:
+                        tested.append((others_of(rest_of, fits).of(stack), of_group))
+            if tested:
+                scores.append(_group_score(kind, group, tested))
+    return scores
+
+
+def natural(label: str) -> tuple[int, str]:
+    """Order of labels that are numbers."""
+    return len(label), label
+
+
+FEWEST_LEFT = 4  # responses of a stack without the left-out group: fewer say nothing of its correction
+
+
+def _group_score(kind: str, group: str, tested: Sequence[tuple[HeldOutStack, Sequence[Response]]]) -> GroupScore:
+    held, error = {}, {}
+    for metric in (TPOT, TTFT):
+        errors, inside, banded = [], 0, 0
+        for out, values in tested:
+            half = out.half_width(metric)
+            for each in values:
+                if each.metric == metric:
+                    errors.append(abs(error_of(each, bounded(out.prior))))
+                    if half is not None:
+                        banded += 1
+                        inside += errors[-1] <= half
+        if banded:
+            held[metric] = PointsInBand(inside, banded)
+        if errors:
+            error[metric] = 100 * math.expm1(statistics.median(errors))
+    return GroupScore(kind, group, len(tested), held, error)
+
+
+def shares_of(scores: Sequence[GroupScore]) -> dict[str, dict[str, float]]:
+    """By kind and metric: the share of all points in the bands of their groups."""
+    shares: dict[str, dict[str, float]] = {}
+    for kind in dict.fromkeys(score.kind for score in scores):
+        for metric in (TPOT, TTFT):
+            if held := held_of(scores, kind, metric):
+                shares.setdefault(kind, {})[metric] = round(sum_of(held).share, 2)
+    return shares
+
+
+def held_of(scores: Sequence[GroupScore], kind: str, metric: str) -> list[PointsInBand]:
+    """Of every group of that kind that has bands."""
+    return [score.held[metric] for score in scores if score.kind == kind and metric in score.held]
+
+
+def sum_of(held: Sequence[PointsInBand]) -> PointsInBand:
+    """Of all their points."""
+    return PointsInBand(sum(each.inside for each in held), sum(each.of for each in held))
+
+
+def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[Setting]) -> float:
+    """How often a stack with such levels would have a share in `NEAR` inside a band that holds exactly 90 % of new
+    stacks' levels: errors drawn from a normal distribution with these parts. Levels of a stack are off together, so
+    this is far from always."""
+    rng, sd = np.random.default_rng(0), 100 * components.sd(unseen=without)
+    common = math.hypot(components.stack, *(getattr(components, kind) for kind in without))
+    errors = rng.normal(0, common, (DRAWS, 1)) + rng.normal(0, components.level, (DRAWS, len(settings)))
+    for index, kind in enumerate(Setting._fields):
+        labels, places = np.unique([each[index] for each in settings], return_inverse=True)
+        errors = errors + rng.normal(0, getattr(components, kind), (DRAWS, len(labels)))[:, places]
+    inside = np.mean(np.abs(errors) <= NORMAL_90 * sd, axis=1)
+    return float(np.mean((inside >= NEAR[0]) & (inside <= NEAR[1])))
+
+
+DRAWS = 4000
 
 
 def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[int]:
@@ -199,20 +376,17 @@ def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[i
     return set(taken)
 
 
-def errors_after(
-    found: Mapping[Stack, Sequence[Response]], fits: Sequence[StackFit], effects: Sequence[Effects], count: int
-) -> dict[str, list[StackError]]:
+def errors_after(found: Found, others: ReferenceStacks, count: int) -> dict[str, list[StackError]]:
     """By metric the errors of every stack's levels but ``count`` of them, to which its correction was fitted from the
-    other stacks' prior."""
+    prior of ``others``, less itself."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
     for stack, values in found.items():
-        prior = prior_of(stack, [fit for fit in fits if fit.stack != stack], effects)
+        prior = prior_of(stack, [fit for fit in others.fits if fit.stack != stack], others.effects)
         taken = spread_levels(values, count)
-        theta = posterior(prior, START, [each for each in values if each.level in taken], ERRORS).mean
+        theta = bounded(posterior(prior, START, [each for each in values if each.level in taken], ERRORS))
         for each in values:
             if each.level not in taken:
-                error = each.residual - float(np.dot(each.slopes, theta - START))
-                errors[each.metric].append(StackError(stack, each.setting, (), error))
+                errors[each.metric].append(StackError(stack, each.setting, (), error_of(each, theta)))
     return errors
 
 
@@ -235,14 +409,14 @@ class Score(NamedTuple):
 
 
 class StackScore(NamedTuple):
-    """Of one stack left out. ``ours`` and ``alone`` by metric; ``held``: share of points within the 90 % band;
+    """Of one stack left out. ``ours`` and ``alone`` by metric; ``held``: points within the 90 % band;
     ``rank``: Spearman's correlation of predicted and measured tokens/s per GPU; ``regret``: see `regret`."""
 
-    left_out: LeftOut
+    left_out: HeldOutStack
     points: int
     ours: dict[str, Score]
     alone: dict[str, Score]
-    held: dict[str, float]
+    held: dict[str, PointsInBand]
     rank: float | None
     regret: float | None
 
@@ -257,8 +431,8 @@ def _score(pairs: Sequence[tuple[float, float]]) -> Score:
     return Score(statistics.median(map(abs, errors)), statistics.median(errors))
 
 
-def scored(out: LeftOut, points: Sequence[ScoredPoint], *, banded: bool = True) -> StackScore:
-    """Of the points of one stack. ``banded``: False where a plan gives no band to what it is."""
+def scored(out: HeldOutStack, points: Sequence[ScoredPoint]) -> StackScore:
+    """Of the points of one stack."""
     known = [each for each in points if each.point.conduct is not None]
     ours, alone, held = {}, {}, {}
     for metric in METRICS:
@@ -272,9 +446,8 @@ def scored(out: LeftOut, points: Sequence[ScoredPoint], *, banded: bool = True) 
         ]
         if theirs:
             alone[metric] = _score(theirs)
-        if metric in out.components and out.components[metric].reach is not None and banded:
-            half = out.components[metric].half_width(out.unseen)
-            held[metric] = statistics.fmean(abs(math.log(value / truth)) <= half for value, truth in pairs)
+        if (half := out.half_width(metric)) is not None:
+            held[metric] = PointsInBand(sum(abs(math.log(value / truth)) <= half for value, truth in pairs), len(pairs))
     return StackScore(out, len(points), ours, alone, held, rank_of(known), regret(known))
 
 
@@ -344,6 +517,6 @@ def lost_by_ratio(points: Sequence[ScoredPoint]) -> list[float]:
     return losses
 
 
-def correction_by(out: LeftOut) -> Correction:
+def correction_by(out: HeldOutStack) -> Correction:
     """The correction that the others give a left-out stack."""
     return correction_of(out.prior, 0, "stacks of public points, this one left out")

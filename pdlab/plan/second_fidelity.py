@@ -12,7 +12,9 @@ from pdlab.plan.scene import LoadResult, Scene, Simulates
 from pdlab.sim.vllm_engine import simulate_with_vllm
 
 
-def beside(scene: Scene, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm) -> str:
+def comparison_with_vllm(
+    scene: Scene, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm
+) -> str:
     """The best load of each candidate: what the plan found, and what vLLM's scheduler makes of the same requests."""
     found: list[tuple[str, LoadResult, LoadResult]] = []
     refused: list[tuple[str, UsageError]] = []

@@ -4,9 +4,10 @@
 - **Tables with measured levels** have what public stacks were off by after as many levels. TP, lengths and loads that
   were not measured are in those errors; another GPU, model, version, mode or network is not. An engine or a mode that
   no public stack has, such as P:D, has no band here either.
-- **Tables alone** have the errors of public stacks that the others predicted, wider for an engine version that none of
-  them has. There is no band where fewer than `LEAST_LIKE` stacks that were left out were as far from the others, and
-  outside of what the points cover: lengths, loads, TP, formats of weights, closed loops.
+- **Tables alone** have the errors of public stacks that the others predicted, wider for an engine version or a model
+  that none of them has. There is none for a GPU that none of them has, where bands of left-out models or versions held
+  less than `NEAR`, where fewer than `LEAST_LIKE` stacks have that engine and mode, and outside of what the points
+  cover: lengths, loads, TP, formats of weights, closed loops.
 - Either has one only by at least `LEAST_STACKS` stacks: fewer say nothing about the tenth of a new one's errors.
 - **Near saturation**, where prompts wait for KV memory, a small error of the steps is a large one of the TTFT.
 """
@@ -23,14 +24,15 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan.error_catalog import ErrorCatalog, parts_of, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
-from pdlab.plan.stack_prior import LEAST_STACKS
+from pdlab.plan.public_points import Stack
+from pdlab.plan.scoring import NEAR
+from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, group_of
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.steps import has_wide_experts
 
 WITHIN = {"TP", "input length", "output length", "load"}  # that the errors of stacks with measured levels cover
 MEASURED = "SILICON"  # `pdlab.sim.hardware.TableMode` of the public stacks
-LEAST_LIKE = 3  # stacks: two are no rule
 CACHED = 0.05  # share of prompt tokens: public benchmarks draw every prompt anew
 FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory: beyond, a level is near saturation
 
@@ -70,9 +72,7 @@ def band_of(
     words = ", ".join(names[each] for each in unseen)
     if hardware.speculation is not None:
         reason = "none of them guesses tokens"
-    elif (like := catalog.like(stack)) < LEAST_LIKE:
-        far = words or f"{deployment.mode} with {stack.engine}"
-        reason = f"{like or 'none'} of them {'were' if like > 1 else 'was'} as far from the others ({far})"
+    reason = reason or _untold(catalog, stack, deployment.mode, unseen)
     if reason:
         return _without(reason)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
@@ -98,11 +98,30 @@ def why_without(
 ) -> str:
     """Why tables with measured levels have no band, because the public points are not like this; empty: they are.
     ``load`` None: it is not judged."""
-    catalog, stack = public_errors(), stack_of(hardware, shape, deployment)
+    catalog = public_errors()
+    few = _few(catalog, stack_of(hardware, shape, deployment), deployment.mode)
+    return few or _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
+
+
+def _few(catalog: ErrorCatalog, stack: Stack, mode: str) -> str:
     served = len(catalog.served_as(stack))
-    if served < LEAST_LIKE:
-        return f"{served or 'none'} of them {'are' if served > 1 else 'is'} {deployment.mode} with {stack.engine}"
-    return _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
+    if served >= LEAST_LIKE:
+        return ""
+    return f"{served or 'none'} of them {'are' if served > 1 else 'is'} {mode} with {stack.engine}"
+
+
+def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> str:
+    """Why no stacks that were left out say how far a prediction of this one is off; empty: they do."""
+    if few := _few(catalog, stack, mode):
+        return few
+    if "gpu" in unseen:
+        return f"none of them is on {stack.gpu}"
+    for kind in unseen:
+        groups = {group_of(each.stack, kind) for each in catalog.served_as(stack)}
+        held = min(catalog.left_out.get(kind, {"": 0.0}).values())
+        if len(groups) < LEAST_LIKE or held < NEAR[0]:
+            return f"bands of a left-out {KINDS[kind]} held {held:.0%} ({len(groups)} of them)"
+    return ""
 
 
 def why_cached(share: float) -> str:

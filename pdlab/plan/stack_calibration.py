@@ -23,17 +23,18 @@ from pdlab.plan.accuracy import MeasuredSweep, name_of
 from pdlab.plan.calibration import predict
 from pdlab.plan.correction_fit import (
     Array,
-    Belief,
+    CorrectionDistribution,
     ErrorSds,
     Response,
     Setting,
-    belief_of,
+    bounded,
     correction_of,
+    distribution_of_correction,
     gains,
     posterior,
     prediction_variance,
 )
-from pdlab.plan.scoring import ERRORS, TPOT, TTFT, at, moved, slopes_at, with_correction
+from pdlab.plan.scoring import ERRORS, TPOT, TTFT, at, perturbed, slopes_at, with_correction
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -48,7 +49,7 @@ PROMPTS = 3  # per request in flight, of a level that is only looked at
 SOURCE = "python -m pdlab calibrate"
 
 
-class Helped(NamedTuple):
+class LevelInformation(NamedTuple):
     """By what share of the variance of predictions a measured level lowered what the levels before it had left."""
 
     sweep: str
@@ -71,7 +72,7 @@ class StackCalibration(NamedTuple):
     before and after, as a mean over the candidates."""
 
     correction: Correction
-    helped: tuple[Helped, ...]
+    helped: tuple[LevelInformation, ...]
     next_level: LevelToMeasure | None
     spread: tuple[float, float]
 
@@ -92,9 +93,8 @@ def calibrated(
     for _ in range(ROUNDS):
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
-        still = bool(np.all(np.abs(after.mean - theta) < 0.01))
-        # Neither the host nor waiting takes less than no time, so the next responses are of that.
-        theta = np.array([max(after.mean[0], 0.0), *after.mean[1:3], max(after.mean[3], 0.0)])
+        earlier_theta, theta = theta, bounded(after)
+        still = bool(np.all(np.abs(theta - earlier_theta) < 0.01))
         if still:
             break
     targets = candidates(hardware, shape, sweeps, theta)
@@ -107,13 +107,13 @@ def calibrated(
     correction = correction_of(after, earlier.fitted_levels + len(names), SOURCE)
     return StackCalibration(
         correction=correction.model_copy(update={"fitted_settings": earlier.fitted_settings + len(settings)}),
-        helped=tuple(Helped(*name, share) for name, share in zip(names, shares, strict=True)),
+        helped=tuple(LevelInformation(*name, share) for name, share in zip(names, shares, strict=True)),
         next_level=_next(prior, theta, responses, targets, sds, slopes),
         spread=(before, left),
     )
 
 
-def prior_belief(hardware: Hardware) -> Belief:
+def prior_belief(hardware: Hardware) -> CorrectionDistribution:
     """What is believed of the correction before these levels. Raises UsageError."""
     if hardware.steps is None:
         raise UsageError(f"{hardware.name}: its steps are constants of a fit; a correction is of tabulated steps")
@@ -122,7 +122,7 @@ def prior_belief(hardware: Hardware) -> Belief:
             f"{hardware.name}: its correction has no covariance, so nothing says how much measured levels weigh; "
             "start from a GPU type, such as --start H200"
         )
-    return belief_of(hardware.steps.correction)
+    return distribution_of_correction(hardware.steps.correction)
 
 
 def sweep_responses(
@@ -133,7 +133,7 @@ def sweep_responses(
     number = 0
     for sweep in sweeps:
         base, *aside = (
-            predict(with_correction(hardware, at(each)), shape, sweep, SEED) for each in (theta, *moved(theta))
+            predict(with_correction(hardware, at(each)), shape, sweep, SEED) for each in (theta, *perturbed(theta))
         )
         for index, (level, truth) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
             setting = Setting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
@@ -173,7 +173,7 @@ def candidates(
                 try:
                     values = [
                         _tpot_s(with_correction(hardware, at(each)), shape, deployment, workload, load)
-                        for each in (theta, *moved(theta))
+                        for each in (theta, *perturbed(theta))
                     ]
                 except UsageError:
                     continue
@@ -213,7 +213,7 @@ def _tpot_s(hardware: Hardware, shape: ModelShape, deployment: Deployment, workl
 
 
 def _next(
-    prior: Belief,
+    prior: CorrectionDistribution,
     theta: Array,
     responses: Sequence[Response],
     targets: Sequence[PossibleLevel],

@@ -5,10 +5,11 @@ engine's version, and of the stack alone (a random-effects layout; Searle, Casel
 1992). The best linear prediction of a new stack is its prior: a model that was seen on another GPU counts more than one
 that was not, and a version that was never seen is as wide as versions have differed.
 
-**The errors** of predictions by such priors, every stack by the others, are split the same way (`error_components`): of
-a stack as such, more of it for a model, a GPU or an engine's version that was not among the others, and of parallelism,
-lengths, load and a level within a stack. These say how errors of one stack compare with those of another. How wide a
-band is for them is counted (`hierarchical_quantile`): errors of stacks are not normal.
+**The errors** of predictions by such priors are split the same way (`error_components`): of a stack as such, more of it
+for a model, a GPU or an engine's version that was not among the others, and of parallelism, lengths, load and a level
+within a stack. Every stack is left out alone, and with all of its model, GPU or version (`hold_outs`). The parts say
+how errors of one stack compare with those of another. How wide a band is for them is counted
+(`hierarchical_quantile`): errors of stacks are not normal.
 
 Standard deviations are those that make the values most likely, with a weak pull: each is believed to be near
 `Believed` within a factor of two. Few stacks do not tell it better, and none of them is nothing.
@@ -17,20 +18,21 @@ Standard deviations are those that make the values most likely, with a weak pull
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Gt
 
+from pdlab.analysis.student import student_t
 from pdlab.core.schema import Frozen
-from pdlab.plan.correction_fit import Array, Belief, ErrorSds, Setting
+from pdlab.plan.correction_fit import Array, CorrectionDistribution, Setting
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.sim.hardware import ErrorParts
 
-EFFECTS = ("model", "gpu", "engine", "alone")
 FACTOR = math.log(2.0)
 STEPS = 1.25  # between tried standard deviations
 SWEEPS = 4
@@ -44,7 +46,7 @@ class StackFit(NamedTuple):
     sd: Array
 
 
-class Effects(NamedTuple):
+class EffectSds(NamedTuple):
     """Standard deviations of one parameter over models, GPUs, engine versions, and of a stack alone."""
 
     model: float
@@ -56,25 +58,35 @@ class Effects(NamedTuple):
 # Of host_ms, ln factor, ln prefill_factor, sync_us: engines of 2025 and 2026 differed by some tenths of a millisecond a
 # step.
 Believed = (
-    Effects(0.6, 0.2, 0.3, 0.3),
-    Effects(0.04, 0.04, 0.04, 0.04),
-    Effects(0.2, 0.15, 0.15, 0.15),
-    Effects(1.0, 1.0, 1.0, 1.0),
+    EffectSds(0.6, 0.2, 0.3, 0.3),
+    EffectSds(0.04, 0.04, 0.04, 0.04),
+    EffectSds(0.2, 0.15, 0.15, 0.15),
+    EffectSds(1.0, 1.0, 1.0, 1.0),
 )
 
 
-def _same(stack: Stack, other: Stack) -> tuple[bool, bool, bool, bool]:
-    return (
-        stack.model.split()[0] == other.model.split()[0],
-        stack.gpu == other.gpu,
-        (stack.engine, stack.version) == (other.engine, other.version) and stack.version != UNSTATED,
-        stack == other,
+def group_of(stack: Stack, kind: str) -> str:
+    """Its model, its GPU, or its engine with the version, by one of `SEEN_BY`. A version that nobody stated is the
+    stack's own: two of them may differ."""
+    if kind == "model":
+        return stack.model.split()[0]
+    if kind == "gpu":
+        return stack.gpu
+    return stack.label if stack.version == UNSTATED else f"{stack.engine} {stack.version}"
+
+
+def _shared(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
+    """(stacks, others, 4): which of `EffectSds` two stacks have in common; a stack has all with itself."""
+    one, other = (
+        np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label] for each in some])
+        for some in (stacks, others)
     )
+    shared: Array = (one[:, None, :] == other[None, :, :]).astype(float)
+    return shared
 
 
-def _covariance(stacks: Sequence[Stack], others: Sequence[Stack], effects: Effects) -> Array:
-    same = np.array([[_same(one, other) for other in others] for one in stacks], dtype=float)
-    variance: Array = same @ np.square(np.array(effects))
+def _covariance(shared: Array, effects: EffectSds) -> Array:
+    variance: Array = shared @ np.square(np.array(effects))
     return variance
 
 
@@ -105,19 +117,19 @@ def _unlikely(residual: Array, covariance: Array) -> float:
     return float(logarithm + residual @ np.linalg.solve(covariance, residual))
 
 
-def effects_of(fits: Sequence[StackFit]) -> tuple[Effects, ...]:
+def effects_of(fits: Sequence[StackFit]) -> tuple[EffectSds, ...]:
     """Of each parameter."""
-    stacks = [fit.stack for fit in fits]
+    shared = _shared(*[[fit.stack for fit in fits]] * 2)
     found = []
     for index, start in enumerate(Believed):
         values = np.array([fit.mean[index] for fit in fits])
         noise = np.diag([fit.sd[index] ** 2 for fit in fits])
 
         def loss(sds: Sequence[float], values: Array = values, noise: Array = noise) -> float:
-            covariance = _covariance(stacks, stacks, Effects(*sds)) + noise
+            covariance = _covariance(shared, EffectSds(*sds)) + noise
             return _unlikely(values - _mean(values, covariance), covariance)
 
-        found.append(Effects(*most_likely(start, loss)))
+        found.append(EffectSds(*most_likely(start, loss)))
     return tuple(found)
 
 
@@ -126,14 +138,15 @@ def _mean(values: Array, covariance: Array) -> float:
     return float(weights @ values / weights.sum())
 
 
-def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects]) -> Belief:
+def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> CorrectionDistribution:
     """Of a stack from the fits of others. The uncertainty of their mean is in it."""
     others = [fit.stack for fit in fits]
+    among, toward_them = _shared(others, others), _shared([stack], others)
     means, variances = [], []
     for index, each in enumerate(effects):
         values = np.array([fit.mean[index] for fit in fits])
-        covariance = _covariance(others, others, each) + np.diag([fit.sd[index] ** 2 for fit in fits])
-        toward = _covariance([stack], others, each)[0]
+        covariance = _covariance(among, each) + np.diag([fit.sd[index] ** 2 for fit in fits])
+        toward = _covariance(toward_them, each)[0]
         inverse = np.linalg.inv(covariance)
         mean = _mean(values, covariance)
         means.append(mean + float(toward @ inverse @ (values - mean)))
@@ -141,7 +154,7 @@ def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects])
         variances.append(
             sum(sd**2 for sd in each) - float(toward @ inverse @ toward) + missing**2 / float(inverse.sum())
         )
-    return Belief(np.array(means), np.diag(variances))
+    return CorrectionDistribution(np.array(means), np.diag(variances))
 
 
 # --- errors of predictions ------------------------------------------------------------------------
@@ -150,8 +163,9 @@ def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[Effects])
 class ErrorComponents(Frozen):
     """How far predictions of one metric are off, as standard deviations of logarithms in percent. ``stack``: what all
     levels of a stack have in common; ``model``, ``gpu``, ``engine``: further where that was not among the stacks that
-    the prior comes from. The others are within a stack (`pdlab.plan.correction_fit.ErrorSds`). ``reach``: within how
-    many of the whole standard deviations 90 % of a new stack's errors are; None: too few stacks say so."""
+    the prior comes from. The others are within a stack: what levels of one parallelism, length or load have in common,
+    and one level alone. ``reach``: within how many of the whole standard deviations 90 % of a new stack's errors are;
+    None: too few stacks say so."""
 
     stack: Annotated[float, Ge(0)]
     model: Annotated[float, Ge(0)]
@@ -162,11 +176,6 @@ class ErrorComponents(Frozen):
     load: Annotated[float, Ge(0)]
     level: Annotated[float, Ge(0)]
     reach: Annotated[float, Gt(0)] | None
-
-    @property
-    def within(self) -> ErrorSds:
-        """Those within a stack."""
-        return ErrorSds(level=self.level, parallelism=self.parallelism, lengths=self.lengths, load=self.load)
 
     def parts(self, unseen: Sequence[str] = ()) -> ErrorParts | None:
         """As intervals of predictions take them: in common to the levels of a configuration, and of one level, as wide
@@ -204,49 +213,121 @@ BELIEVED_ERRORS = {
     "mean TTFT": (15.0, 12.0, 10.0, 10.0, 6.0, 6.0, 6.0, 8.0),
     "tokens/s": (6.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0),
 }
-SEEN_BY = ("model", "gpu", "engine")
+# What a group of levels shares: of the stack, and within it (`pdlab.plan.correction_fit.Setting`).
+KINDS = {
+    "model": "model",
+    "gpu": "GPU",
+    "engine": "version",
+    "parallelism": "parallelism",
+    "lengths": "lengths",
+    "load": "load",
+}
+SEEN_BY = tuple(KINDS)[:3]
 SOFT_ERRORS = 3.0
 
 
 def unseen(stack: Stack, others: Sequence[Stack]) -> tuple[str, ...]:
-    """What of model, GPU and engine with its version no other stack has."""
-    same = [_same(stack, other) for other in others]
-    return tuple(name for index, name in enumerate(SEEN_BY) if not any(each[index] for each in same))
+    """What of model, GPU and engine with its version no other stack has. A version nobody stated was never seen."""
+    return tuple(
+        kind
+        for kind in SEEN_BY
+        if (kind == "engine" and stack.version == UNSTATED)
+        or all(group_of(stack, kind) != group_of(other, kind) for other in others)
+    )
+
+
+def hold_outs(stack: Stack, fits: Sequence[StackFit]) -> dict[tuple[str, ...], list[StackFit]]:
+    """Fits of the others where the stack alone is left out, and where all of its model, GPU or engine version is: by
+    what of it is unseen then. The stack alone is the first."""
+    others = [fit for fit in fits if fit.stack != stack]
+    found = {unseen(stack, [fit.stack for fit in others]): others}
+    for kind in SEEN_BY:
+        rest = [fit for fit in others if group_of(fit.stack, kind) != group_of(stack, kind)]
+        if rest:
+            found.setdefault(unseen(stack, [fit.stack for fit in rest]), rest)
+    return found
+
+
+LEAST_LIKE = 3  # two are no rule
+
+
+def is_represented(stack: Stack, others: Sequence[Stack]) -> bool:
+    """Whether the errors of others say how far predictions of the stack are off: enough of them are of its engine and
+    mode, and of what is unseen of it there are as many kinds among these, so that each was left out in turn."""
+    alike = [each for each in others if (each.engine, each.mode) == (stack.engine, stack.mode)]
+    kinds = [{group_of(each, kind) for each in alike} for kind in unseen(stack, others)]
+    return min(map(len, [alike, *kinds])) >= LEAST_LIKE
+
+
+HoldOuts = Mapping[tuple[str, ...], Sequence[StackError]]
 
 
 def error_components(metric: str, errors: Sequence[StackError]) -> ErrorComponents:
-    """The mean error is taken to be 0, since no prediction is corrected by it. Errors beyond `SOFT_ERRORS` times the
-    median one count as that: one broken level of the tables is no reason to widen every band."""
+    """``errors``: of stacks, each left out in one way or more (`hold_outs`).
+
+    The mean error is taken to be 0, since no prediction is corrected by it. Errors beyond `SOFT_ERRORS` times the
+    median one count as that: one broken level of the tables is no reason to widen every band. How far errors go for a
+    model, a GPU or a version that is unseen is told by as many groups as were left out whole. Few of them tell it
+    badly, so that part is wider, by Student's t.
+    """
     start = BELIEVED_ERRORS[metric]
     limit = SOFT_ERRORS * 1.4826 * float(np.median([abs(each.error) for each in errors]))
-    by_stack: dict[Stack, list[StackError]] = {}
+    stacks: dict[Stack, dict[tuple[str, ...], list[StackError]]] = {}
     for each in errors:
-        by_stack.setdefault(each.stack, []).append(each)
-    blocks = []
-    for members in by_stack.values():
-        values = np.clip([each.error for each in members], -limit, limit) * 100
-        shared = [
-            np.array([[one[index] == other[index] for other in settings] for one in settings], dtype=float)
-            for settings in [[each.setting for each in members]]
-            for index in range(3)
-        ]
-        blocks.append((values, members[0].unseen, shared))
+        stacks.setdefault(each.stack, {}).setdefault(each.unseen, []).append(each)
+    found = most_likely(start, errors_loss(list(stacks.values()), limit))
+    for index, kind in enumerate(SEEN_BY, start=1):
+        groups = {group_of(stack, kind) for stack, ways in stacks.items() if any(kind in each for each in ways)}
+        if groups:
+            found[index] *= student_t(0.95, max(len(groups) - 1, 1)) / NORMAL_90
+    sds = [round(value, 1) for value in found]
+    plain = ErrorComponents(**dict(zip(ErrorComponents.model_fields, [*sds, None], strict=True)))
+    alone = [min(ways.items(), key=lambda way: len(way[0])) for ways in stacks.values()]
+    scores = [[abs(each.error) / plain.sd(unseen=without) for each in members] for without, members in alone]
+    return plain.model_copy(update={"reach": hierarchical_quantile(scores)})
+
+
+def errors_loss(stacks: Sequence[HoldOuts], limit: float = math.inf) -> Callable[[Sequence[float]], float]:
+    """-2 times the logarithm of a normal likelihood of the errors, but for a constant, as a function of the standard
+    deviations of `ErrorComponents`. ``limit``: larger errors count as that.
+
+    A stack that was left out in several ways, by the same levels, counts once: each way has its share. What its levels
+    have in common has rank one, so one solution of the rest serves all ways (Sherman and Morrison).
+    """
+    sizes = [len(next(iter(ways.values()))) for ways in stacks]
+    size, most = max(sizes), max(map(len, stacks))
+    columns = np.zeros((len(stacks), size, 1 + most))  # ones, and the errors of each way
+    shared = np.zeros((len(Setting._fields), len(stacks), size, size))
+    missing = np.zeros((len(stacks), most, len(SEEN_BY)))
+    weights = np.zeros((len(stacks), most))
+    for row, (count, ways) in enumerate(zip(sizes, stacks, strict=True)):
+        columns[row, :count, 0] = 1.0
+        for way, (without, members) in enumerate(ways.items()):
+            columns[row, :count, 1 + way] = np.clip([each.error for each in members], -limit, limit) * 100
+            missing[row, way] = [kind in without for kind in SEEN_BY]
+            weights[row, way] = 1 / len(ways)
+        settings = np.array([each.setting for each in members])
+        for part in range(len(Setting._fields)):
+            shared[part, row, :count, :count] = settings[:, None, part] == settings[None, :, part]
+    there, diagonal = columns[:, :, 0], np.eye(size)
+
+    @lru_cache(maxsize=64)
+    def solved(within: tuple[float, ...]) -> tuple[Array, Array]:
+        *parts, level = np.square(within)
+        base = np.tensordot(parts, shared, 1)
+        base += diagonal * np.where(there > 0, level, 1.0)[:, None, :]
+        _, logarithm = np.linalg.slogdet(base)
+        return logarithm, columns.transpose(0, 2, 1) @ np.linalg.solve(base, columns)
 
     def loss(sds: Sequence[float]) -> float:
-        total = 0.0
-        for values, without, shared in blocks:
-            size = len(values)
-            common = sds[0] ** 2 + sum(sds[1 + index] ** 2 for index, name in enumerate(SEEN_BY) if name in without)
-            covariance = common * np.ones((size, size)) + sds[7] ** 2 * np.eye(size)
-            for sd, same in zip(sds[4:7], shared, strict=True):
-                covariance += sd**2 * same
-            total += _unlikely(values, covariance)
-        return total
+        logarithm, products = solved(tuple(sds[4:]))
+        common = sds[0] ** 2 + missing @ np.square(sds[1:4])
+        ones, mixed = products[:, :1, 0], products[:, 0, 1:]
+        own = np.diagonal(products, axis1=1, axis2=2)[:, 1:]
+        grows = 1 + common * ones
+        return float((weights * (logarithm[:, None] + np.log(grows) + own - common * mixed**2 / grows)).sum())
 
-    found = [round(value, 1) for value in most_likely(start, loss)]
-    plain = ErrorComponents(**dict(zip(ErrorComponents.model_fields, [*found, None], strict=True)))
-    scores = [[abs(each.error) / plain.sd(unseen=each.unseen) for each in members] for members in by_stack.values()]
-    return plain.model_copy(update={"reach": hierarchical_quantile(scores)})
+    return loss
 
 
 HELD, LEAST_STACKS = 0.9, 9

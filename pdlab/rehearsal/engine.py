@@ -33,6 +33,7 @@ from pdlab.rehearsal.protocol import (
     BaseRenderer,
     ChatCompletionResponseChoice,
     CompletionResponseChoice,
+    PromptTokenUsageInfo,
     UsageInfo,
 )
 from pdlab.rehearsal.ray_names import LLMEngine, openai
@@ -70,6 +71,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
         self._moves_kv = spec.deployment.transport is not None
+        arguments = {**spec.deployment.engine_kwargs, **self._pool.engine_kwargs}
+        self._tells_cached = bool(arguments.get("enable_prompt_tokens_details"))
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
         self._front = SimpleNamespace(frontend_free_s=0.0)
         self._folder = RehearsalFolder(Path(spec.folder))
@@ -247,7 +250,9 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 self._lease(number[0])
                 complete = True
                 self.metrics.ended(times[0], len(ids), 1, fetched=False)
-                yield self._prefill_answer(request, ids, number[0], prefilled_s, prompt_digest, chat=chat)
+                reply = _Reply(self, request, ids, answer(prompt_digest, 1, self._vocabulary.size), chat=chat)
+                reply.cached_tokens = self._cached_tokens(times[0])
+                yield self._prefill_answer(request, reply, number[0], prefilled_s, prompt_digest)
                 return
             reply = _Reply(self, request, ids, tokens, chat=chat)
             sent = 0
@@ -258,6 +263,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 sent = upto
             complete = True
             self._ended(times[0], len(ids), served, fetches, sent_s if stamped else None)
+            reply.cached_tokens = self._cached_tokens(times[0])
             if not request.stream:
                 yield reply.whole()
                 return
@@ -288,6 +294,10 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             self.metrics.count("pdlab_rehearsal_ttft_seconds", times.first_token_s - sent_s)
             self.metrics.count("pdlab_rehearsal_decode_seconds", times.finish_s - times.first_token_s)
 
+    def _cached_tokens(self, times: Any) -> int | None:
+        """As vLLM's usage has them, where it was asked to tell."""
+        return round(times.hit_tokens) if self._tells_cached else None
+
     def _publish(self) -> None:
         """After every event: how busy the front end is, for whoever passes requests on."""
         streaming = sum(self._ingress.streaming(engine) for engine in self.core.engines)
@@ -308,9 +318,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
     # --- KV transfer --------------------------------------------------------------------------
 
-    def _prefill_answer(
-        self, request: Any, ids: Sequence[int], number: int, prefilled_s: float, prompt_digest: str, *, chat: bool
-    ) -> Any:
+    def _prefill_answer(self, request: Any, reply: _Reply, number: int, prefilled_s: float, prompt_digest: str) -> Any:
         engine = self.core.engines[0]
         params = {
             "do_remote_prefill": True,
@@ -331,10 +339,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 "allocated": engine.allocated,
             },
         }
-        tokens = answer(prompt_digest, 1, self._vocabulary.size)
         if (request.kv_transfer_params or {}).get(IDS_KEY):  # of vLLM's client the server takes them
-            params[IDS_KEY] = (packed(ids), packed(tokens))
-        reply = _Reply(self, request, ids, tokens, chat=chat)
+            params[IDS_KEY] = (packed(reply.ids), packed(reply.tokens))
         return reply.whole(kv_transfer_params=params)
 
     def _source(self, shared: dict[str, Any]) -> Source:
@@ -421,19 +427,26 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
 
 class _Reply:
-    """The OpenAI answer to one sequence."""
+    """The OpenAI answer to one sequence. ``cached_tokens``: of its prompt (None: not told)."""
 
     def __init__(self, engine: SimulatedEngine, request: Any, ids: Sequence[int], tokens: list[int], *, chat: bool):
         self._vocabulary = engine._vocabulary
-        self._request, self._ids, self._tokens, self._chat = request, ids, tokens, chat
+        self._request, self.ids, self.tokens, self._chat = request, ids, tokens, chat
+        self.cached_tokens: int | None = None
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{request.request_id}"
         self._model = engine.llm_config.model_id
         self._created = int(time.time())
 
     @property
     def _usage(self) -> UsageInfo:
-        prompt, completion = len(self._ids), len(self._tokens)
-        return UsageInfo(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+        prompt, completion = len(self.ids), len(self.tokens)
+        told = self.cached_tokens is not None
+        return UsageInfo(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokenUsageInfo(cached_tokens=self.cached_tokens) if told else None,
+        )
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, Any] | None:
         if self._request.logprobs is None or self._chat:
@@ -453,36 +466,37 @@ class _Reply:
 
     def whole(self, kv_transfer_params: dict[str, Any] | None = None) -> Any:
         wants_ids = bool(self._request.return_token_ids)
-        text = self._vocabulary.decode(self._tokens)
+        text = self._vocabulary.decode(self.tokens)
         more: dict[str, Any] = {"id": self._id, "model": self._model, "usage": self._usage, "created": self._created}
         more["kv_transfer_params"] = kv_transfer_params
         common: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         if wants_ids:
-            common["token_ids"] = list(self._tokens)
+            common["token_ids"] = list(self.tokens)
         if self._chat:
             message = {"role": "assistant", "content": text}
             if wants_ids:
-                more["prompt_token_ids"] = list(self._ids)
+                more["prompt_token_ids"] = list(self.ids)
             chat_choice = ChatCompletionResponseChoice(message=message, **common)
             return openai.ChatCompletionResponse(choices=[chat_choice], **more)
         if wants_ids:
-            common["prompt_token_ids"] = list(self._ids)
-        choice = CompletionResponseChoice(text=text, logprobs=self._logprobs(self._tokens), **common)
+            common["prompt_token_ids"] = list(self.ids)
+        choice = CompletionResponseChoice(text=text, logprobs=self._logprobs(self.tokens), **common)
         return openai.CompletionResponse(choices=[choice], **more)
 
     def chunk(self, sent: int, upto: int) -> str:
-        tokens = self._tokens[sent:upto]
+        tokens = self.tokens[sent:upto]
         text = self._vocabulary.decode(tokens)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if upto == len(self._tokens) else None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if upto == len(self.tokens) else None}
+        more: dict[str, Any] = {}
         if self._chat:
             choice["delta"] = {"role": "assistant", "content": text} if sent == 0 else {"content": text}
         else:
             choice |= {"text": text, "logprobs": self._logprobs(tokens)}
         if self._request.return_token_ids:
             choice["token_ids"] = tokens
-            if sent == 0:
-                choice["prompt_token_ids"] = list(self._ids)
-        return self._event([choice])
+            if sent == 0:  # of chat vLLM tells them beside the choices
+                (more if self._chat else choice)["prompt_token_ids"] = list(self.ids)
+        return self._event([choice], **more)
 
     def usage_chunk(self) -> str | None:
         options = self._request.stream_options

@@ -53,10 +53,15 @@ class ChatCompletionRequest(_Generates):
     max_completion_tokens: int | None = None
 
 
+class PromptTokenUsageInfo(OpenAI):
+    cached_tokens: int | None = None
+
+
 class UsageInfo(OpenAI):
     prompt_tokens: int = 0
     total_tokens: int = 0
     completion_tokens: int | None = 0
+    prompt_tokens_details: PromptTokenUsageInfo | None = None
 
 
 class CompletionResponseChoice(OpenAI):

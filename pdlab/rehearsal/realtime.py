@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdlab.rehearsal.clock import Clock, Timer
@@ -328,8 +328,8 @@ class RealTime(Stepping):
         assert served.source is not None
         served.source.release(now_s)
 
-    def busy_beside(self, engine: Engine) -> int:
-        return sum(each.busy for each in self.engines if each is not engine)
+    def beside(self, engine: Engine) -> Iterable[Engine]:
+        return (each for each in self.engines if each is not engine)
 
     def _free(self, engine: Engine, request: int, now_s: float) -> None:
         if self._released.pop(request, None) is None:

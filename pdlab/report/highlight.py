@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pdlab.analysis.comparable import groups
+from pdlab.analysis.comparable import groups, workloads_text
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.ranking import frontiers
 from pdlab.analysis.view import View
@@ -39,14 +39,20 @@ def highlighted(curves: Sequence[Curve], view: View, best: Sequence[str] = ()) -
     return frozenset(chosen)
 
 
-def panels(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
-    """(name, curves) of every panel of throughput against latency: one, or of many curves one for each group that may
-    be compared, largest first. Published curves are with the group of their workload."""
-    found = groups(curves, view)
-    if len(found) < 2 or len(own(curves)) <= MOST_TOGETHER:
-        return [("", tuple(curves))]
+def named_groups(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
+    """(name, curves) of every group that may be compared, largest first. Published curves are with the groups of their
+    workload."""
     others = [curve for curve in curves if curve.published is not None]
     return [
-        (group.name or "", (*group.curves, *(each for each in others if each.workload == group.curves[0].workload)))
-        for group in sorted(found, key=lambda group: -len(group.curves))
+        (
+            group.name or workloads_text(group.curves),
+            (*group.curves, *(each for each in others if each.workload == group.curves[0].workload)),
+        )
+        for group in sorted(groups(curves, view), key=lambda group: -len(group.curves))
     ]
+
+
+def panels(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
+    """(name, curves) of every panel of throughput against latency: one, or of many curves one for each group."""
+    found = named_groups(curves, view)
+    return found if len(found) > 1 and len(own(curves)) > MOST_TOGETHER else [("", tuple(curves))]

@@ -31,10 +31,8 @@ from pdlab.report import chaos as chaos_report
 from pdlab.report import replays, soaks, tables, timelines, ttft_parts, verdicts
 from pdlab.report import text as report_text
 from pdlab.report.build import Report
-from pdlab.report.highlight import highlighted
-from pdlab.report.html_data import RATES, figures
+from pdlab.report.curve_figure import of_report
 from pdlab.report.replays import ReplayedLevel
-from pdlab.report.scales import latency_is_logarithmic
 from pdlab.report.time_figure import drawings
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
@@ -105,7 +103,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
         replay_verdicts=[each.text for each in report.replay_verdicts],
         replayed=[_replayed(each) for each in report.replays],
-        ttft=TtftBars.of(report) if report.parts else None,
+        replay_classes=[svg for each in replays.class_figures(report.replays) for svg in drawings(each)],
+        ttft=ttft_parts.figure(report.parts) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
@@ -119,14 +118,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         css=_asset("css"),
         script=script,
         script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        payload=_json(
-            figures(
-                curves,
-                view,
-                log_latency=latency_is_logarithmic(curves, view, log_latency),
-                chosen=highlighted(curves, view, report.best),
-            )
-        ),
+        payload=_json(of_report(report, every=True, log_latency=log_latency).page()),
     )
     return f"{page}\n"
 
@@ -178,27 +170,6 @@ def _labelled(sources: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
 
 def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
-
-
-class TtftBars(NamedTuple):
-    """Where TTFT went, as bars of a page. ``legend``: (part, colour, what it is)."""
-
-    sentences: list[str]
-    legend: list[tuple[str, str, str]]
-    stacked: list[ttft_parts.BarGroup]
-    slowest: list[ttft_parts.BarGroup]
-    left_out: str
-
-    @classmethod
-    def of(cls, report: Report) -> TtftBars:
-        parts = report.parts
-        return cls(
-            ttft_parts.sentences(parts),
-            ttft_parts.legend(parts),
-            ttft_parts.stacked_bars(parts),
-            ttft_parts.waterfalls(parts),
-            ttft_parts.left_out(parts),
-        )
 
 
 class PageFacts(NamedTuple):
@@ -311,8 +282,7 @@ def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
         (f"per {tables.node_name(curves, node)}, per second", lambda c: c.scale(node)),
     ):
         columns += [
-            (group, name, lambda c, p, r=rate, f=factor: p.rate_estimate(r).scaled(f(c)))
-            for rate, name in zip(RATES, ("requests", "input", "output", "total"), strict=True)
+            (group, rate, lambda c, p, r=rate, f=factor: p.rate_estimate(r).scaled(f(c))) for rate in tables.RATES
         ]
     points = [(curve, point) for curve in curves for point in curve.points]
     visible = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.report import chaos as chaos_report
-from pdlab.report import plots, replays, soaks, time_figure, timelines, ttft_parts
+from pdlab.report import curve_figure, plots, replays, soaks, time_figure, timelines, ttft_parts
 from pdlab.report.build import Report
 
 
@@ -30,10 +30,7 @@ def draw(
     path = Path(path)
     if not report.curves:
         return _draw_faults(report, path, path.stem)
-    remarks = [*report.remarks, *report.doubts]
-    plots.draw(
-        report.curves, report.view, path, log_latency=log_latency, log_load=log_load, remarks=remarks, best=report.best
-    )
+    plots.draw(curve_figure.of_report(report, log_latency=log_latency, log_load=log_load), path)
     made = [Picture("Plot", path)]
     if report.soaks:
         made.append(Picture("Plot over time", path.with_stem(f"{path.stem}-over-time")))
@@ -46,15 +43,17 @@ def draw(
     if shown := report.replays:
         left_out = f" (the first {replays.MOST} of {len(shown)})" if len(shown) > replays.MOST else ""
         made.append(Picture("Plot of replays by turn and length", path.with_stem(f"{path.stem}-classes"), left_out))
-        replays.draw_classes(shown, made[-1].path)
+        by_turn, by_length = replays.class_figures(shown)
+        time_figure.draw(by_turn, made[-1].path, by_length)
     for number, each in enumerate((each for each in report.replays if each.simulated), start=1):
         stem = f"{path.stem}-replay" + (f"-{number}" if number > 1 else "")
         made.append(Picture(f"Plot of {each.label}, measured and simulated", path.with_stem(stem)))
         time_figure.draw(replays.figure(each), made[-1].path)
     if report.parts:
         path_of_parts = path.with_stem(f"{path.stem}-ttft")
-        ttft_parts.draw(report.parts, path_of_parts)
-        made.append(Picture("Plot of where TTFT went", path_of_parts, ttft_parts.left_out(report.parts)))
+        parts = ttft_parts.figure(report.parts)
+        ttft_parts.draw(parts, path_of_parts)
+        made.append(Picture("Plot of where TTFT went", path_of_parts, parts.left_out))
     return [*made, *_draw_faults(report, path, f"{path.stem}-faults")]
 
 

@@ -3,10 +3,9 @@ the same requests beside what was measured. Facts: `pdlab.analysis.replays`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.curves import Gpus, gpus_of, short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
@@ -19,8 +18,8 @@ from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
 from pdlab.report.section import Section
-from pdlab.report.style import HUES, STYLE_FILE, save
-from pdlab.report.time_figure import TimeFigure
+from pdlab.report.style import HUES
+from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, RequestRecord, Run
 from pdlab.results.slo import bounds_of_one
@@ -30,7 +29,6 @@ SHOWN = ("p50", "p90", "p99")
 OF_CLASSES = ("p50", "p90")
 WORDS = Path(__file__).parent / "assets" / "replays.txt"
 MOST = 4  # of one picture of classes
-CLASSES_IN = (9.0, 6.0)
 
 
 class ReplayRecords(NamedTuple):
@@ -230,61 +228,40 @@ def figure(each: ReplayedLevel) -> TimeFigure:
     return TimeFigure(timelines.panels(series, replayed=True), timelines.TIME_NAME, "s")
 
 
-class ClassLine(NamedTuple):
-    """``heights`` in ms, NaN where not known; ``look``: keywords of matplotlib."""
-
-    heights: list[float]
-    look: dict[str, Any]
-
-
-def draw_classes(levels: Sequence[ReplayedLevel], path: Path) -> None:
-    """TTFT and TPOT by turn and by prompt length, at most `MOST` replays: medians, 90th percentiles dashed, and the
-    medians of simulations dotted with hollow marks. Raises StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import LogFormatter
-
-    shown = levels[:MOST]
-    columns: list[tuple[str, str, Callable[[int], str]]] = [
-        ("turn", "by_turn", _turn_name),
-        ("prompt tokens", "by_length", _length_name),
-    ]
-    with plt.style.context(STYLE_FILE):
-        figure, grid = plt.subplots(2, 2, figsize=CLASSES_IN, sharex="col", layout="constrained")
-        try:
-            for column, (axis_name, of, name_of) in enumerate(columns):
-                classes = sorted({key for each in shown for key in getattr(each.facts, of)})
-                for axes, (metric, unit) in zip(
-                    grid[:, column], (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms")), strict=True
-                ):
-                    for number, each in enumerate(shown):
-                        for line in _class_lines(each, of, metric, classes):
-                            axes.plot(range(len(classes)), line.heights, color=HUES[number], markersize=4, **line.look)
-                    axes.set_yscale("log")
-                    axes.yaxis.set_major_formatter(LogFormatter())
-                    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
-                    axes.set_ylabel(unit)
-                axes.set_xticks(range(len(classes)), map(name_of, classes), fontsize=7)
-                axes.set_xlabel(axis_name)
-            figure.suptitle("solid: p50, dashed: p90, dotted with squares: p50 simulated", fontsize=9)
-            handles, labels = grid[0][0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-            save(figure, path)
-        finally:
-            plt.close(figure)
+def class_figures(levels: Sequence[ReplayedLevel]) -> list[TimeFigure]:
+    """TTFT and TPOT by turn, and by prompt length, of at most `MOST` replays: medians with circles, 90th percentiles
+    dashed, and the medians of simulations dotted with crosses."""
+    return [_class_figure(levels[:MOST], "turn", "by_turn", _turn_name),
+            _class_figure(levels[:MOST], "prompt tokens", "by_length", _length_name)]  # fmt: skip
 
 
-def _class_lines(each: ReplayedLevel, of: str, metric: str, classes: Sequence[int]) -> Iterator[ClassLine]:
-    looks: list[tuple[ReplayFacts, str, dict[str, Any]]] = [
-        (each.facts, "p50", {"marker": "o", "label": each.label}),
-        (each.facts, "p90", {"linestyle": "dashed"}),
-    ]
-    if each.simulated:
-        looks.append((each.simulated.facts, "p50", {"linestyle": "dotted", "marker": "s", "markerfacecolor": "white"}))
-    nothing = TimesOfSome(0, None, None)
-    for facts, statistic, look in looks:
-        members = [getattr(facts, of).get(key, nothing) for key in classes]
+def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: Callable[[int], str]) -> TimeFigure:
+    classes = sorted({key for each in levels for key in getattr(each.facts, of)})
+    panels: list[TimePanel] = []
+    for metric in ("ttft", "tpot"):
+        lines = [line for number, each in enumerate(levels) for line in _class_lines(each, number, of, metric, classes)]
+        legend: Literal["", "above"] = "" if panels else "above"
+        panels.append(TimePanel(f"{metric.upper()} by {axis}, ms", lines, log=True, height_in=3.0, legend=legend))
+    simulated = any(each.simulated for each in levels)
+    looks = "p50 with circles, p90 dashed" + (", p50 simulated dotted" if simulated else "")
+    ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]
+    return TimeFigure(panels, f"{axis} ({looks})", "", ticks=ticks, ends=float(len(classes)))
+
+
+def _class_lines(level: ReplayedLevel, number: int, of: str, metric: str, classes: Sequence[int]) -> Iterator[TimeLine]:
+    def line(facts: ReplayFacts, statistic: str, label: str = "", **look: Any) -> TimeLine:
+        members = [getattr(facts, of).get(key, TimesOfSome(0, None, None)) for key in classes]
         heights = [_known(getattr(one, metric), one.requests, (statistic,))[0] for one in members]
-        yield ClassLine([math.nan if height is None else height for height in heights], look)
+        points = [(_middle(place), height) for place, height in enumerate(heights)]
+        return TimeLine(points, HUES[number], label, **look)
+
+    yield line(level.facts, "p50", level.label)
+    yield line(level.facts, "p50", marks="o")
+    yield line(level.facts, "p90", dash="dashed")
+    if level.simulated:
+        yield line(level.simulated.facts, "p50", dash="dotted")
+        yield line(level.simulated.facts, "p50", marks="x")
+
+
+def _middle(place: int) -> float:
+    return place + 0.5

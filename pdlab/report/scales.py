@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdlab.analysis.curves import Curve
-from pdlab.analysis.view import View
-
 SPAN = 20.0  # times between the lowest and the highest value of an axis
 BEYOND = 3.0  # times that one curve reaches beyond the highest of all others
 CROWDED = 0.1  # of a load axis
@@ -24,10 +21,9 @@ def logarithmic(values: Sequence[Sequence[float]]) -> bool:
     return highest > SPAN * lowest or bool(others and highest > BEYOND * others[0])
 
 
-def rates_are_logarithmic(curves: Sequence[Curve], view: View) -> bool:
+def spans(values: Sequence[Sequence[float]]) -> bool:
     """Whether the throughput axis reads better in powers: the best level of one curve is far above that of another."""
-    best = [max((curve.throughput(p, view) for p in curve.points if p.valid), default=0.0) for curve in curves]
-    positive = [each for each in best if each > 0]
+    positive = [best for curve_values in values if (best := max(curve_values, default=0.0)) > 0]
     return bool(positive) and max(positive) > SPAN * min(positive)
 
 
@@ -37,13 +33,3 @@ def loads_are_logarithmic(loads: Sequence[float], forced: bool | None) -> bool:
     if forced is not None:
         return forced
     return sum(load <= CROWDED * max(loads) for load in loads) >= len(loads) / 2
-
-
-def latency_is_logarithmic(curves: Sequence[Curve], view: View, forced: bool | None) -> bool:
-    """The same for the latency of the throughput plot; ``forced`` overrides it (None: automatic)."""
-    if view.use_interactivity:
-        return False
-    if forced is not None:
-        return forced
-    latencies = [[point.latency(view) for point in curve.points if point.valid] for curve in curves]
-    return logarithmic([[value for value in curve_values if value is not None] for curve_values in latencies])

@@ -1,4 +1,4 @@
-"""A picture over time as a value: panels of lines, one above the other, on one axis of time.
+"""A picture over time, or over classes, as a value: panels of lines, one above the other, on one axis.
 
 The picture files and the page draw the same value (`draw`, `drawings`), so that a new picture is made in one place.
 """
@@ -6,7 +6,7 @@ The picture files and the page draw the same value (`draw`, `drawings`), so that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,12 +35,14 @@ class TimeLine(NamedTuple):
 
 
 class TimePanel(NamedTuple):
-    """``name``: what its axis shows, with the unit. ``top``: the end of that axis (None: from the values).
-    ``height_in``: in a picture file, inches. ``legend``: where it is there, for the lines that have a label."""
+    """``name``: what its axis shows, with the unit. ``top``: the end of that axis (None: from the values). ``log``: it
+    is logarithmic, and begins at the least value. ``height_in``: in a picture file, inches. ``legend``: where it is
+    there, for the lines that have a label."""
 
     name: str
     lines: Sequence[TimeLine]
     top: float | None = None
+    log: bool = False
     height_in: float = 2.0
     legend: Literal["", "above", "best", "upper left", "upper right"] = ""
 
@@ -55,7 +57,8 @@ class Span(NamedTuple):
 
 class TimeFigure(NamedTuple):
     """``time_name``: below the axis of time; ``unit``: of the time. ``headroom``: how far the axes go beyond the
-    highest value, as a factor."""
+    highest value, as a factor. ``ticks``: names of places on the axis of time, in place of times. ``ends``: it goes at
+    least so far."""
 
     panels: Sequence[TimePanel]
     time_name: str
@@ -63,6 +66,16 @@ class TimeFigure(NamedTuple):
     title: str = ""
     spans: Sequence[Span] = ()
     headroom: float = 1.0
+    ticks: Sequence[tuple[float, str]] = ()
+    ends: float = 0.0
+
+    def end(self, panel: TimePanel) -> float:
+        """The end of its axis of values: a twentieth of their span above the highest, if none is given."""
+        values = [y for line in panel.lines for _, y in line.points if y is not None]
+        if panel.top or not values:
+            return panel.top or 1.0
+        low, high = min(values), max(values)
+        return self.headroom * (high + 0.05 * (high - low or 1.1 * high or 1.1))
 
 
 def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
@@ -70,8 +83,9 @@ def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, 
     return [(edge, value) for i, value in enumerate(values) for edge in (edges[i], edges[i + 1])]
 
 
-def draw(spec: TimeFigure, path: Path) -> None:
-    """Write the picture (png, svg or pdf by the suffix of ``path``). Raises StoreError."""
+def draw(spec: TimeFigure, path: Path, *beside: TimeFigure) -> None:
+    """Write the picture (png, svg or pdf by the suffix of ``path``). ``beside``: further ones to the right, each of as
+    many panels. Raises StoreError."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -80,22 +94,28 @@ def draw(spec: TimeFigure, path: Path) -> None:
     heights = [panel.height_in for panel in spec.panels]
     with plt.style.context(STYLE_FILE):
         figure, grid = plt.subplots(
-            len(heights), 1, figsize=(WIDTH_IN, sum(heights)), sharex=True, layout="constrained", squeeze=False,
-            height_ratios=heights,
+            len(heights), 1 + len(beside), figsize=(WIDTH_IN, sum(heights)), sharex="col", layout="constrained",
+            squeeze=False, height_ratios=heights,
         )  # fmt: skip
         try:
-            every = [row[0] for row in grid]
-            for axes, panel in zip(every, spec.panels, strict=True):
-                _panel(axes, panel, spec)
-            for span in spec.spans:
-                place = {"xycoords": ("data", "axes fraction"), "fontsize": 7, "ha": "left", "va": "bottom"}
-                every[0].annotate(span.name, (span.begins, 1.0), **place)
-            every[-1].set_xlabel(spec.time_name)
-            if spec.title:
-                every[0].set_title(spec.title, fontsize=9, pad=14)
+            for column, each in enumerate((spec, *beside)):
+                _column(grid[:, column], each)
             save(figure, path)
         finally:
             plt.close(figure)
+
+
+def _column(every: Any, spec: TimeFigure) -> None:
+    for axes, panel in zip(every, spec.panels, strict=True):
+        _panel(axes, panel, spec)
+    for span in spec.spans:
+        place = {"xycoords": ("data", "axes fraction"), "fontsize": 7, "ha": "left", "va": "bottom"}
+        every[0].annotate(span.name, (span.begins, 1.0), **place)
+    every[-1].set_xlabel(spec.time_name)
+    if spec.ticks:
+        every[-1].set_xticks(*zip(*spec.ticks, strict=True), fontsize=7)
+    if spec.title:
+        every[0].set_title(spec.title, fontsize=9, pad=14)
 
 
 def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
@@ -106,7 +126,10 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
         axes.plot([x for x, _ in line.points], ys, color=line.color, linewidth=line.width, label=label, **look)
     for span in spec.spans:
         axes.axvspan(span.begins, span.ends, color=GREY, alpha=0.5, lw=0)
-    axes.set_ylim(0, panel.top or spec.headroom * axes.get_ylim()[1])
+    if panel.log:
+        _logarithmic(axes)
+    else:
+        axes.set_ylim(0, spec.end(panel))
     axes.set_ylabel(panel.name)
     labels = [line.label for line in panel.lines if line.label]
     if panel.legend and labels:
@@ -116,44 +139,74 @@ def _panel(axes: Any, panel: TimePanel, spec: TimeFigure) -> None:
         axes.legend(frameon=False, **place, **columns)
 
 
+def _logarithmic(axes: Any) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.7)))
+
+
 def drawings(spec: TimeFigure) -> list[str]:
     """Each panel as SVG for a page; those without a value above 0 are left out."""
     times = [x for panel in spec.panels for line in panel.lines for x, _ in line.points]
-    ends = max([*times, *(span.ends for span in spec.spans)], default=0.0)
+    ends = max([spec.ends, *times, *(span.ends for span in spec.spans)])
     return [drawing for panel in spec.panels if ends > 0 and (drawing := _drawing(panel, spec, ends))]
 
 
 def _drawing(panel: TimePanel, spec: TimeFigure, ends: float) -> str:
     values = [y for line in panel.lines for _, y in line.points if y is not None]
-    most = panel.top or 1.08 * max(values, default=0.0)
-    if not values or most <= 0:
+    if not values or not (panel.top or max(values) > 0):
         return ""
+    least = min((y for y in values if y > 0), default=0.0) / 1.08 if panel.log else 0.0
+    most = spec.end(panel)
     floor = HEIGHT - BELOW
 
-    def at(x: float, y: float = 0.0) -> tuple[float, float]:
-        return LEFT + min(1.0, x / ends) * (WIDTH - LEFT - 8), (1 - y / most) * floor
+    def across(x: float) -> float:
+        return LEFT + min(1.0, x / ends) * (WIDTH - LEFT - 8)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        part = math.log(max(y, least) / least) / math.log(most / least) if least else y / most
+        return across(x), (1 - part) * floor
 
     spans = []
     for span in spec.spans:
-        begins, wide = at(span.begins)[0], max(1.0, at(span.ends)[0] - at(span.begins)[0])
+        begins, wide = across(span.begins), max(1.0, across(span.ends) - across(span.begins))
         look = f'height="{floor}" fill="{GREY}" opacity="0.5"'
         spans.append(f'<rect x="{begins:.1f}" y="0" width="{wide:.1f}" {look}/>')
     marks = [
         f'<path d="M{LEFT},0V{floor}H{WIDTH - 8}" fill="none" stroke="#999"/>',
         f'<text x="{LEFT - 6}" y="11" text-anchor="end">{core_text.plain(most)}</text>',
-        f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">0</text>',
-        f'<text x="{LEFT}" y="{HEIGHT - 8}">0</text>',
-        f'<text x="{WIDTH - 8}" y="{HEIGHT - 8}" text-anchor="end">{core_text.plain(ends)} {spec.unit}</text>',
+        f'<text x="{LEFT - 6}" y="{floor}" text-anchor="end">{core_text.plain(least)}</text>',
         f'<text x="{LEFT + 8}" y="11">{escape(" ".join(panel.name.split()))}</text>',
+        *_svg_ticks(spec, ends, across),
     ]
     lines = [part for line in panel.lines for part in _svg_line(line, at)]
     names, rows = _svg_legend([line for line in panel.lines if line.label] if panel.legend else [])
     height = HEIGHT + rows * LEGEND_ROW
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" font-size="11" '
-        f'fill="currentColor" aria-label="{escape(" ".join(panel.name.split()))} over time">'
+        f'fill="currentColor" aria-label="{escape(_over(panel, spec))}">'
         f"{''.join([*spans, *marks, *lines, *names])}</svg>"
     )
+
+
+def _over(panel: TimePanel, spec: TimeFigure) -> str:
+    return " ".join(panel.name.split()) + ("" if spec.ticks else " over time")
+
+
+def _svg_ticks(spec: TimeFigure, ends: float, across: Callable[[float], float]) -> Iterator[str]:
+    """Below the axis its names, as many as have room, or where it begins and ends."""
+    y = HEIGHT - 8
+    if not spec.ticks:
+        yield f'<text x="{LEFT}" y="{y}">0</text>'
+        yield f'<text x="{WIDTH - 8}" y="{y}" text-anchor="end">{core_text.plain(ends)} {spec.unit}</text>'
+        return
+    names = [" ".join(name.split()) for _, name in spec.ticks]
+    wide = CHAR * (2 + max(map(len, names)))
+    each = math.ceil(wide * len(names) / (WIDTH - LEFT))
+    for (x, _), name in list(zip(spec.ticks, names, strict=True))[::each]:
+        yield f'<text x="{across(x):.1f}" y="{y}" text-anchor="middle">{escape(name)}</text>'
 
 
 def _svg_line(line: TimeLine, at: Any) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -45,27 +45,42 @@ COLORS = {
 }
 
 
-class PartCell(NamedTuple):
-    """A piece of a bar. ``begins`` and ``share`` are percent of the widest bar beside it."""
+class Piece(NamedTuple):
+    """A part in a bar, in ms from its begin."""
 
     name: str
+    begins_ms: float
     ms: float
-    begins: float
-    share: float
     color: str
 
 
 class PartBar(NamedTuple):
-    """One bar of a page: ``name`` before it, its pieces, and the whole in ms."""
+    """``name``: beside it; its pieces, and the whole in ms."""
 
     name: str
     ms: float
-    cells: tuple[PartCell, ...]
+    pieces: tuple[Piece, ...]
 
 
 class BarGroup(NamedTuple):
-    title: str
+    """Bars of a curve at a load. ``widest_ms``: the longest of these bars and of those that they are compared with."""
+
+    label: str
+    where: str
     bars: tuple[PartBar, ...]
+    widest_ms: float
+
+
+class PartsFigure(NamedTuple):
+    """What the picture file and the page draw. ``legend``: (part, colour, what it is). ``loads``: requests around each
+    percentile, by load and curve. ``slowest``: the slowest requests of each curve at its highest load, in the order of
+    time."""
+
+    sentences: list[str]
+    legend: list[tuple[str, str, str]]
+    loads: dict[str, list[BarGroup]]
+    slowest: list[BarGroup]
+    left_out: str
 
 
 def told(experiments: Sequence[tuple[Path, Experiment]]) -> list[TtftParts]:
@@ -146,39 +161,61 @@ def left_out(levels: Sequence[TtftParts]) -> str:
     return f" ({', '.join(lacks)})" if lacks else ""
 
 
-def _pieces(parts: Sequence[tuple[str, float]], names: Sequence[str]) -> Iterator[tuple[str, float, float]]:
-    """(name, begin, length) in ms, parts that are not in ``names`` as `OTHER`."""
-    at_ms = 0.0
-    for name, seconds in parts:
-        yield name if name in names else OTHER, at_ms, 1e3 * seconds
-        at_ms += 1e3 * seconds
+def figure(levels: Sequence[TtftParts]) -> PartsFigure:
+    """Bars of these loads."""
+    names = _drawn(levels)
+
+    def bar(name: str, ttft_s: float, parts: Iterable[tuple[str, float]]) -> PartBar:
+        pieces, at_ms = [], 0.0
+        for part, seconds in parts:
+            shown = part if part in names else OTHER
+            pieces.append(Piece(shown, at_ms, 1e3 * seconds, COLORS[shown]))
+            at_ms += 1e3 * seconds
+        return PartBar(name, 1e3 * ttft_s, tuple(pieces))
+
+    def percentiles(level: TtftParts) -> tuple[PartBar, ...]:
+        return tuple(bar(each.statistic, each.ttft_s, each.parts_s.items()) for each in level.around)
+
+    loads = {}
+    for where, curves in _loads(levels).items():
+        widest_ms = max(1e3 * around.ttft_s for level in curves for around in level.around)
+        loads[where] = [BarGroup(level.label, where, percentiles(level), widest_ms) for level in curves]
+    slowest = [
+        BarGroup(
+            level.label,
+            level.where,
+            tuple(bar(_when(each), each.ttft_s, each.parts) for each in level.slowest),
+            1e3 * level.slowest[0].ttft_s,
+        )
+        for level in _highest(levels)
+    ]
+    legend = [(name, COLORS[name], PARTS.get(name, "parts below 1 % each")) for name in names]
+    return PartsFigure(sentences(levels), legend, loads, slowest, left_out(levels))
 
 
-def draw(levels: Sequence[TtftParts], path: Path) -> None:
-    """Above, requests around each percentile of TTFT, a panel for each load; below, the slowest requests of each curve
-    at its highest load, in the order of time (png, svg or pdf). Raises StoreError."""
+def draw(spec: PartsFigure, path: Path) -> None:
+    """Above, a panel for each load; below, the slowest requests of some curves (png, svg or pdf). Raises StoreError."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
-    loads, slowest = _loads(levels), _highest(levels)[:MOST_CURVES]
-    names = _drawn(levels)
-    columns = max(len(loads), len(slowest))
+    slowest = spec.slowest[:MOST_CURVES]
+    columns = max(len(spec.loads), len(slowest))
     with plt.style.context(STYLE_FILE):
-        most = max(sum(_room(level) + BARS_BETWEEN for level in curves) for curves in loads.values())
+        most = max(sum(_room(group) + BARS_BETWEEN for group in groups) for groups in spec.loads.values())
         width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
         figure = plt.figure(figsize=(width, 8.6), layout="constrained")
         try:
             above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-            for axes, (where, curves) in zip(
-                above.subplots(1, len(loads), squeeze=False)[0], loads.items(), strict=True
-            ):
-                _stacked(axes, where, curves, names)
-            for axes, level in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
-                _waterfall(axes, level, names)
-            handles = [Patch(facecolor=COLORS[name], edgecolor="#444444", linewidth=0.4, label=name) for name in names]
+            grid = above.subplots(1, len(spec.loads), squeeze=False)[0]
+            for axes, (where, groups) in zip(grid, spec.loads.items(), strict=True):
+                _stacked(axes, where, groups)
+            for axes, group in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
+                _waterfall(axes, group)
+            edge: dict[str, Any] = {"edgecolor": "#444444", "linewidth": 0.4}
+            handles = [Patch(facecolor=color, label=name, **edge) for name, color, _ in spec.legend]
             figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
             save(figure, path)
         finally:
@@ -193,23 +230,24 @@ def _drawn(levels: Sequence[TtftParts]) -> list[str]:
     return [*(name for name in PARTS if name in shown), OTHER]
 
 
-def _room(level: TtftParts) -> int:
+def _room(group: BarGroup) -> int:
     """Of a curve beside others of its load, in bars."""
-    return max(len(level.around), LEAST_BARS)
+    return max(len(group.bars), LEAST_BARS)
 
 
-def _stacked(axes: Any, where: str, curves: Sequence[TtftParts], names: Sequence[str]) -> None:
+def _stacked(axes: Any, where: str, groups: Sequence[BarGroup]) -> None:
     begins, ticks, labels = 0.0, [], []
-    for level in curves:
-        for number, around in enumerate(level.around):
-            at = begins + number + (_room(level) - len(level.around)) / 2
-            for name, bottom, ms in _pieces(list(around.parts_s.items()), names):
-                axes.bar(at, ms, 0.8, bottom=bottom, color=COLORS[name], edgecolor="#444444", linewidth=0.3)
+    for group in groups:
+        room = _room(group)
+        for number, bar in enumerate(group.bars):
+            at = begins + number + (room - len(group.bars)) / 2
+            for _, bottom, ms, color in bar.pieces:
+                axes.bar(at, ms, 0.8, bottom=bottom, color=color, edgecolor="#444444", linewidth=0.3)
             ticks.append(at)
-            labels.append(around.statistic)
+            labels.append(bar.name)
         axes.annotate(
-            "\n".join(wrap(level.label, int(BAR_CHARS * _room(level)))),
-            (begins + (_room(level) - 1) / 2, 0),
+            "\n".join(wrap(group.label, int(BAR_CHARS * room))),
+            (begins + (room - 1) / 2, 0),
             xytext=(0, -26),
             textcoords="offset points",
             xycoords=("data", "axes fraction"),
@@ -218,7 +256,7 @@ def _stacked(axes: Any, where: str, curves: Sequence[TtftParts], names: Sequence
             fontsize=6.5,
             annotation_clip=False,
         )
-        begins += _room(level) + BARS_BETWEEN
+        begins += room + BARS_BETWEEN
     axes.set_xticks(ticks, labels, fontsize=7, rotation=90)
     axes.set_xlim(-0.5 - BARS_BETWEEN / 2, begins - 0.5 - BARS_BETWEEN / 2)
     axes.grid(visible=False, axis="x")
@@ -227,14 +265,14 @@ def _stacked(axes: Any, where: str, curves: Sequence[TtftParts], names: Sequence
     axes.set_ylim(bottom=0)
 
 
-def _waterfall(axes: Any, level: TtftParts, names: Sequence[str]) -> None:
-    for row, each in enumerate(level.slowest):
-        for name, left, ms in _pieces(each.parts, names):
-            axes.barh(row, ms, 0.82, left=left, color=COLORS[name], edgecolor="#444444", linewidth=0.2)
-    axes.set_yticks(range(len(level.slowest)), [_when(each) for each in level.slowest], fontsize=6)
+def _waterfall(axes: Any, group: BarGroup) -> None:
+    for row, bar in enumerate(group.bars):
+        for _, left, ms, color in bar.pieces:
+            axes.barh(row, ms, 0.82, left=left, color=color, edgecolor="#444444", linewidth=0.2)
+    axes.set_yticks(range(len(group.bars)), [bar.name for bar in group.bars], fontsize=6)
     axes.invert_yaxis()
     axes.set_xlabel("ms since the request was sent")
-    axes.set_title(f"the slowest {len(level.slowest)} at {level.where}:\n{level.label}", fontsize=8)
+    axes.set_title(f"the slowest {len(group.bars)} at {group.where}:\n{group.label}", fontsize=8)
     axes.set_ylabel("when it was sent", fontsize=7)
     axes.grid(visible=False, axis="y")
 
@@ -242,52 +280,3 @@ def _waterfall(axes: Any, level: TtftParts, names: Sequence[str]) -> None:
 def _when(each: SlowRequest) -> str:
     """When it came, and its path where that is not the usual one."""
     return f"{each.arrival_s:.1f} s" + (f", {each.path}" if each.path not in ("pd", "collocated") else "")
-
-
-def stacked_bars(levels: Sequence[TtftParts]) -> list[BarGroup]:
-    """For a page: the requests around each percentile, by load and curve."""
-    names = _drawn(levels)
-    groups = []
-    for where, curves in _loads(levels).items():
-        widest_ms = max(1e3 * around.ttft_s for level in curves for around in level.around)
-        groups += [
-            BarGroup(
-                f"{level.label}, {where}",
-                tuple(
-                    _bar(f"{around.statistic}", around.ttft_s, list(around.parts_s.items()), names, widest_ms)
-                    for around in level.around
-                ),
-            )
-            for level in curves
-        ]
-    return groups
-
-
-def waterfalls(levels: Sequence[TtftParts]) -> list[BarGroup]:
-    """For a page: the slowest requests of each curve at its highest load."""
-    names = _drawn(levels)
-    return [
-        BarGroup(
-            f"{level.label}, {level.where}: the slowest {len(level.slowest)}",
-            tuple(
-                _bar(_when(each), each.ttft_s, each.parts, names, 1e3 * level.slowest[0].ttft_s)
-                for each in level.slowest
-            ),
-        )
-        for level in _highest(levels)
-    ]
-
-
-def legend(levels: Sequence[TtftParts]) -> list[tuple[str, str, str]]:
-    """(part, colour, what it is) of those in the bars."""
-    return [(name, COLORS[name], PARTS.get(name, "parts below 1 % each")) for name in _drawn(levels)]
-
-
-def _bar(
-    name: str, ttft_s: float, parts: Sequence[tuple[str, float]], names: Sequence[str], widest_ms: float
-) -> PartBar:
-    cells = (
-        PartCell(part, ms, 100 * begins / widest_ms, 100 * ms / widest_ms, COLORS[part])
-        for part, begins, ms in _pieces(parts, names)
-    )
-    return PartBar(name, 1e3 * ttft_s, tuple(cells))

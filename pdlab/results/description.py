@@ -62,7 +62,7 @@ class Stated(NamedTuple):
     entries: tuple[DescribedResults, ...] = ()
 
 
-class SaidOf(NamedTuple):
+class FileDescription(NamedTuple):
     """What is said of a file: the first entry that has each."""
 
     deployment: str | None = None
@@ -93,9 +93,9 @@ def of_flags(gpus: Mapping[str, int], labels: Mapping[str, str]) -> tuple[Descri
     return tuple(sorted(entries, key=lambda entry: -len(Path(entry.match).parts)))
 
 
-def said_of(folder: Path, inside: Path, entries: Sequence[DescribedResults]) -> SaidOf:
+def said_of(folder: Path, inside: Path, entries: Sequence[DescribedResults]) -> FileDescription:
     """What the entries say of one file: of each thing what the first entry that fits says."""
-    said = SaidOf()
+    said = FileDescription()
     for entry in reversed([entry for entry in entries if entry.fits(folder, inside)]):
         stated = entry.model_dump(exclude={"match"}, exclude_none=True)
         said = said._replace(**{**stated, "skip": said.skip or entry.skip})

@@ -15,7 +15,7 @@ from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
 from pdlab.core.errors import StoreError
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
-from pdlab.results.description import SaidOf, topology_of
+from pdlab.results.description import FileDescription, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
@@ -47,7 +47,7 @@ class PublishedLevel(NamedTuple):
     shown: str
     data: dict[str, Any]
     name: FileName
-    said: SaidOf
+    said: FileDescription
     run: Run
     requests: RequestTimes | None = None
 
@@ -79,7 +79,7 @@ class FileLevels(NamedTuple):
     skipped: str = ""
 
 
-def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: SaidOf) -> FileLevels:
+def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: FileDescription) -> FileLevels:
     """Read one file in ``folder``, which is called ``label`` and whose name says ``named``. Raises StoreError, which
     names the file."""
     reading = read_file(file)
@@ -88,7 +88,7 @@ def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: S
 
 
 def _level(
-    folder: Path, file: Path, reading: FileReading, raw: RawLevel, label: str, named: FolderName, said: SaidOf
+    folder: Path, file: Path, reading: FileReading, raw: RawLevel, label: str, named: FolderName, said: FileDescription
 ) -> PublishedLevel:
     data = {**raw.data, "model_id": said.model} if said.model else raw.data
     inside = file.relative_to(folder)
@@ -190,30 +190,30 @@ def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | 
     return limit if peak >= limit else None
 
 
-class Stay(NamedTuple):
+class ResidenceTime(NamedTuple):
     """Mean time of a request in the system, s, between two estimates."""
 
     low: float
     high: float
 
 
-def stays_s(whole: Summary) -> Stay | None:
+def stays_s(whole: Summary) -> ResidenceTime | None:
     """From the level's own figures; None where they do not tell.
 
     The mean E2EL is that time. Without it, TTFT and the gaps of a mean answer: by the mean TPOT, which is a mean over
     requests, and by the mean ITL, which is one over chunks. They agree where all answers have one length.
     """
     if whole.e2el is not None and whole.e2el.mean_s is not None:
-        return Stay(whole.e2el.mean_s, whole.e2el.mean_s)
+        return ResidenceTime(whole.e2el.mean_s, whole.e2el.mean_s)
     if whole.ttft is None or whole.ttft.mean_s is None or not whole.requests_per_s:
         return None
     gaps = whole.output_tokens_per_s / whole.requests_per_s - 1
     if gaps <= 0:
-        return Stay(whole.ttft.mean_s, whole.ttft.mean_s)
+        return ResidenceTime(whole.ttft.mean_s, whole.ttft.mean_s)
     gaps_s = [each.mean_s for each in (whole.tpot, whole.itl) if each is not None and each.mean_s is not None]
     if whole.tpot is None or not gaps_s:
         return None
-    return Stay(whole.ttft.mean_s + gaps * min(gaps_s), whole.ttft.mean_s + gaps * max(gaps_s))
+    return ResidenceTime(whole.ttft.mean_s + gaps * min(gaps_s), whole.ttft.mean_s + gaps * max(gaps_s))
 
 
 def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Finding]]:

@@ -73,7 +73,7 @@ def sourced_experiments(path: Path, stated: Stated | int | None = None) -> tuple
         ours = (path / MANIFEST).is_file()
         empty = not ours and not any(True for _ in result_files(path))
     if ours:
-        return (SourcedExperiment(_own(path, gpus)),)
+        return (SourcedExperiment(_pdlab_experiment(path, gpus)),)
     if empty:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     return _published(path, gpus, (*entries, *of_folder(path)))
@@ -115,7 +115,7 @@ def require_folder(path: Path) -> None:
     raise StoreError(f"{path} does not exist; {hint}")
 
 
-def _own(path: Path, gpus: int | None) -> Experiment:
+def _pdlab_experiment(path: Path, gpus: int | None) -> Experiment:
     experiment = Store(path).load()
     manifest = experiment.manifest
     stated = manifest.deployment.gpus if manifest.deployment else manifest.gpus
@@ -203,7 +203,7 @@ def _require_one_size(
     )
 
 
-class MeasuredOn(NamedTuple):
+class PublishedPools(NamedTuple):
     """The pools of one curve, and its GPUs; None if not known."""
 
     topology: Collocated | Disaggregated | None
@@ -215,7 +215,7 @@ def deployed(
     named: Collocated | Disaggregated | None,
     differences: tuple[Difference, ...],
     gpus: int | None,
-) -> MeasuredOn:
+) -> PublishedPools:
     """What a curve was measured on, by what is said of it, its files, their names and the folder's name, which says
     ``named``. Raises StoreError where two names contradict each other."""
     first = curve.levels[0]
@@ -230,7 +230,7 @@ def deployed(
     for stated in (gpus, first.gpus):
         if stated is not None and topology is not None and _gpus(topology) != stated:
             topology = None
-    return MeasuredOn(topology, gpus or first.gpus or (_gpus(topology) if topology else None))
+    return PublishedPools(topology, gpus or first.gpus or (_gpus(topology) if topology else None))
 
 
 def _experiment(

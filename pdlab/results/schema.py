@@ -305,7 +305,7 @@ class ClientLoad(Frozen):
     lateness: Distribution | None = None
 
 
-class Replaced(Frozen):
+class ReplacedLevel(Frozen):
     """An invalid first measurement of a level that was measured again: its file, relative to the experiment's
     folder, and why it was invalid."""
 
@@ -399,7 +399,7 @@ class Run(Frozen):
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None
-    replaces: Replaced | None = None
+    replaces: ReplacedLevel | None = None
 
 
 class SloPoint(Frozen):

@@ -119,7 +119,7 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
         return Change(verdict="undecided", reason="too few requests for a verdict: hold the load longer")
     first, last = ([math.log(fmean(block)) for block in third] for third in thirds)
     off = [_levelled(third) for third in (first, last)]
-    alike = _alike(off)
+    alike = _neighbour_correlation(off)
     longer = (1 + alike) / (1 - alike)
     freedom = 2 * (blocks - 2)
     error = math.sqrt(longer * 2 / blocks * math.fsum(value**2 for third in off for value in third) / freedom)
@@ -161,7 +161,7 @@ def _levelled(third: Sequence[float]) -> list[float]:
     return [value - mean - slope * (i - middle) for i, value in enumerate(third)]
 
 
-def _alike(thirds: Sequence[Sequence[float]]) -> float:
+def _neighbour_correlation(thirds: Sequence[Sequence[float]]) -> float:
     """Correlation of neighbouring blocks, of both thirds together, from 0 to MOST_ALIKE. What so few values show of it
     is too low by about BIAS / their number, which is added."""
     squares = math.fsum(value**2 for third in thirds for value in third)

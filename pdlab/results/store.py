@@ -27,7 +27,7 @@ from pdlab.results.schema import (
     Experiment,
     ExperimentRecord,
     Manifest,
-    Replaced,
+    ReplacedLevel,
     RequestRecord,
     Run,
     SloSearch,
@@ -127,7 +127,9 @@ class Store:
         replaced = self._set_aside(earlier, self.path(run.key).read_bytes(), requests, told)
         return self.write(run.model_copy(update={"replaces": replaced}), records, timelines, force=True)
 
-    def spoil(self, run: Run, records: Sequence[RequestRecord], timelines: Iterable[RequestTimeline] = ()) -> Replaced:
+    def set_aside(
+        self, run: Run, records: Sequence[RequestRecord], timelines: Iterable[RequestTimeline] = ()
+    ) -> ReplacedLevel:
         """Keep a measurement that does not stand for its level, in ``replaced/`` alone: the level is not finished by
         it. Returns what the measurement in its place is to name in ``replaces``."""
         raw = _raw(records)
@@ -136,7 +138,7 @@ class Store:
         told = gzip.compress(lines, mtime=0) if lines else None
         return self._set_aside(kept, kept.model_dump_json(indent=2).encode(), gzip.compress(raw, mtime=0), told)
 
-    def _set_aside(self, run: Run, text: bytes, records: bytes | None, timelines: bytes | None) -> Replaced:
+    def _set_aside(self, run: Run, text: bytes, records: bytes | None, timelines: bytes | None) -> ReplacedLevel:
         folder, stem, number = self.folder / REPLACED, run.key.stem, 1
         while (folder / f"{stem}.json").exists():
             number += 1
@@ -146,7 +148,7 @@ class Store:
         if timelines is not None:
             replace(folder / f"{stem}.timelines.jsonl.gz", timelines)
         replace(folder / f"{stem}.json", text)
-        return Replaced(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
+        return ReplacedLevel(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
 
     def read_records(self, key: RunKey) -> tuple[RequestRecord, ...]:
         """Every request of one level. Raises StoreError."""

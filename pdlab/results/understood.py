@@ -83,7 +83,7 @@ def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # 
     """How one folder is understood, ours or that of others. Raises StoreError for a file that cannot be read."""
     require_folder(folder)
     if (folder / MANIFEST).is_file():
-        return UnderstoodFolder(folder, (_own(folder, Store(folder).load(), stated.gpus),), {})
+        return UnderstoodFolder(folder, (_pdlab_curve(folder, Store(folder).load(), stated.gpus),), {})
     reading = read_folder_levels(folder, (*stated.entries, *of_folder(folder)))
     named = parse_name(folder.resolve().name).topology
     separate = separated(reading.levels)
@@ -146,7 +146,7 @@ def understood_text(folders: Sequence[UnderstoodFolder]) -> str:
     return "\n".join(lines)
 
 
-def _own(folder: Path, experiment: Experiment, gpus: int | None) -> UnderstoodCurve:
+def _pdlab_curve(folder: Path, experiment: Experiment, gpus: int | None) -> UnderstoodCurve:
     manifest = experiment.manifest
     deployment = manifest.deployment
     return UnderstoodCurve(

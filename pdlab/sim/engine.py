@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pdlab.sim.hand_over import VLLMS, HandOver
 from pdlab.sim.router import ReportedLoad
 from pdlab.sim.step_source import StepSource
 
@@ -83,6 +85,7 @@ class Engine:
     ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched, and
     what they saw is known when that step has ended (`pdlab.sim.stepping`). With two in flight a request that comes
     joins the step after the next. 0: reads begin when asked for, and what has arrived joins the next step.
+    ``hand_over``: how long it is until that is known, and what the first token is.
     """
 
     costs: StepSource
@@ -94,6 +97,7 @@ class Engine:
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
     steps_in_flight: int = 0
+    hand_over: HandOver = VLLMS
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
     told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
@@ -115,6 +119,8 @@ class Engine:
     began_s: float = 0.0
     step_s: float = 0.0
     steps: int = 0
+    late_s: float = 0.0  # by which the last of the steps ends later than it would as long as the others
+    pace: float = 1.0  # by which the step that runs is longer than alone on the machine
     version: int = 0
     busy: bool = False
     starved: bool = False
@@ -136,7 +142,7 @@ class Engine:
         in_flight = self.steps_in_flight
         if in_flight:
             if self.arrived or self.seen:
-                self._look()
+                self._look(system, now_s)
             if in_flight == 1 or not self._scheduled_ahead():
                 self.unscheduled = 0
                 if self.told:
@@ -145,6 +151,7 @@ class Engine:
         else:
             self.unscheduled = 0
             if self.arrived:
+                self._know(self.arrived, system, now_s)
                 self.joining += self.arrived
                 self.arrived = []
         running, joining, costs = self.running, self.joining, self.costs
@@ -177,22 +184,33 @@ class Engine:
             self.busy = False
             if self.joining or any(self.seen):
                 # Steps of nothing follow one another until the workers have told all that they saw.
-                self.joining += [request for each in self.seen for request in each]
+                told = [request for each in self.seen for request in each]
+                self._know(told, system, now_s)
+                self.joining += told
                 self.seen.clear()
                 return self.plan(now_s, system)
             return None
         if system.contention:
-            step_s *= 1 + system.contention * system.busy_beside(self)
-        self.began_s, self.step_s, self.steps, self.busy = now_s, step_s, steps, True
+            self.pace = system.pace(self)
+            step_s *= self.pace
+        self.began_s, self.step_s, self.steps, self.busy, self.late_s = now_s, step_s, steps, True, 0.0
         self.version += 1
         return now_s + steps * step_s
 
-    def _look(self) -> None:
+    def _look(self, system: EngineSurroundings, now_s: float) -> None:
         """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
         self.seen.append(self.arrived)
         self.arrived = []
-        if len(self.seen) > self.steps_in_flight:
-            self.told += self.seen.popleft()
+        if len(self.seen) > self.hand_over.known * self.steps_in_flight:
+            told = self.seen.popleft()
+            self._know(told, system, now_s)
+            self.told += told
+
+    def _know(self, requests: list[int], system: EngineSurroundings, now_s: float) -> None:
+        """The scheduler hears that their KV has arrived."""
+        if not self.hand_over.first:
+            for request in requests:
+                system.takes_first(self, request, now_s)
 
     def _scheduled_ahead(self) -> bool:
         """Whether this step, the second in flight, was chosen when the last one was launched, without what came in
@@ -258,7 +276,7 @@ class Engine:
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
-        if self.steps <= 1:
+        if self.steps <= 1 or self.late_s:
             return None
         passed = math.ceil((now_s - self.began_s) / self.step_s - 1e-9)
         if passed >= self.steps:
@@ -267,19 +285,32 @@ class Engine:
         self.version += 1
         return self.began_s + self.steps * self.step_s
 
+    def change_pace(self, now_s: float, pace: float) -> float:
+        """The step that runs goes on at another pace, and a run of equal steps ends with it. Returns when."""
+        self.interrupt(now_s)
+        left_s = self.began_s + self.steps * self.step_s + self.late_s - now_s
+        self.late_s += left_s * (pace / self.pace - 1)
+        self.pace = pace
+        self.version += 1
+        return self.began_s + self.steps * self.step_s + self.late_s
+
 
 class EngineSurroundings:
     """What an engine needs from the system around it.
 
-    ``contention`` is the share by which a step gets longer for every other engine that is busy at its start:
-    0 where each has its own device, more where they share the cores of one machine.
+    ``contention`` is the share by which an engine gets slower for every other engine that is busy: 0 where each has
+    its own device, more where they share the cores of one machine.
     """
 
     contention = 0.0
 
-    def busy_beside(self, engine: Engine) -> int:
-        """Other engines that are in a step."""
+    def beside(self, engine: Engine) -> Iterable[Engine]:
+        """The other engines of the machine."""
         raise NotImplementedError
+
+    def pace(self, engine: Engine) -> float:
+        """By which a step is longer now than with the machine for itself."""
+        return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
         """Prompt tokens that are not in the engine's cache (at least one block)."""
@@ -291,6 +322,10 @@ class EngineSurroundings:
 
     def joining_tokens(self, requests: list[int]) -> float:
         """Prompt tokens of requests whose KV has arrived."""
+        raise NotImplementedError
+
+    def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
+        """The request's first token is prefill's; the step that it joins computes the second."""
         raise NotImplementedError
 
     def prefill_begins(self, request: int, now_s: float) -> None:

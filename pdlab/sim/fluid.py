@@ -2,14 +2,15 @@
 
 The controller is the real one (`pdlab.roles.policy`); it looks twice a second. Roles take effect at once, requests end
 where they are. Routing is that of `pdlab.deploy.serving.fluid_router`: several routers, each of which knows the loads
-that all engines told a quarter of a second ago at most, and what it has sent itself since. Which engine has the
-beginning of a prompt follows from the record of the real one (`pdlab.roles.prefixes`). Times in seconds.
+that all engines told a quarter of a second ago at most, and what it has sent itself since; with prefix affinity what
+waits now. Which engine has the beginning of a prompt follows from the record of the real one (`pdlab.roles.prefixes`).
+Times in seconds.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -167,53 +168,52 @@ class FluidPool:
         if self.by_session and session is not None:
             return self.members[of_session((member.index for member in self.decoding), session)]
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
-        chosen = self._lighter(self.decoding, sent, 1)
+        chosen = self._lighter(self.decoding, lambda member: member.told[1] + sent[member.index])
         sent[chosen.index] += 1
         return chosen
 
     def to_prefill(self, decoder: PoolMember, tokens: int, chunks: Sequence[int] = ()) -> tuple[PoolMember, int]:
         """The engine that is to prefill its prompt, never itself, and the tokens that it is asked to compute: of two
         at random that with fewer prompt tokens, or one on the node if it has at most this prompt more to do. One that
-        has most of the prompt, chosen in the same way, if it is done with the rest earlier."""
+        has most of the prompt, chosen in the same way, if it is done with the rest no later: whoever asks for that
+        knows what waits there now."""
         others = [member for member in self.prefilling if member is not decoder]
-        work = {member: to_compute(tokens, held) for member, held in self._held(others, chunks).items()}
+        asks = self.affinity and bool(chunks)
+        held = {member: self.prefixes.tokens(member.name, chunks) for member in others} if asks else {}
         others = others or [member for member in self.members if member is not decoder]
         sent = self.tokens_sent[decoder.index]
-        chosen = self._lighter_or_near(others, decoder, sent, tokens)
-        if work and (least := min(work.values())) < tokens:
-            holders = [member for member in others if work.get(member) == least]
-            holder = self._lighter_or_near(holders, decoder, sent, least)
-            loads = [member.told[0] + sent[member.index] + work.get(member, tokens) for member in (holder, chosen)]
-            if loads[0] < loads[1]:
+
+        def load(member: PoolMember) -> int:
+            return member.waiting_tokens if held else member.told[0] + sent[member.index]
+
+        chosen = self._lighter_or_near(others, decoder, tokens, load)
+        if most := max(held.values(), default=0):
+            holders = [member for member in others if held[member] == most]
+            left = to_compute(tokens, most)
+            holder = self._lighter_or_near(holders, decoder, left, load)
+            if load(holder) + left <= load(chosen) + to_compute(tokens, held[chosen]):
                 chosen = holder
-        asked = work.get(chosen, tokens)
+        asked = to_compute(tokens, held.get(chosen, 0))
         sent[chosen.index] += asked
         return chosen, asked
 
-    def _held(self, members: Sequence[PoolMember], chunks: Sequence[int]) -> dict[PoolMember, int]:
-        """How many tokens of the prompt each engine has that has some; nobody asks without affinity."""
-        if not self.affinity or not chunks:
-            return {}
-        return {member: held for member in members if (held := self.prefixes.tokens(member.name, chunks))}
-
     def _lighter_or_near(
-        self, members: Sequence[PoolMember], decoder: PoolMember, sent: Sequence[int], tokens: int
+        self, members: Sequence[PoolMember], decoder: PoolMember, tokens: int, load: Callable[[PoolMember], int]
     ) -> PoolMember:
-        chosen = self._lighter(members, sent, 0)
+        chosen = self._lighter(members, load)
         near = [member for member in members if member.node == decoder.node]
         if near and chosen.node != decoder.node:
-            nearest = self._lighter(near, sent, 0)
-            if nearest.told[0] + sent[nearest.index] <= chosen.told[0] + sent[chosen.index] + tokens:
+            nearest = self._lighter(near, load)
+            if load(nearest) <= load(chosen) + tokens:
                 return nearest
         return chosen
 
-    def _lighter(self, members: Sequence[PoolMember], sent: Sequence[int], kind: int) -> PoolMember:
-        """By prompt tokens (``kind`` 0) or requests (1)."""
+    def _lighter(self, members: Sequence[PoolMember], load: Callable[[PoolMember], int]) -> PoolMember:
+        """Of two at random."""
         if len(members) == 1:
             return members[0]
         first, second = self.random.sample(members, 2)
-        loads = [member.told[kind] + sent[member.index] for member in (first, second)]
-        return first if loads[0] <= loads[1] else second
+        return first if load(first) <= load(second) else second
 
     # --- what happens -------------------------------------------------------------------------
 

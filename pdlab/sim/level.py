@@ -162,12 +162,10 @@ def in_order(requests: Iterable[TrafficRequest]) -> list[TrafficRequest]:
 def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:
     """The requests of every ``of``-th session, in order of their first requests. Sessions that wait for each other are
     one."""
-    groups, numbers = Groups(), dict[str, int]()
-    for request in requests:
-        groups.add(request)
-    for request in requests:
-        numbers.setdefault(groups.of(request.session), len(numbers))
-    return [request for request in requests if numbers[groups.of(request.session)] % of == 0]
+    groups = Groups()
+    sessions = [groups.add(request) for request in requests]
+    ranks = groups.ranks()
+    return [request for request, number in zip(requests, sessions, strict=True) if ranks[number] % of == 0]
 
 
 def trace_of(workload: Workload, level: Level) -> Trace | None:

@@ -29,16 +29,18 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from pdlab.sim.engine import Engine, PrefixCache, Waiting
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
+from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.host_memory import HostMemory
 from pdlab.sim.ingress import Ingress
@@ -94,7 +96,9 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
+def engine_of(
+    hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool, transport: Transport | None = None
+) -> Engine:
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
@@ -105,6 +109,7 @@ def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_onl
         PrefixCache(capacity),
         prefills_only=prefills_only,
         steps_in_flight=hardware.of(pool).steps_in_flight,
+        hand_over=hand_over_of(transport),
     )
 
 
@@ -162,7 +167,8 @@ class System(Stepping):
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
-        return [engine_of(self.hardware, self.shape, pool, prefills_only=role == "prefill") for _ in range(count)]
+        engine = partial(engine_of, self.hardware, self.shape, pool, transport=self.deployment.transport)
+        return [engine(prefills_only=role == "prefill") for _ in range(count)]
 
     # --- one level ----------------------------------------------------------------------------
 
@@ -409,8 +415,8 @@ class System(Stepping):
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
 
-    def busy_beside(self, engine: Engine) -> int:
-        return sum(member.busy for member in self.all_engines if member is not engine)
+    def beside(self, engine: Engine) -> Iterable[Engine]:
+        return (member for member in self.all_engines if member is not engine)
 
 
 class _FluidSystem(System):

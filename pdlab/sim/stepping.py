@@ -108,8 +108,16 @@ class Stepping(EngineSurroundings):
             ends_s = engine.interrupt(now_s)
         else:
             ends_s = engine.plan(now_s, self)
+            if ends_s is not None and self.contention:
+                self._change_paces(engine, now_s)
         if ends_s is not None:
             self.push(ends_s, STEP_ENDS, engine, engine.version)
+
+    def _change_paces(self, engine: Engine, now_s: float) -> None:
+        """The engine has become busy, or idle: those that share its cores go on slower, or faster."""
+        for other in self.beside(engine):
+            if other.busy:
+                self.push(other.change_pace(now_s, self.pace(other)), STEP_ENDS, other, other.version)
 
     def fetch(self, decoder: Engine, now_s: float) -> None:
         """Start the transfers that the decode engine has room for, in order: where its workers post them with a step,
@@ -164,14 +172,17 @@ class Stepping(EngineSurroundings):
             return None
         log, running = self.log, engine.running
         steps, step_s = engine.steps, engine.step_s
-        duration_s = steps * step_s
+        duration_s = steps * step_s + engine.late_s
         engine.busy_s += duration_s
         if engine.starved:
             engine.full_s += duration_s
         engine.step = step = engine.step + steps
         if running:
             generated_tokens = steps * len(running)
-            log.gaps.append((step_s, generated_tokens))
+            if engine.late_s:
+                log.gaps.append((step_s + engine.late_s, len(running)))
+            if steps > 1 or not engine.late_s:
+                log.gaps.append((step_s, generated_tokens - len(running) if engine.late_s else generated_tokens))
             engine.generated += generated_tokens
             engine.held_tokens += generated_tokens
             engine.context += generated_tokens
@@ -183,10 +194,16 @@ class Stepping(EngineSurroundings):
         if joined:
             engine.joined = []
             for request in joined:
-                self._first_token(engine, request, log.input_tokens[request], now_s)
+                first_s = log.first_token_s[request]
+                if first_s:  # it was prefill's
+                    log.gaps.append((now_s - first_s, 1))
+                self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
         if engine.inbound and engine.steps_in_flight:
             self._post(engine, now_s)
-        return engine.plan(now_s, self)
+        ends_s = engine.plan(now_s, self)
+        if ends_s is None and self.contention:
+            self._change_paces(engine, now_s)
+        return ends_s
 
     def _prefilled(self, engine: Engine, now_s: float) -> None:
         finished, engine.prefilled = engine.prefilled, []
@@ -214,6 +231,14 @@ class Stepping(EngineSurroundings):
             self._request_ends(engine, request, now_s)
             return
         heapq.heappush(engine.running, (engine.step + log.output_tokens[request] - generated, request))
+
+    def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
+        if self.log.output_tokens[request] < 2:
+            return  # decode's own: nothing comes behind it
+        self.log.first_token_s[request] = now_s
+        self.first_token(engine, request, now_s)
+        engine.generated += 1
+        engine.held_tokens += 1
 
     def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
         log = self.log

@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Workload
+from pdlab.guard import first_token
 from pdlab.sim.engine import MAX_SEQUENCES, Engine, PrefixCache
+from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind
 from pdlab.sim.level import SimulatedLevel, Trace
@@ -32,7 +35,9 @@ from pdlab.traffic.requests import TrafficRequest
 
 MADE_UP = 1  # every token that is made up
 WORDS = 50_000  # different tokens in prompts of a workload file
-FETCHES, IS_FETCHED = {"do_remote_prefill": True}, {"do_remote_decode": True}  # kv_transfer_params
+# As kv_transfer_params.
+FETCHES, IS_FETCHED = {"do_remote_prefill": True}, {"do_remote_decode": True}
+WITH_FIRST = FETCHES | {first_token.FIRST_TOKEN: MADE_UP}
 
 
 def simulate_with_vllm(
@@ -97,17 +102,21 @@ class VllmEngine(Engine):
         self.received: set[str] = set()  # not seen by the workers yet
         self.sent: set[str] = set()
         self.answered: set[int] = set()  # have their first token
+        self.firsts: list[int] = []  # of these, the ones that have just taken prefill's
+        self.with_firsts: set[int] = set()  # and that have no second one
 
     @property
     def decoding(self) -> int:
         return len(self.scheduler.running)
 
-    def add(self, request: int, prompt: list[int], output_tokens: int, params: dict[str, bool] | None) -> None:
+    def add(self, request: int, prompt: list[int], output_tokens: int, params: dict[str, Any] | None) -> None:
         self.scheduler.add_request(self.parts.request(str(request), prompt, output_tokens, params and dict(params)))
         self.news = True
 
     def schedule(self) -> ScheduledStep:
         """vLLM's next step. Its duration is not known yet."""
+        if not self.hand_over.known and self.hand_over.first:
+            self._hear()
         output = self.scheduler.schedule()
         requests = self.scheduler.requests
         sampled = {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
@@ -116,15 +125,34 @@ class VllmEngine(Engine):
             and output.total_num_scheduled_tokens < self.step_tokens
             and len(self.scheduler.running) < MAX_SEQUENCES
         )
-        step = ScheduledStep(output, sampled, self.received, self.sent, starved)
-        self.received, self.sent = set(), set()
-        self.news = bool(output.total_num_scheduled_tokens or step.received or step.sent)
+        step = ScheduledStep(output, sampled, self.received if self.hand_over.known else set(), self.sent, starved)
+        self.news = bool(output.total_num_scheduled_tokens or self.received or step.sent)
+        self.received, self.sent = self.received - step.received, set()
         return step
+
+    def _hear(self) -> None:
+        """Of what has arrived, between steps: as `pdlab.guard.scheduler` does."""
+        from pdlab.sim.vllm_names import KVConnectorOutput
+
+        names, self.received = self.received, set()
+        if names:
+            self.news = True
+            self._take_firsts(names)
+            self.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving=names))
+
+    def _take_firsts(self, names: set[str]) -> None:
+        for name in names if not self.hand_over.first else ():
+            if first_token.take(self.scheduler, self.scheduler.requests[name]) is not None:
+                self.firsts.append(int(name))
+                self.with_firsts.add(int(name))
 
     def take(self, step: ScheduledStep) -> list[Any]:
         """Give vLLM the step's made-up output. Returns vLLM's outputs, one per request with a token."""
         from pdlab.sim.vllm_names import KVConnectorOutput, ModelRunnerOutput
 
+        if not self.hand_over.known:
+            self._hear()
+        self._take_firsts(step.received)
         names = list(step.output.num_scheduled_tokens)
         told = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)
         made_up = ModelRunnerOutput(
@@ -174,10 +202,9 @@ class VllmSystem(System):
         )
         costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
-        return [
-            VllmEngine(parts, costs, capacity, self.hardware.step_tokens, prefills_only=role == "prefill")
-            for _ in range(pool.replicas * pool.dp)
-        ]
+        waits = hand_over_of(self.deployment.transport)
+        made = partial(VllmEngine, parts, costs, capacity, self.hardware.step_tokens, hand_over=waits)
+        return [made(prefills_only=role == "prefill") for _ in range(pool.replicas * pool.dp)]
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
         super()._begin(level, workload, trace)
@@ -188,6 +215,7 @@ class VllmSystem(System):
             assert isinstance(engine, VllmEngine)
             engine.free_s = 0.0
             engine.answered.clear()
+            engine.with_firsts.clear()
             if common:
                 engine.fill_cache(prompt_tokens(0, common + 1, common))
 
@@ -222,10 +250,10 @@ class VllmSystem(System):
         """Decode's scheduler gets what was prefilled for it."""
         assert isinstance(decoder, VllmEngine)
         while decoder.inbound:
-            self._add(decoder, decoder.inbound.popleft(), FETCHES)
+            self._add(decoder, decoder.inbound.popleft(), FETCHES if decoder.hand_over.first else WITH_FIRST)
         self._launch(decoder, now_s)
 
-    def _add(self, engine: VllmEngine, request: int, params: dict[str, bool] | None) -> None:
+    def _add(self, engine: VllmEngine, request: int, params: dict[str, Any] | None) -> None:
         if self.requests:
             prompt = self._traffic_prompt(self.requests[request])
         else:
@@ -271,10 +299,18 @@ class VllmSystem(System):
         engine.busy_s += step.took_s
         if step.starved:
             engine.full_s += step.took_s
-        further = 0
-        for output in engine.take(step):
+        further, outputs = 0, engine.take(step)
+        for request in engine.firsts:
+            engine.answered.add(request)
+            self._first(engine, request, now_s)
+            engine.generated += 1
+        engine.firsts.clear()
+        for output in outputs:
             request = int(output.request_id)
-            if request not in engine.answered:
+            if request in engine.with_firsts:
+                engine.with_firsts.discard(request)
+                log.gaps.append((now_s - log.first_token_s[request], 1))
+            elif request not in engine.answered:
                 engine.answered.add(request)
                 self._first(engine, request, now_s)
             else:
@@ -332,7 +368,7 @@ class VllmSystem(System):
             prefill_context / prefill if prefill else 0.0,
         )
         step_s += engine.costs.admit_s * admitted
-        return step_s * (1 + self.contention * self.busy_beside(engine)) if self.contention else step_s
+        return step_s * self.pace(engine) if self.contention else step_s
 
     def _read(self, engine: VllmEngine, step: ScheduledStep, now_s: float) -> float:
         """Start the reads of KV that vLLM ordered with the step. Returns for how long posting them stops the engine."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import beside
+from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Finite, load_yaml
 from pdlab.core.workload import Workload
 from pdlab.traffic.quantity import Varying, VaryingSeconds
@@ -155,7 +155,10 @@ def load_file(path: Path) -> TrafficFile:
             return data
         if isinstance(data.get("random"), dict):
             random = data["random"]
-            data = {**data, "random": {**random, "workload": beside(random.get("workload", {}), path.parent)}}
+            data = {
+                **data,
+                "random": {**random, "workload": relative_to_folder(random.get("workload", {}), path.parent)},
+            }
         for name in ("replay", "tokenizer"):
             if isinstance(data.get(name), str):
                 data = {**data, name: str(path.parent / data[name])}

@@ -2,80 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from collections.abc import Sequence
 
 from pdlab.traffic.bounded import Latest
 from pdlab.traffic.requests import TrafficRequest
 
 
 class Groups:
-    """Sets of sessions with requests that wait for one of another session; each set is named by one of them."""
+    """Sets of sessions with requests that wait for one of another session; ``count``: how many. Sessions are numbered
+    as they come, and a number is all that is kept of one. A session none of whose requests waits for another, with as
+    many other sessions between two of them as are remembered, counts as two."""
 
     def __init__(self) -> None:
-        self._parents: dict[str, str] = {}
-        self._session_of: dict[str, str] = {}
+        self.count = 0
+        self._heads = array("i")  # of each session an earlier one of its group; of a group's first one itself
+        self._of_session: Latest[str, int] = Latest()
+        self._of_request: Latest[str, int] = Latest()
 
-    def add(self, request: TrafficRequest) -> None:
-        """What it waits for must have been added before."""
-        self._parents.setdefault(request.session, request.session)
-        self._session_of[request.id] = request.session
+    def add(self, request: TrafficRequest) -> int:
+        """Returns the number of its session. What it waits for must be among the latest ones that were added."""
+        number = self._of_session.get(request.session)
+        if number is None:
+            number = len(self._heads)
+            self._heads.append(number)
+            self.count += 1
+        self._of_session[request.session] = self._of_request[request.id] = number
         for other in request.after:
-            self._parents[self.of(request.session)] = self.of(self._session_of[other])
-
-    def of(self, session: str) -> str:
-        """The name of a session's group."""
-        while self._parents[session] != session:
-            session = self._parents[session]
-        return session
+            first, later = sorted((self._head(number), self._head(self._of_request[other])))
+            if first != later:
+                self._heads[later] = first
+                self.count -= 1
+        return number
 
     @property
-    def sessions(self) -> Collection[str]:
-        return self._parents.keys()
+    def sessions(self) -> int:
+        return len(self._heads)
 
-    @property
-    def names(self) -> set[str]:
-        return {self.of(session) for session in self._parents}
+    def ranks(self) -> Sequence[int]:
+        """Of every session the number of its group; groups are numbered in the order of their first sessions."""
+        ranks, groups = array("i"), 0
+        for number in range(len(self._heads)):
+            head = self._head(number)
+            ranks.append(groups if head == number else ranks[head])
+            groups += head == number
+        return ranks
 
-    @property
-    def count(self) -> int:
-        return len(self.names)
-
-
-class _Node:
-    """A session's place in its group: ``up`` is another session of the group, None at its head."""
-
-    __slots__ = ("up",)
-
-    def __init__(self) -> None:
-        self.up: _Node | None = None
-
-    def head(self) -> _Node:
-        node = self
-        while node.up is not None:
-            node.up = node.up.up or node.up
-            node = node.up
-        return node
-
-
-class GroupCount:
-    """How many sessions pass, and how many sets of sessions that wait for each other. A session none of whose
-    requests waits for another, with as many other sessions between two of them as are remembered, counts as two."""
-
-    def __init__(self) -> None:
-        self.sessions = self.groups = 0
-        self._of_session: Latest[str, _Node] = Latest()
-        self._of_request: Latest[str, _Node] = Latest()
-
-    def add(self, request: TrafficRequest) -> None:
-        """What it waits for must be among the latest ones that were added."""
-        node = self._of_session.get(request.session)
-        if node is None:
-            node = _Node()
-            self.sessions += 1
-            self.groups += 1
-        self._of_session[request.session] = self._of_request[request.id] = node
-        for other in request.after:
-            ours, theirs = node.head(), self._of_request[other].head()
-            if ours is not theirs:
-                ours.up = theirs
-                self.groups -= 1
+    def _head(self, number: int) -> int:
+        heads = self._heads
+        while heads[number] != number:
+            heads[number] = heads[heads[number]]
+            number = heads[number]
+        return number

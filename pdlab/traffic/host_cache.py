@@ -47,6 +47,11 @@ class HostCache:
         self.needed = 0 if window is None else -(-window // block_tokens)
         self._order: OrderedDict[_Key, None] = OrderedDict()  # least recently used first
 
+    @property
+    def held(self) -> int:
+        """Blocks that are held."""
+        return len(self._order)
+
     def load(self, prompt: PromptBlocks, device: int) -> HostHit:
         """An engine that has the first ``device`` tokens (whole blocks) asks for the prompt, and loads what is held."""
         tokens = self._found(prompt, device)

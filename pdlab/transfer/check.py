@@ -16,7 +16,7 @@ from pdlab.core.findings import Finding
 from pdlab.remote.network import RankHost
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, block_tables, pairs
-from pdlab.transfer.rank.messages import CheckOptions, Moved, RankOptions
+from pdlab.transfer.rank.messages import CheckOptions, RankOptions, TransferTimes
 from pdlab.transfer.rank.side_channel import Registered
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge, notes, traffic_share
@@ -268,8 +268,8 @@ class _Run:
 
     def _size(self, size: Size) -> SizeResult:
         """The first transfer, then the warm repeats; each is checked, and corruption stops the run."""
-        runs: list[list[Moved]] = []
-        contiguous: list[list[Moved]] = []
+        runs: list[list[TransferTimes]] = []
+        contiguous: list[list[TransferTimes]] = []
         while len(runs) <= self.plan.repeats and not self._corrupt():
             runs.append(self._transfer(size, scattered=self.plan.scattered))
             if self.plan.compare:
@@ -288,7 +288,7 @@ class _Run:
             tuple(_took_s(run) for run in contiguous[1:] or contiguous),
         )  # fmt: skip
 
-    def _transfer(self, size: Size, *, scattered: bool) -> list[Moved]:
+    def _transfer(self, size: Size, *, scattered: bool) -> list[TransferTimes]:
         plan = self.plan
         tables = block_tables(
             self.next_request, plan.concurrent, size.blocks, plan.num_blocks, scattered=scattered, seed=plan.seed
@@ -299,7 +299,7 @@ class _Run:
         start_s = 0.0
         if len(self.initiators) > 1:  # they run on one host, so they share its clock
             start_s = max(clocks[i] for i in self.initiators) + TOGETHER_S
-        moved: list[Moved] = self.call(self.initiators, "transfer", [(tables, start_s)] * len(self.initiators))
+        moved: list[TransferTimes] = self.call(self.initiators, "transfer", [(tables, start_s)] * len(self.initiators))
         self.notice_s.append(max(self.call(self.targets, "await_notices", [(tables,)] * len(self.targets))))
         side = 0 if plan.direction == "read" else 1
         for nic in {nic for move in moved for nic in move.traffic}:
@@ -362,7 +362,7 @@ class _Run:
         return lost_ranks
 
 
-def _took_s(moves: Sequence[Moved]) -> float:
+def _took_s(moves: Sequence[TransferTimes]) -> float:
     """From the first rank's begin to the last one's end."""
     return max(move.end_s for move in moves) - min(move.begin_s for move in moves)
 

@@ -46,14 +46,14 @@ class BackendOutcome:
 
 
 @dataclass(frozen=True)
-class Places:
+class TransferNodes:
     """The nodes of both sides, by their id in the view."""
 
     prefill: str
     decode: str
 
 
-def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
+def choose_nodes(view: ClusterView, plan: TransferPlan) -> TransferNodes:
     """Nodes for the plan's strategy, strictly; independent of the order in which Ray lists them.
 
     Spread prefers nodes of different machines. Raises TransferError (placement) with the free slots of the cluster.
@@ -63,11 +63,11 @@ def choose_nodes(view: ClusterView, plan: TransferPlan) -> Places:
     prefill, decode = plan.prefill_tp, plan.decode_tp
     if plan.strategy == "pack":
         requirement = f"one node with {prefill + decode} free {kind}s"
-        placements = [Places(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
+        placements = [TransferNodes(node.id, node.id) for node in nodes if len(node.slots) >= prefill + decode]
     else:
         requirement = f"two nodes, one with {prefill} and one with {decode} free {kind}s"
         fitting = [
-            (a.machine == b.machine, Places(a.id, b.id))
+            (a.machine == b.machine, TransferNodes(a.id, b.id))
             for a in nodes
             for b in nodes
             if a is not b and len(a.slots) >= prefill and len(b.slots) >= decode
@@ -163,7 +163,7 @@ def check(
         return outcomes
 
 
-def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[ClusterView, Places]:
+def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[ClusterView, TransferNodes]:
     """The nodes for the plan; a cluster that has just been started gets some seconds for its nodes to join."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -179,12 +179,11 @@ def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[Cluster
 class RayRanks:
     """The ranks as actors, each pinned to its node; a context manager that ends all of them."""
 
-    def __init__(self, options: Sequence[RankOptions], view: ClusterView, places: Places) -> None:
+    def __init__(self, options: Sequence[RankOptions], view: ClusterView, places: TransferNodes) -> None:
         self.options = list(options)
         self.view, self.places = view, places
         self.actors: list[Any] = []
         self.seats: list[tuple[str, str, int]] = []
-        self._busy: set[int] = set()
 
     def __enter__(self) -> RayRanks:
         import ray

@@ -17,7 +17,7 @@ COPIES, NETWORKS = ("memcpy", "GPU copy"), ("line rate", "rails")  # ceilings in
 
 
 @dataclass(frozen=True)
-class ForPd:
+class PdPrediction:
     """A prediction: ``added_ttft_s`` of one prompt of PROMPT_TOKENS tokens when nothing else uses the link, and the
     request rate at which such prompts saturate it. ``measured_bytes``: the size whose bandwidth was taken."""
 
@@ -30,14 +30,14 @@ class ForPd:
     saturates_at_rps: float
 
 
-def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> ForPd:
+def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> PdPrediction:
     """Time = bytes of the prompt / bandwidth measured at the nearest size; rate = its inverse."""
     decode_tp = min(decode_tp, model.kv_heads)  # beyond, heads are copied and each rank fetches its own
     prompt_bytes = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
     nearest = min(result.sizes, key=lambda size: abs(size.bytes - prompt_bytes))
     rate = nearest.gb_per_s * 1e9
     seconds = prompt_bytes / rate
-    return ForPd(model.name, PROMPT_TOKENS, prompt_bytes, nearest.gb_per_s, nearest.bytes, seconds, 1 / seconds)
+    return PdPrediction(model.name, PROMPT_TOKENS, prompt_bytes, nearest.gb_per_s, nearest.bytes, seconds, 1 / seconds)
 
 
 def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
@@ -193,7 +193,7 @@ def _wire(result: BackendResult) -> str:
     return f"{result.wire.protocol} over {result.wire.name} ({evidence}); {counters}"
 
 
-def _for_pd(prediction: ForPd) -> str:
+def _for_pd(prediction: PdPrediction) -> str:
     return (
         f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {bytes_shown(prediction.bytes)}: "
         f"predicted {ms(prediction.added_ttft_s)} ms more TTFT, and {prediction.saturates_at_rps:.3g} such requests/s "

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import curves as made
 
 from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, model_name, same_model
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
+from pdlab.analysis.curves import Curve, Point, workloads_name
 from pdlab.analysis.headline import compared
 from pdlab.analysis.phase_ratio import implied, measured
 from pdlab.analysis.ranking import frontiers, readings
@@ -30,28 +31,11 @@ MIXED = Workload(input_tokens=5000, output_tokens=250)
 
 
 def level(load: float, rates: Sequence[float], workload: Workload | None = MIXED) -> Point:
-    samples = tuple(
-        Sample(
-            repeat=repeat,
-            requests_per_s=rate / 10,
-            input_tokens_per_s=rate,
-            output_tokens_per_s=rate,
-            latency_ms={"ttft": {"p50": 900 / rate}, "tpot": {"p50": 100 / rate}},
-        )
+    samples = (
+        made.sample(rate, {"ttft": 900 / rate, "tpot": 100 / rate}, repeat, input_tokens_per_s=rate)
         for repeat, rate in enumerate(rates)
     )
-    mean = math.fsum(rates) / len(rates)
-    return Point(
-        kind="concurrency",
-        value=load,
-        window="steady",
-        samples=samples,
-        workloads=() if workload is None else (workload,),
-        requests_per_s=mean / 10,
-        input_tokens_per_s=mean,
-        output_tokens_per_s=mean,
-        latency_ms={"ttft": {"p50": 900 / mean}, "tpot": {"p50": 100 / mean}},
-    )
+    return made.point(load, *samples, workloads=() if workload is None else (workload,))
 
 
 def curve(
@@ -63,14 +47,10 @@ def curve(
     gpus: int = 8,
     layout: str = "pd-pack-p1xtp4-d1xtp4",
 ) -> Curve:
-    return Curve(
-        name=label,
-        label=label,
-        gpus=Gpus(total=gpus),
-        deployment=Deployment(topology=parse_label(layout)),
-        model=model,
-        workload=workloads_name([workload]),
-        points=tuple(level(load, each, workload) for load, each in (rates or {8.0: (10.0, 11.0)}).items()),
+    points = [level(load, each, workload) for load, each in (rates or {8.0: (10.0, 11.0)}).items()]
+    deployment = Deployment(topology=parse_label(layout))
+    return made.curve(
+        label, *points, gpus=gpus, deployment=deployment, model=model, workload=workloads_name([workload])
     )
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import curves as made
 from support.curves import most
 
 from pdlab.analysis.crossovers import crossovers
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, per_million_tokens
+from pdlab.analysis.curves import Curve, Gpus, per_million_tokens
 from pdlab.analysis.intervals import Estimate, of_repeats
 from pdlab.analysis.ranking import lines_of
 from pdlab.analysis.view import View
@@ -26,27 +27,8 @@ LEVELS = st.lists(st.tuples(st.floats(1, 1000), st.floats(1, 1e4)), min_size=1, 
 
 def curve(levels: list[tuple[float, float]], label: str = "a", gpus: Gpus | None = None) -> Curve:
     """(TPOT in ms, output tokens/s) per level, one repeat."""
-    points = []
-    for i, (latency, output) in enumerate(levels):
-        sample = Sample(
-            repeat=0,
-            requests_per_s=output / 10,
-            input_tokens_per_s=output * 10,
-            output_tokens_per_s=output,
-            latency_ms={"tpot": {"p50": latency}},
-        )
-        points.append(
-            Point(
-                kind="concurrency",
-                value=i + 1,
-                window="steady",
-                samples=(sample,),
-                **{name: getattr(sample, name) for name in ("requests_per_s", "input_tokens_per_s")},
-                output_tokens_per_s=output,
-                latency_ms=sample.latency_ms,
-            )
-        )
-    return Curve(name=label, label=label, gpus=gpus or Gpus(total=8), workload="100:10", points=tuple(points))
+    points = [made.point(i, made.sample(output, {"tpot": ms})) for i, (ms, output) in enumerate(levels, start=1)]
+    return made.curve(label, *points, gpus=gpus or 8)
 
 
 @given(GPUS, GPUS, RATE, st.integers(1, 16))

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import curves as made
+from support.curves import curve
 
 from pdlab.analysis import goodput
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample
+from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample, Search
+from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, parse_slo
 from pdlab.report import sections, verdicts
@@ -45,32 +47,11 @@ def point(
     load: float, rps: float, repeats: list[Requests] | None = None, percentiles: dict[str, float] | None = None
 ) -> Point:
     """``rps`` per repeat; ``percentiles``: TTFT and TPOT p90 in ms."""
-    latency = {} if percentiles is None else {metric: {"p90": value} for metric, value in percentiles.items()}
-    samples = tuple(
-        Sample(
-            repeat=r,
-            requests_per_s=rps,
-            input_tokens_per_s=rps * 100,
-            output_tokens_per_s=rps * 10,
-            latency_ms=latency,
-            requests=each,
-        )
+    samples = (
+        made.sample(10 * rps, percentiles or {}, r, statistic="p90", requests=each)
         for r, each in enumerate(repeats or [None])  # type: ignore[list-item]
     )
-    return Point(
-        kind="concurrency",
-        value=load,
-        window="steady",
-        samples=samples,
-        requests_per_s=rps,
-        input_tokens_per_s=rps * 100,
-        output_tokens_per_s=rps * 10,
-        latency_ms=latency,
-    )
-
-
-def curve(label: str, *points: Point, gpus: int = 8) -> Curve:
-    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=points)
+    return made.point(load, *samples)
 
 
 def test_a_request_meets_every_bound_or_is_not_good() -> None:
@@ -178,7 +159,7 @@ NEEDED = 400
 
 def searched(label: str, shares: dict[float, float], repeat: int = 0, slo: Slo = SLO, **more: Any) -> SloSearch:
     """A search over these rates, at each that share of 400 requests within the SLO."""
-    search = Search(slo=slo, requests=NEEDED, **more)
+    search = SloSearchOptions(slo=slo, requests=NEEDED, **more)
     samples = [
         LevelSample(rate_rps=rate, repeat=repeat, judged=NEEDED, met=round(share * NEEDED))
         for rate, share in shares.items()

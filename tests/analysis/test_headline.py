@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from support import curves as made
 
 from pdlab.analysis.crossovers import group_crossovers
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample
+from pdlab.analysis.curves import Curve, Sample
 from pdlab.analysis.headline import MOST_SPELLED, Against, Headline, compared, headlines
 from pdlab.analysis.ranking import readings
 from pdlab.analysis.view import View
@@ -26,42 +27,15 @@ FACTORS = {"throughput": 0.97, "ttft": 2.9, "tpot": 0.8}
 
 
 def sample(repeat: int, throughput: float, ttft: float, tpot: float) -> Sample:
-    return Sample(
-        repeat=repeat,
-        requests_per_s=throughput / 10,
-        input_tokens_per_s=throughput,
-        output_tokens_per_s=throughput,
-        latency_ms={"ttft": {"p50": ttft}, "tpot": {"p50": tpot}},
-    )
+    return made.sample(throughput, {"ttft": ttft, "tpot": tpot}, repeat, input_tokens_per_s=throughput)
 
 
 def curve(
     label: str, levels: Mapping[float, list[Sample]], gpus: int = 2, kind: LoadKind = "concurrency", valid: bool = True
 ) -> Curve:
-    points = []
-    for load, samples in levels.items():
-
-        def mean(of: str, samples: list[Sample] = samples) -> float:
-            return float(np.mean([getattr(each, of) for each in samples]))
-
-        latency = {m: {"p50": float(np.mean([s.latency_ms[m]["p50"] for s in samples]))} for m in ("ttft", "tpot")}
-        points.append(
-            Point(
-                kind=kind,
-                value=load,
-                window="steady",
-                samples=tuple(samples),
-                valid=valid,
-                requests_per_s=mean("requests_per_s"),
-                input_tokens_per_s=mean("input_tokens_per_s"),
-                output_tokens_per_s=mean("output_tokens_per_s"),
-                latency_ms=latency,
-            )
-        )
+    points = [made.point(load, *samples, kind=kind, valid=valid) for load, samples in levels.items()]
     deployment = Deployment(topology=parse_label(label.split(" ")[0]))
-    return Curve(
-        name=label, label=label, gpus=Gpus(total=gpus), deployment=deployment, workload="1:1", points=tuple(points)
-    )
+    return made.curve(label, *points, gpus=gpus, deployment=deployment, workload="1:1")
 
 
 def drawn(label: str, rng: np.random.Generator, factors: Mapping[str, float], repeats: int = 3) -> Curve:

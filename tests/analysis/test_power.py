@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdlab.analysis.intervals import compare, of_repeats
-from pdlab.analysis.power import POWER, Looks, detectable, repeats_for
+from pdlab.analysis.power import POWER, LookSchedule, detectable, repeats_for
 
 
 @pytest.mark.parametrize("repeats", [3, 5, 12])
@@ -43,6 +43,6 @@ def test_the_repeats_for_a_difference_are_the_fewest_that_see_it() -> None:
 
 
 def test_looks_share_the_error() -> None:
-    looks = Looks(first=3, cap=12)
+    looks = LookSchedule(first=3, cap=12)
     assert looks.count == 10 and looks.level(0.95) == pytest.approx(0.995)
-    assert Looks(first=3, cap=3).level(0.95) == pytest.approx(0.95)
+    assert LookSchedule(first=3, cap=3).level(0.95) == pytest.approx(0.95)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import curves as made
 from support.curves import most, read
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, in_one_study
+from pdlab.analysis.curves import Curve, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
 from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank
 from pdlab.analysis.shrinkage import moderate_all
@@ -20,32 +21,12 @@ LATENCY_MS, OUTPUT_PER_S = np.array([10.0, 12.0, 18.0]), np.array([400.0, 700.0,
 
 def curve(latency_ms: Array, output_per_s: Array, label: str = "a", gpus: int = 8) -> Curve:
     """(repeats, levels) of TPOT and of output tokens/s."""
-    points = []
-    for i, load in enumerate(LOADS):
-        samples = tuple(
-            Sample(
-                repeat=r,
-                requests_per_s=y / 10,
-                input_tokens_per_s=y * 10,
-                output_tokens_per_s=y,
-                latency_ms={"tpot": {"p50": x}},
-            )
-            for r, (x, y) in enumerate(zip(latency_ms[:, i].tolist(), output_per_s[:, i].tolist(), strict=True))
-        )
-        mean_x, mean_y = float(latency_ms[:, i].mean()), float(output_per_s[:, i].mean())
-        points.append(
-            Point(
-                kind="concurrency",
-                value=load,
-                window="steady",
-                samples=samples,
-                requests_per_s=mean_y / 10,
-                input_tokens_per_s=mean_y * 10,
-                output_tokens_per_s=mean_y,
-                latency_ms={"tpot": {"p50": mean_x}},
-            )
-        )
-    return Curve(name=label, label=label, gpus=Gpus(total=gpus), workload="100:10", points=tuple(points))
+    levels = zip(LOADS, latency_ms.T.tolist(), output_per_s.T.tolist(), strict=True)
+    points = (
+        made.point(load, *(made.sample(y, {"tpot": x}, r) for r, (x, y) in enumerate(zip(xs, ys, strict=True))))
+        for load, xs, ys in levels
+    )
+    return made.curve(label, *points, gpus=gpus)
 
 
 def measured(

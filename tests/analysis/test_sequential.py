@@ -7,10 +7,10 @@ import pytest
 
 from pdlab.analysis.headline import Against, Headline, Ratio
 from pdlab.analysis.intervals import Array, compare, of_repeats
-from pdlab.analysis.power import Looks
-from pdlab.analysis.sequential import Judged, judge, scatter
+from pdlab.analysis.power import LookSchedule
+from pdlab.analysis.sequential import LookVerdict, judge, scatter
 
-LOOKS = Looks(first=3, cap=12)
+LOOKS = LookSchedule(first=3, cap=12)
 TRIALS = 300
 
 
@@ -29,7 +29,7 @@ def headline(first: Array, second: Array) -> Headline:
     return Headline(kind="concurrency", reference="base", confidence=0.95, against=(each,))
 
 
-def stopped(rng: np.random.Generator, ratio: float, sd: float, target: float = 0.05) -> tuple[Judged, int]:
+def stopped(rng: np.random.Generator, ratio: float, sd: float, target: float = 0.05) -> tuple[LookVerdict, int]:
     first = ratio * np.exp(rng.normal(0, sd, LOOKS.cap))
     second = np.exp(rng.normal(0, sd, LOOKS.cap))
     for repeats in range(LOOKS.first, LOOKS.cap + 1):

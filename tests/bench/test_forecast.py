@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.bench.client.protocol import ToldPrompt
+from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.bench.forecast import CacheRules, cache_rules, foreseen, placed
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool
@@ -89,12 +89,12 @@ def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_pat
     path = plan(tmp_path)
     records = (record("a0", 0.0, 0.5), record("b0", 1.0, 1.5), record("a1", 2.0, 2.5, "a0"))
     told = {
-        "a0": ToldPrompt(tokens=9, computed=13, keys=(1, 2, 3)),
-        "b0": ToldPrompt(tokens=9, computed=13, keys=(1, 8, 9)),
-        "a1": ToldPrompt(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
+        "a0": ComputedTokens(tokens=9, computed=13, keys=(1, 2, 3)),
+        "b0": ComputedTokens(tokens=9, computed=13, keys=(1, 8, 9)),
+        "a1": ComputedTokens(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
     }
 
-    def by(rules: CacheRules, told: dict[str, ToldPrompt]) -> list[int | None]:
+    def by(rules: CacheRules, told: dict[str, ComputedTokens]) -> list[int | None]:
         return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, told) if each.replayed]
 
     assert by(rules("r0"), told) == [0, 4, 12]
@@ -109,6 +109,15 @@ def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_pat
 def test_a_failed_request_is_not_counted(tmp_path: Path) -> None:
     records = (record("a0", 0.0, None), record("b0", 1.0, 2.0))
     assert hits(records, plan(tmp_path), rules("r0")) == {"a0": None, "b0": 0}
+
+
+def test_memory_of_the_host_gives_back_what_the_engine_forgot(tmp_path: Path) -> None:
+    records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
+    path, small = plan(tmp_path), rules("r0", answers=False)._replace(blocks={"r0": 4})
+    assert hits(records, path, small) == {"a0": 0, "b0": 8, "a1": 8}, "three blocks, and b0 has one of its own"
+    assert hits(records, path, small._replace(host_blocks=6)) == {"a0": 0, "b0": 8, "a1": 12}
+    full = hits(records, path, small._replace(host_blocks=5))
+    assert set(full.values()) == {None}, "what goes first where not all fits is not known"
 
 
 def test_replicas_are_told_by_timelines() -> None:
@@ -126,21 +135,50 @@ def test_rules_are_those_of_the_engines_that_compute_prompts() -> None:
     made = cache_rules(ONE, {"r0": pool("collocated")}, local=True)
     assert made is not None and made.blocks == {"r0": 100} and made.block_tokens == 32 and made.answers
     assert made.oracle("r0").needed == 4, "a window of 128 tokens, in blocks of 32"
+    assert made.host_blocks is None
+    offload = ONE.model_copy(update={"kv_offload_gb": 1.0})
+    behind = cache_rules(offload, {"r0": pool("collocated")}, local=True)
+    assert behind is not None and 1000 < (behind.host_blocks or 0) < 1_000_000
     pd = Disaggregated(prefill=Pool(replicas=2), decode=Pool(), placement="pack")
     pools = {"p0": pool("prefill"), "p1": pool("prefill", 6400.0), "d0": pool("decode")}
     made = cache_rules(ONE.model_copy(update={"topology": pd}), pools, local=True)
     assert made is not None and made.blocks == {"p0": 100, "p1": 200} and not made.answers
 
 
+def test_engines_of_a_fluid_pool_are_followed_while_they_prefill_alone(tmp_path: Path) -> None:
+    """What an engine pulled to decode it is in its cache too, by rules that nobody has compared with vLLM."""
+    fluid = ONE.model_copy(update={"topology": Fluid(pool=Pool(replicas=3))})
+    made = cache_rules(fluid, {name: pool("fluid") for name in ("e0", "e1", "e2")}, local=True)
+    assert made is not None and made.blocks == {"e0": 100, "e1": 100, "e2": 100} and not made.answers
+    path, by = plan(tmp_path), rules("e0", "e1", "e2", answers=False)
+
+    def replayed(*pairs: tuple[str | None, str]) -> tuple[RequestRecord, ...]:
+        times = (("a0", 0.0, None), ("b0", 1.0, None), ("a1", 3.0, "a0"))
+        return tuple(
+            record(name, moment, moment + 1, parent, prefill_replica=prefill, replica=decode)
+            for (name, moment, parent), (prefill, decode) in zip(times, pairs, strict=True)
+        )
+
+    stay = replayed(("e0", "e2"), ("e1", "e2"), ("e0", "e2"))
+    assert hits(stay, path, by) == {"a0": 0, "b0": 0, "a1": 12}
+    to_decode = replayed(("e0", "e2"), ("e0", "e2"), ("e1", "e0"))
+    assert hits(to_decode, path, by) == {"a0": 0, "b0": 8, "a1": 0}, "e0 prefills no more"
+    for unknown in (
+        replayed(("e0", "e2"), ("e1", "e0"), ("e0", "e2")),
+        replayed(("e0", "e2"), ("e2", "e1"), ("e0", "e1")),
+        replayed(("e0", "e2"), (None, "e2"), ("e0", "e2")),
+    ):
+        assert set(hits(unknown, path, by).values()) == {None}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"topology": Collocated(pool=Pool(dp=2))},
-        {"topology": Fluid(pool=Pool(replicas=2))},
-        {"kv_offload_gb": 1.0},
+        {"kv_connectors": ({"kv_connector": "Another"},)},
         {"engine_kwargs": {"enable_prefix_caching": False}},
     ],
-    ids=["data parallel", "fluid", "offload", "no cache"],
+    ids=["data parallel", "another store", "no cache"],
 )
 def test_other_engines_have_other_rules(change: dict[str, Any]) -> None:
     assert cache_rules(ONE.model_copy(update=change), {"r0": pool("collocated")}, local=True) is None

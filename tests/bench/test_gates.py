@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from support import records as made
 
 from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
@@ -13,7 +14,7 @@ from pdlab.core.errors import BenchError
 from pdlab.core.findings import found
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, RunKey, Workload
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
@@ -23,7 +24,6 @@ from pdlab.results.schema import (
     NixlCounters,
     ReplayedRequest,
     RequestRecord,
-    Run,
     Validity,
 )
 from pdlab.results.timeline import RequestTimeline
@@ -33,17 +33,8 @@ NAMES = [gate.name for gate in GATES]
 
 
 def request(arrival_s: float, ttft_s: float = 1.0, gaps: tuple[float, ...] = (0.25,) * 4, **more: Any) -> RequestRecord:
-    fields = {
-        "arrival_s": arrival_s,
-        "first_token_s": arrival_s + ttft_s,
-        "finish_s": arrival_s + ttft_s + sum(gaps),
-        "input_tokens": 100,
-        "output_tokens": 1 + len(gaps),
-        "itl_s": gaps,
-        "lateness_s": 0.001,
-        **more,
-    }
-    return RequestRecord(**fields)
+    usual = {"finish_s": arrival_s + ttft_s + sum(gaps), "itl_s": gaps, "lateness_s": 0.001}
+    return made.record(arrival_s, ttft_s, tokens=1 + len(gaps), **usual | more)
 
 
 def waves(count: int = 12, **more: Any) -> tuple[RequestRecord, ...]:
@@ -84,15 +75,8 @@ def evidence(**changes: Any) -> Evidence:
     fields.setdefault("trend", metrics.trend(requests, fields["load"]))
     beside = {name: fields.pop(name) for name in Evidence.model_fields if name in fields}
     answered = len(requests.answered)
-    run = Run(
-        origin="measured",
-        label="pd-pack-p1xtp1-d1xtp1",
-        key=RunKey(kind=fields["load"].kind, value=fields["load"].value),
-        completed=answered,
-        failed=fields["num_requests"] - answered,
-        whole=metrics.whole(requests),
-        **fields,
-    )
+    more = {"completed": answered, "failed": fields["num_requests"] - answered, "whole": metrics.whole(requests)}
+    run = made.run((), fields.pop("load"), label="pd-pack-p1xtp1-d1xtp1", **more | fields)
     return Evidence(run=run, requests=requests, **beside)
 
 
@@ -345,6 +329,35 @@ def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
     for hits, failed in ((600, ()), (645, ()), (555, ()), (650, ("cache_hits",)), (550, ("cache_hits",))):
         level = evidence(**turns(foreseen=25), engines_after=engines(prefix_cache_hits=hits))
         assert validate_level(level).failed_gates == failed
+
+
+def test_what_comes_from_memory_of_the_host_is_a_hit_of_who_computes_prompts() -> None:
+    def failed(pool: str) -> tuple[str, ...]:
+        counted = {pool: EngineCounters(requests=24.0, prefix_cache_hits=250.0, external_cache_hits=350.0)}
+        return validate_level(evidence(**turns(foreseen=25), engines_after=counted, engines_before={})).failed_gates
+
+    assert "cache_hits" not in failed("prefill") and "cache_hits" not in failed("collocated")
+    assert "cache_hits" in failed("decode"), "what decode gets from a connector was just computed"
+
+
+def test_hits_of_a_fluid_pool_are_those_that_servers_told() -> None:
+    """Its counters are of prefill and decode together."""
+
+    def level(*told: int | None) -> Any:
+        made = turns(foreseen=25)
+        records = [
+            record.model_copy(
+                update={"replayed": record.replayed.model_copy(update={"cached_tokens": told[at % len(told)]})}
+            )
+            for at, record in enumerate(made["records"])
+        ]
+        return validate_level(
+            evidence(**{**made, "records": records}, fluid=True, engines_after=engines(prefix_cache_hits=2000))
+        )
+
+    assert level(25).failed_gates == level(26, 24).failed_gates == () and "cache_hits" not in level(25).unchecked
+    assert level(50, 25).failed_gates == ("cache_hits",)
+    assert level(25, None).unchecked["cache_hits"] == found("hits_not_told")
 
 
 def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:

@@ -120,7 +120,7 @@ def test_what_was_sent_until_a_death_is_there_for_the_level_that_is_set_aside(re
     driver = made(Stopped(), rehearsal=rehearsal)
     with pytest.raises(DeploymentDied, match="r0 died"):
         driver.measure(level())
-    run, records = driver.spoiled(level(), found("replica_died", why="replica r0 died"))
+    run, records = driver.died_level(level(), found("replica_died", why="replica r0 died"))
     assert (len(records), run.completed, run.failed, run.whole.completed) == (15, 15, 25, 15)
     assert run.validity.failed_gates == ("restarts",) and run.whole.ttft
     assert (run.whole.itl is None) == (rehearsal is not None)
@@ -133,7 +133,7 @@ def test_what_was_sent_until_a_death_is_there_for_the_level_that_is_set_aside(re
     driver._client = Dead()  # type: ignore[assignment]
     with pytest.raises(DeploymentDied, match="r0 died"):
         driver.measure(level())
-    run, records = driver.spoiled(level(), found("replica_died", why="replica r0 died"))
+    run, records = driver.died_level(level(), found("replica_died", why="replica r0 died"))
     assert (records, run.completed) == ((), 0), "those of the level before are not this one's"
 
 
@@ -308,6 +308,9 @@ def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
 @pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])
 def test_a_spoiled_level_says_what_it_is_of_as_others_do(rehearsal: Rehearsal | None) -> None:
     driver = made(Client(), rehearsal=rehearsal)
-    spoiled, whole = driver.spoiled(level(), found("replica_died", why="a replica died"))[0], driver.measure(level())[0]
-    assert (spoiled.origin, spoiled.rehearsal) == (whole.origin, whole.rehearsal)
-    assert (spoiled.completed, spoiled.failed) == (0, 40) and not spoiled.validity.valid
+    died_level, whole = (
+        driver.died_level(level(), found("replica_died", why="a replica died"))[0],
+        driver.measure(level())[0],
+    )
+    assert (died_level.origin, died_level.rehearsal) == (whole.origin, whole.rehearsal)
+    assert (died_level.completed, died_level.failed) == (0, 40) and not died_level.validity.valid

@@ -10,7 +10,7 @@ import pytest
 from support.queues import highest_rate, served
 
 from pdlab.bench import levels, slo_offline, slo_search
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import steady_window
@@ -23,7 +23,7 @@ SEARCHES = 12
 @pytest.mark.parametrize(("bound_s", "decode_s"), [(0.3, 0.0), (1.0, 0.0), (0.5, 5.0)])
 def test_the_bracket_of_a_known_queue_holds_the_truth(bound_s: float, decode_s: float) -> None:
     truth = highest_rate(bound_s - SERVICE_S + 1e-9, SERVICE_S, 0.8)
-    search = Search(slo=Slo(ttft_s=bound_s, quantile=0.8), confidence=0.9, max_points=14, longest_s=200)
+    search = SloSearchOptions(slo=Slo(ttft_s=bound_s, quantile=0.8), confidence=0.9, max_points=14, longest_s=200)
     answers = [
         slo_offline.search_over(
             lambda level: served(level, SERVICE_S, decode_s), search, WORKLOAD, label="x", seed=seed, hold_s=30
@@ -40,7 +40,7 @@ def test_the_bracket_of_a_known_queue_holds_the_truth(bound_s: float, decode_s: 
 
 def test_a_server_without_a_limit_has_no_upper_end() -> None:
     """Answers that take 12 s: the windows of an earlier rule said that requests piled up."""
-    search = Search(slo=Slo(ttft_s=1.0, quantile=0.8), max_points=4)
+    search = SloSearchOptions(slo=Slo(ttft_s=1.0, quantile=0.8), max_points=4)
     answer = slo_offline.search_over(
         lambda level: served(level, 0.0, 12.0), search, WORKLOAD, label="x", hold_s=30, guess_rps=1.0
     )
@@ -52,7 +52,7 @@ def test_a_server_without_a_limit_has_no_upper_end() -> None:
 def test_a_bound_that_overload_does_not_touch_is_never_met_above_the_service_rate(guess_rps: float) -> None:
     """Requests wait before a server whose answers, once begun, are all quick. At 5.2 x 2 a level is so little above
     what is served that its own queue does not show it."""
-    search = Search(slo=Slo(tpot_s=0.05, quantile=0.8), max_points=14)
+    search = SloSearchOptions(slo=Slo(tpot_s=0.05, quantile=0.8), max_points=14)
     lows = []
     for seed in range(SEARCHES):
         answer = slo_offline.search_over(
@@ -107,7 +107,7 @@ def test_levels_have_seeds_of_their_own_and_are_held() -> None:
         driven.append(level)
         return served(level, SERVICE_S, 8.0)
 
-    search = Search(slo=Slo(ttft_s=0.5, quantile=0.8), max_points=6)
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5, quantile=0.8), max_points=6)
     slo_offline.search_over(drive, search, WORKLOAD, label="x", hold_s=30, guess_rps=4.0)
     assert len({level.seed for level in driven}) == len(driven) == 6
     for level in driven[1:]:

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import records as made
 from support.queues import served
 
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample, NextLevel, Search, next_step, points, result
+from pdlab.bench.slo_search import LevelSample, NextLevel, SloSearchOptions, next_step, points, result
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
-from pdlab.results import metrics
+from pdlab.core.workload import Level, Open, RunKey, Slo
 from pdlab.results import slo as results_slo
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import RequestRecord, Run, SloPoint, Validity
 from pdlab.results.slo import share_bounds
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05, quantile=0.95)
-SEARCH = Search(slo=SLO)
+SEARCH = SloSearchOptions(slo=SLO)
 
 
 def drive(
-    measure: Callable[[NextLevel], LevelSample], search: Search = SEARCH, guess: float | None = None
+    measure: Callable[[NextLevel], LevelSample], search: SloSearchOptions = SEARCH, guess: float | None = None
 ) -> list[LevelSample]:
     """Measure until the search is over."""
     samples: list[LevelSample] = []
@@ -38,7 +38,7 @@ def drive(
     return samples
 
 
-def answer(samples: list[LevelSample], search: Search = SEARCH) -> Any:
+def answer(samples: list[LevelSample], search: SloSearchOptions = SEARCH) -> Any:
     return result(points(samples, search), search, label="x", repeat=0)
 
 
@@ -69,7 +69,7 @@ def truth(rate: float) -> float:
     return 0.95 ** ((rate / 7.3) ** 3)
 
 
-def trial(seed: int, share: Callable[[float], float], search: Search = SEARCH) -> Any:
+def trial(seed: int, share: Callable[[float], float], search: SloSearchOptions = SEARCH) -> Any:
     rng = random.Random(seed)
 
     def measure(step: NextLevel) -> LevelSample:
@@ -99,7 +99,9 @@ def test_a_sharp_knee_is_found_to_the_resolution_and_both_ends_are_confirmed(kne
     assert {p.rate_rps for p in search.points if p.looks == 2} == {search.low_rps, search.high_rps}
 
 
-def rate_after(samples: list[LevelSample], search: Search = SEARCH, guess: float | None = None) -> float | None:
+def rate_after(
+    samples: list[LevelSample], search: SloSearchOptions = SEARCH, guess: float | None = None
+) -> float | None:
     step = next_step(points(samples, search), search, guess)
     return None if step is None else step.rate_rps
 
@@ -253,16 +255,14 @@ def test_a_rate_that_meets_above_one_that_misses_is_not_believed() -> None:
 
 def test_enough_requests_for_the_quantile() -> None:
     for quantile in (0.5, 0.9, 0.95, 0.99):
-        search = Search(slo=SLO.model_copy(update={"quantile": quantile}))
+        search = SloSearchOptions(slo=SLO.model_copy(update={"quantile": quantile}))
         judged = math.floor(slo_search.STEADY_SHARE * search.requests_needed)
         assert share_bounds(judged, judged, 1 - (1 - search.confidence) / 2 / search.max_points)[0] > quantile
-    assert Search(slo=SLO, requests=7).requests_needed == 7
+    assert SloSearchOptions(slo=SLO, requests=7).requests_needed == 7
 
 
 def record(ttft_s: float, tpot_s: float, tokens: int = 11, **more: Any) -> RequestRecord:
-    finish_s = ttft_s + (tokens - 1) * tpot_s
-    fields = {"arrival_s": 0.0, "first_token_s": ttft_s, "finish_s": finish_s, "input_tokens": 1}
-    return RequestRecord(**{**fields, "output_tokens": tokens, **more})
+    return made.record(0.0, ttft_s, tpot_s, tokens, **more)
 
 
 @pytest.mark.parametrize(
@@ -282,21 +282,12 @@ def test_a_request_meets_every_bound_or_not(request_: RequestRecord, slo: Slo, e
 
 
 def level_of(records: list[RequestRecord], **validity: Any) -> Run:
-    return Run(
-        origin="measured", label="x", key=RunKey(kind="rate", value=4, look=1), workload=Workload(),
-        load=Open(rate_rps=4), num_requests=len(records), completed=len(records), failed=0,
-        whole=metrics.whole(LevelData.of(records)), validity=Validity(**validity),
-    )  # fmt: skip
+    key = RunKey(kind="rate", value=4, look=1)
+    return made.run(records, Open(rate_rps=4), count=len(records), key=key, validity=Validity(**validity))
 
 
 def arriving(count: int, ttft_s: float = 0.1, tpot_s: float = 0.01) -> list[RequestRecord]:
-    return [
-        RequestRecord(
-            arrival_s=i / 4, first_token_s=i / 4 + ttft_s, finish_s=i / 4 + ttft_s + 10 * tpot_s, input_tokens=1,
-            output_tokens=11,
-        )
-        for i in range(count)
-    ]  # fmt: skip
+    return [made.record(i / 4, ttft_s, tpot_s, 11) for i in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import wait_for
 from support.sweep import BUSY_MACHINE, ROOT, Oracle, ended_well, environment, pd_deployment, publish, run_bm
 
 from pdlab.results.store import Store
@@ -35,17 +35,14 @@ def started(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(oracle: Oracle, name: str) -> None:
-    deadline = time.monotonic() + 150
-    while len(oracle.log_of(name)) < 4:
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
+def wait_for_level(oracle: Oracle, name: str) -> None:
+    wait_for(lambda: len(oracle.log_of(name)) >= 4)
 
 
 def test_the_second_of_two_sweeps_is_refused_and_the_first_is_valid(published: Oracle, tmp_path: Path) -> None:
     out = str(tmp_path / "bm")
     with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", out) as first:
-        wait_for(published, "concurrency2-")
+        wait_for_level(published, "concurrency2-")
         second = run_bm("-u", published.url, *LEVEL, "-c", "4", "-e", "two", "--out", out, cache=tmp_path)
         output, errors = first.communicate(timeout=100)
     assert ended_well(first.returncode, output), errors
@@ -60,7 +57,7 @@ def test_requests_that_no_lock_keeps_out_make_the_level_invalid(published: Oracl
     """As those of a user, or of a sweep from another machine."""
     body = json.dumps({"prompt": "not of the sweep", "max_tokens": 2, "stream": True}).encode()
     with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", "bm") as first:
-        wait_for(published, "concurrency2-")
+        wait_for_level(published, "concurrency2-")
         for _ in range(5):
             urllib.request.urlopen(f"{published.url}/v1/completions", body, timeout=30).read()
         first.communicate(timeout=100)
@@ -137,7 +134,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path: Path, small_disk: Path) -> None:
     sweep = ("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", str(small_disk))
     with started(published, tmp_path, *sweep[2 + len(LEVEL) :]) as process:
-        wait_for(published, "concurrency3-")
+        wait_for_level(published, "concurrency3-")
         room = os.statvfs(small_disk)
         (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_frsize))
         _, errors = process.communicate(timeout=100)
@@ -160,10 +157,7 @@ def test_a_server_that_falls_silent_ends_the_level(published: Oracle, tmp_path: 
     published.configure({"concurrency2-": {"hang_every": 1}})
     flags = ("-c", "2", "--recover-s", "0", "-e", "one", "--out", "bm")
     with started(published, tmp_path, *flags) as process:
-        deadline = time.monotonic() + 150
-        while not published.log_of("concurrency2-"):
-            assert time.monotonic() < deadline, "timed out"
-            time.sleep(0.05)
+        wait_for(lambda: published.log_of("concurrency2-"))
         published.process.send_signal(signal.SIGSTOP if way == "stopped" else signal.SIGKILL)
         _, errors = process.communicate(timeout=120)
     last = errors.splitlines()[-1]

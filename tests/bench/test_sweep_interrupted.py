@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
+from support.processes import alive, wait_for
 from support.sweep import BUSY_MACHINE, ROOT, Oracle, ended_well, environment, pd_deployment, publish
 
 from pdlab.results.store import Store
@@ -24,13 +23,6 @@ def start(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
         command, env=environment(cache, warm=False), cwd=cache, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-
-
-def wait(condition: Callable[[], object], seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
 
 
 def clients(pid: int) -> list[int]:
@@ -48,13 +40,6 @@ def clients(pid: int) -> list[int]:
     return pids
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
     publish(tmp_path, oracle, tokenizer, pd_deployment())
     oracle.configure({"": {"kv_failed": 0}})
@@ -68,17 +53,17 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
         return len(oracle.log_of(f"{level}-")) > 4
 
     with start(oracle, tmp_path) as first:
-        wait(lambda: running(LEVELS[1]))
+        wait_for(lambda: running(LEVELS[1]))
         (client,) = clients(first.pid)
         first.send_signal(signal.SIGKILL)
         first.communicate()
-    wait(lambda: not alive(client), 60)
+    wait_for(lambda: not alive(client), 60)
     after_kill = finished()
     assert set(after_kill) == {"concurrency2.json", "concurrency2.records.json.gz"}
     served = len(oracle.log())
 
     with start(oracle, tmp_path, "--resume") as second:
-        wait(lambda: len(oracle.log()) > served and running(LEVELS[2]))
+        wait_for(lambda: len(oracle.log()) > served and running(LEVELS[2]))
         (client,) = clients(second.pid)
         second.send_signal(signal.SIGINT)
         _, errors = second.communicate(timeout=600)
@@ -109,18 +94,18 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
 def test_term_is_an_interruption_too(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
     publish(tmp_path, oracle, tokenizer, pd_deployment())
     with start(oracle, tmp_path) as process:
-        wait(lambda: clients(process.pid))
+        wait_for(lambda: clients(process.pid))
         (client,) = clients(process.pid)
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 130
-    wait(lambda: not alive(client), 60)
+    wait_for(lambda: not alive(client), 60)
 
 
 def test_a_server_that_dies_ends_the_sweep(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:
     publish(tmp_path, oracle, tokenizer, pd_deployment())
     with start(oracle, tmp_path, "--recover-s", "3") as process:
-        wait(lambda: len(oracle.log_of("concurrency3-")) > 4)
+        wait_for(lambda: len(oracle.log_of("concurrency3-")) > 4)
         (client,) = clients(process.pid)
         oracle.process.kill()
         _, errors = process.communicate(timeout=60)

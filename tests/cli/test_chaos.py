@@ -11,8 +11,8 @@ from pdlab.cli import chaos
 from pdlab.cluster import two_hosts
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.deploy.endpoint import Running, save_running
+from pdlab.faults import launched
 from pdlab.faults import run as faults_run
-from pdlab.faults import scenes
 from pdlab.faults.plan import load_plan
 from pdlab.results import chaos as results
 from pdlab.results.chaos import Chaos
@@ -100,12 +100,12 @@ class TestLaunches:
         assert chaos.main(words) == 0
         launches = [words for words in commands if words[0] == "launch_gptoss.py" and "--detach" in words]
         ends = [words for words in commands if "--shutdown" in words]
-        assert len(launches) == len(ends) == len(scenes.SCENES)
+        assert len(launches) == len(ends) == len(launched.DEPLOYMENTS)
         assert all("--no-kv-guard" in words and "8123" in words for words in launches)
         faults = [words[3] for words in commands if words[:3] == ["-m", "pdlab", "chaos"]]
-        assert faults == [plan for scene in scenes.SCENES for plan in scene.plans]
+        assert faults == [plan for each in launched.DEPLOYMENTS for plan in each.plans]
         assert all("http://127.0.0.1:8123" in words for words in commands if words[:3] == ["-m", "pdlab", "chaos"])
-        assert {name for scene in (*scenes.SCENES, *scenes.SHORT) for name in scene.plans} == {
+        assert {name for each in (*launched.DEPLOYMENTS, *launched.SHORT) for name in each.plans} == {
             "all", "replicas", "short", "soak", "workers",
         }  # fmt: skip
 
@@ -140,6 +140,6 @@ class TestLaunches:
         from pdlab.core.settings import parse
         from pdlab.deploy.options import LaunchSettings
 
-        for scene in scenes.SCENES:
-            settings = parse(LaunchSettings, [*scene.launch, "--local", "--detach", *scenes.SMALL])
-            assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": scenes.KV_BYTES}}
+        for each in launched.DEPLOYMENTS:
+            settings = parse(LaunchSettings, [*each.launch, "--local", "--detach", *launched.SMALL])
+            assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": launched.KV_BYTES}}

@@ -135,7 +135,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     (tmp_path / "cache-logs").mkdir()
     (tmp_path / "cache-logs" / "worker.out").write_text("RuntimeError: out of memory")
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(machine, "look", lambda: IDLE)
+    monkeypatch.setattr(machine, "observe", lambda: IDLE)
     monkeypatch.setattr(local_nodes, "running", lambda: True if (tmp_path / "up").exists() else None)
     return Fake(tmp_path)
 
@@ -281,7 +281,7 @@ def test_refused_in_one_line(
     changes: dict[str, Any], words: list[str], messages: list[str], fake: Fake, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(machine, "look", lambda: IDLE._replace(**changes))
+    monkeypatch.setattr(machine, "observe", lambda: IDLE._replace(**changes))
     assert fake.run({}, *words) == 2
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 1

@@ -10,7 +10,7 @@ import yaml
 
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.schedule import make_schedule
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.cli import bench, slo_start
 from pdlab.cli import experiment as cli_experiment
 from pdlab.core.deployment import Deployment, parse_label
@@ -32,7 +32,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, cache: Path, model: str = "gpt-oss-
 
 def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     publish(monkeypatch, tmp_path)
-    search = Search(slo=Slo(ttft_s=0.5, stall_s=1.0, quantile=0.8), start_from="plan")
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5, stall_s=1.0, quantile=0.8), start_from="plan")
     started, words = slo_start.from_plan(search, SHORT, URL)
     assert started.start_rps is not None and 5 < started.start_rps < 200
     assert started.step == 1.25 and started.slo == search.slo and started.confidence == search.confidence
@@ -55,7 +55,7 @@ def test_what_is_not_simulated(
 ) -> None:
     publish(monkeypatch, tmp_path, model)
     with pytest.raises(UsageError, match=words):
-        slo_start.from_plan(Search(slo=slo), workload, URL)
+        slo_start.from_plan(SloSearchOptions(slo=slo), workload, URL)
 
 
 def test_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

@@ -16,11 +16,11 @@ from support import folders
 from pdlab.analysis import curves as analysis
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample, Search
+from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.cli import viz
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.workload import Slo
-from pdlab.report import plots
+from pdlab.report import captions, plots
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.results.schema import ExperimentRecord, Visit
 from pdlab.results.store import Store, experiment_folders, write_record
@@ -135,7 +135,7 @@ def test_footnotes_explain_the_terms_and_every_invalid_level(tmp_path: Path) -> 
         folders.write(tmp_path / deployment.label, deployment, repeats=1, reasons=invalid) for deployment in made[:2]
     ]
     curves = analysis.curves([Store(path).load() for path in paths])
-    text = "\n".join(plots.usual_footnotes(curves, View()))
+    text = "\n".join(captions.usual_footnotes(curves, View()))
     assert "TTFT: time to first token. TPOT: time per output token after the first. p50: median." in text
     assert "1xTP1 collocated: 1 replica, prefill and decode (TP 1)" in text
     assert "P1xTP2 D1xTP2 spread: 1 prefill replica (TP 2) and 1 decode replica (TP 2)" in text
@@ -289,7 +289,7 @@ def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytes
     one, _, _, two = folders.deployments(4)
     made = [folders.write(tmp_path / name, each) for name, each in (("one", one), ("two", two))]
     store, slo = Store(made[1]), Slo(ttft_s=0.5, quantile=0.9)
-    search = Search(slo=slo, requests=400)
+    search = SloSearchOptions(slo=slo, requests=400)
     samples = [LevelSample(rate_rps=r, repeat=0, judged=400, met=met) for r, met in ((70.0, 396), (77.0, 240))]
     store.write_search(slo_search.result(slo_search.points(samples, search), search, label="two", repeat=0))
     assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0

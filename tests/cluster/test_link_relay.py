@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.cluster.link_relay import DROP_FILE, Losses
+from pdlab.cluster.link_relay import DROP_FILE, FrameLoss
 
 
 def test_none_without_a_word(tmp_path: Path) -> None:
-    for losses in (Losses(None), Losses(str(tmp_path))):
+    for losses in (FrameLoss(None), FrameLoss(str(tmp_path))):
         losses.read()
         assert not any(losses.lost() for _ in range(1000))
 
@@ -19,7 +19,7 @@ def test_none_without_a_word(tmp_path: Path) -> None:
     ("text", "low", "high"), [("0.2\n", 0.15, 0.25), ("1", 1, 1), ("7", 1, 1), ("-1", 0, 0), ("x", 0, 0)]
 )
 def test_a_share_of_them(text: str, low: float, high: float, tmp_path: Path) -> None:
-    losses = Losses(str(tmp_path))
+    losses = FrameLoss(str(tmp_path))
     (tmp_path / DROP_FILE).write_text(text)
     assert not losses.lost(), "not read yet"
     losses.read()

@@ -70,7 +70,7 @@ def test_a_kernel_that_counts_nothing_leaves_the_idle_cores_unknown(
 ) -> None:
     monkeypatch.setattr(psutil, "cpu_times", lambda: (0.0,) * 10)
     monkeypatch.setattr(psutil, "process_iter", lambda names: iter(()))
-    host = machine.look(tmp_path, observe_s=0)
+    host = machine.observe(tmp_path, observe_s=0)
     assert host.idle_cores is None and host.busy == ()
     assert host.cores == len(os.sched_getaffinity(0)), "no control groups, no quota"
 
@@ -80,10 +80,10 @@ def test_who_uses_the_cores(tmp_path: Path) -> None:
     texts = {"spins": "while True: pass", "sleeps": "import time; time.sleep(600)"}
     children = {name: subprocess.Popen([sys.executable, "-c", text]) for name, text in texts.items()}
     try:
-        host = machine.look(tmp_path, observe_s=2.0)
+        host = machine.observe(tmp_path, observe_s=2.0)
         deadline = time.monotonic() + 60
         while children["spins"].pid not in {each.pid for each in host.busy} and time.monotonic() < deadline:
-            host = machine.look(tmp_path, observe_s=2.0)
+            host = machine.observe(tmp_path, observe_s=2.0)
     finally:
         for child in children.values():
             child.kill()

@@ -18,11 +18,13 @@ from unittest.mock import patch
 from contract.conftest import quietly
 from contract.test_kv_guard import Engine
 
+from pdlab.deploy.serving import early_token
 from pdlab.guard import read_ends
 
 CORE = "vllm.v1.engine.core"
 LOAD = "load"  # the request that keeps the engine busy
 PROMPT = 320
+OUTPUT = 2  # tokens of the others
 
 
 @dataclass
@@ -108,13 +110,15 @@ class Executor:
 
 @dataclass
 class Moments:
-    """Of one request that was prefilled elsewhere, in seconds."""
+    """Of one request that was prefilled elsewhere, in seconds, and its tokens."""
 
     arrived_s: float
     posted_s: float
     ended_s: float
     seen_s: float
     first_s: float
+    second_s: float
+    tokens: tuple[int, ...]
 
 
 class VirtualCore:
@@ -129,8 +133,10 @@ class VirtualCore:
         step_s: float,
         wire_s: float,
         polls: bool = False,
+        first: int | None = None,
     ) -> None:
         self.clock = Clock()
+        self._first = {} if first is None else {early_token.FIRST_TOKEN: first}
         self.engine = Engine(vllm_config, module, asynchronous=asynchronous, blocks=400)
         self.executor = Executor(self.clock, step_s, wire_s)
         self.polls = polls
@@ -160,8 +166,8 @@ class VirtualCore:
         self.core.scheduler.add_request(request)
 
     def serve(self, arrivals_s: Sequence[float], *, busy: bool) -> list[Moments]:
-        """Requests with KV elsewhere that arrive then, one output token each. ``busy``: beside one that decodes all the
-        time."""
+        """Requests with KV elsewhere that arrive then, two output tokens each. ``busy``: beside one that decodes all
+        the time."""
         with self._virtual_time():
             return self._serve(dict(enumerate(arrivals_s)), busy=busy)
 
@@ -169,13 +175,13 @@ class VirtualCore:
         core, clock = self.core, self.clock
         if busy:
             self.add(LOAD, 3000)
-        first_s: dict[str, float] = {}
+        made: dict[str, list[tuple[float, int]]] = {f"r{number}": [] for number in arrivals_s}
         coming = sorted(arrivals_s.items(), key=lambda each: each[1])
-        while len(first_s) < len(arrivals_s):
+        while any(len(tokens) < OUTPUT for tokens in made.values()):
             while coming and coming[0][1] <= clock.now_s:
                 number, _ = coming.pop(0)
                 self.engine.prefill.now = 1000.0 + clock.now_s
-                self.add(f"r{number}", 1, self.engine.params(f"remote-{number}"))
+                self.add(f"r{number}", OUTPUT, self.engine.params(f"remote-{number}") | self._first)
             if not core.scheduler.has_requests() and not core.batch_queue:
                 clock.now_s = coming[0][1]
                 continue
@@ -184,14 +190,14 @@ class VirtualCore:
             while not core.output_queue.empty():
                 _, outputs = core.output_queue.get()
                 for output in outputs.outputs:
-                    if output.request_id != LOAD and output.new_token_ids:
-                        first_s.setdefault(output.request_id, clock.now_s)
-        ran = self.executor
-        return [
-            Moments(arrived_s, ran.posted[name], ran.ended[name], ran.seen[name], first_s[name])
-            for number, arrived_s in arrivals_s.items()
-            for name in (f"r{number}",)
-        ]
+                    if output.request_id != LOAD:
+                        made[output.request_id] += [(clock.now_s, token) for token in output.new_token_ids]
+        ran, moments = self.executor, list[Moments]()
+        for (name, tokens), arrived_s in zip(made.items(), arrivals_s.values(), strict=True):
+            (first_s, one), (second_s, other) = tokens
+            seen = (ran.posted[name], ran.ended[name], ran.seen[name])
+            moments.append(Moments(arrived_s, *seen, first_s, second_s, (one, other)))
+        return moments
 
     @contextmanager
     def _virtual_time(self) -> Iterator[None]:

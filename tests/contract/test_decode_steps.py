@@ -6,12 +6,13 @@ import statistics
 from typing import Any, NamedTuple
 
 import pytest
-from contract.engine_core import PROMPT, VirtualCore
+from contract.engine_core import OUTPUT, PROMPT, VirtualCore
 from contract.test_kv_guard import connector, guard_scheduler, vllm_config  # noqa: F401
 
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import Closed, Level, Load, Open, Workload
+from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Constant, Hardware, load_hardware
 from pdlab.sim.level import SimulatedLevel, Trace, figures
 from pdlab.sim.simulator import simulate
@@ -27,6 +28,7 @@ REQUESTS = 40
 # Far apart, so that none waits for another, and at every moment of a step.
 APART_S = 20.1 * STEP_S
 BUSY, IDLE = True, False
+SAMPLED = 7  # every token of the executor's
 
 
 class Steps(NamedTuple):
@@ -35,21 +37,40 @@ class Steps(NamedTuple):
     until_posted: float
     ended_to_seen: float
     seen_to_first: float
+    seen_to_second: float
     handed_over: float
 
 
 def through_the_core(
-    config: Any, module: Any, *, asynchronous: bool, wire_s: float, busy: bool, polls: bool = False
+    config: Any,
+    module: Any,
+    *,
+    asynchronous: bool,
+    wire_s: float,
+    busy: bool,
+    polls: bool = False,
+    first: int | None = None,
 ) -> Steps:
-    core = VirtualCore(config, module, asynchronous=asynchronous, step_s=STEP_S, wire_s=wire_s, polls=polls)
+    core = VirtualCore(
+        config, module, asynchronous=asynchronous, step_s=STEP_S, wire_s=wire_s, polls=polls, first=first
+    )
     served = core.serve([1.0 + number * APART_S for number in range(REQUESTS)], busy=busy)
+    assert {each.tokens for each in served} == {(first or SAMPLED, SAMPLED)}
     means = (
         statistics.fmean(each.posted_s - each.arrived_s for each in served),
         statistics.fmean(each.seen_s - each.ended_s for each in served),
         statistics.fmean(each.first_s - each.seen_s for each in served),
+        statistics.fmean(each.second_s - each.seen_s for each in served),
         statistics.fmean(each.first_s - each.arrived_s for each in served) - wire_s,
     )
     return Steps(*(mean / STEP_S for mean in means))
+
+
+def with_flags(polls: bool, first: int | None) -> Deployment:
+    """`PD` whose decode is told between steps, and is handed a first token."""
+    assert PD.transport is not None
+    flags = PD.transport.model_copy(update={"kv_poll_s": 0.0005 * polls, "reuse_first_token": first is not None})
+    return PD.model_copy(update={"topology": PD.topology.model_copy(update={"transport": flags})})
 
 
 def with_steps(steps_in_flight: int, hardware: Hardware = HOME) -> Hardware:
@@ -80,48 +101,62 @@ def handed_over(level: SimulatedLevel, wire_s: float) -> float:
 class TestSteps:
     """On a busy engine half a step passes until the read is posted, and with the next launch its end is seen."""
 
-    @pytest.mark.parametrize(
-        ("asynchronous", "polls", "steps"),
-        [(False, False, 2), (True, False, 4), (False, True, 1), (True, True, 2)],
-        ids=["sync", "async", "sync-polls", "async-polls"],
-    )
+    @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+    @pytest.mark.parametrize("polls", [False, True], ids=["", "polls"])
+    @pytest.mark.parametrize("first", [None, 5], ids=["", "reuses"])
     def test_of_vllms_core(
         self,
         vllm_config: Any,  # noqa: F811
         guard_scheduler: Any,  # noqa: F811
         asynchronous: bool,
         polls: bool,
-        steps: int,
+        first: int | None,
         wire_s: float,
     ) -> None:
-        """A step for what was seen to be known, if nobody tells it between steps, and one to compute. With two steps in
-        flight each takes twice as long."""
+        """A step for what was seen to be known, if nobody tells it between steps, and one to compute, with two steps in
+        flight each twice as long. What is computed then is the second token, where prefill's first is handed over."""
         core = through_the_core(
-            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=polls
+            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=polls, first=first
         )
         assert core.until_posted == pytest.approx(0.5, abs=0.05)
         assert core.ended_to_seen == pytest.approx(1 - wire_s / STEP_S % 1, abs=0.01)
-        assert core.seen_to_first == pytest.approx(steps, abs=0.01)
+        in_flight, waits = 2 if asynchronous else 1, hand_over_of(with_flags(polls, first).transport)
+        known = waits.known * in_flight
+        assert core.seen_to_first == pytest.approx(known + waits.first * in_flight, abs=0.01)
+        assert core.seen_to_second == pytest.approx(known + in_flight + waits.first, abs=0.01)
+        arrival_to_first = core.ended_to_seen + core.seen_to_first
+        assert not (polls and first) or arrival_to_first <= 1, "of a goal of 1.5"
 
-    @pytest.mark.parametrize(("asynchronous", "steps"), [(False, 1), (True, 2)], ids=["sync", "async"])
+    @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+    @pytest.mark.parametrize("polls", [False, True], ids=["", "polls"])
+    @pytest.mark.parametrize("first", [None, 5], ids=["", "reuses"])
     def test_both_simulators_have_them(
         self,
         vllm_config: Any,  # noqa: F811
         guard_scheduler: Any,  # noqa: F811
         asynchronous: bool,
-        steps: int,
+        polls: bool,
+        first: int | None,
         wire_s: float,
     ) -> None:
-        core = through_the_core(vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY)
+        core = through_the_core(
+            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=polls, first=first
+        )
         assert SHAPE is not None
         arrivals_s = (0.0, *(1.0 + number * APART_S for number in range(REQUESTS)))
-        trace = Trace(arrivals_s, (PROMPT,) * len(arrivals_s), (3000, *(1,) * REQUESTS))
+        trace = Trace(arrivals_s, (PROMPT,) * len(arrivals_s), (900, *(OUTPUT,) * REQUESTS))
         level = Level(load=Open(rate_rps=trace.rate_rps), num_requests=len(arrivals_s), seed=0)
         workload, hardware = Workload(input_tokens=PROMPT, output_tokens=1), even_steps(wire_s)
-        (one,) = simulate(PD, [level], workload, with_steps(steps, hardware), SHAPE, trace=trace)
-        assert handed_over(one, wire_s) == pytest.approx(core.handed_over, abs=0.1)
-        (other,) = simulate_with_vllm(PD, [level], workload, hardware, SHAPE, trace=trace, asynchronous=asynchronous)
-        assert handed_over(other, wire_s) == pytest.approx(core.handed_over, abs=0.1)
+        deployment, steps = with_flags(polls, first), 2 if asynchronous else 1
+        (one,) = simulate(deployment, [level], workload, with_steps(steps, hardware), SHAPE, trace=trace)
+        (other,) = simulate_with_vllm(
+            deployment, [level], workload, hardware, SHAPE, trace=trace, asynchronous=asynchronous
+        )
+        second = (core.seen_to_second - core.seen_to_first) * STEP_S
+        for made in (one, other):
+            assert handed_over(made, wire_s) == pytest.approx(core.handed_over, abs=0.1)
+            ends_s = list(zip(made.first_token_s, made.finish_s, strict=True))[1:]
+            assert statistics.fmean(end_s - first_s for first_s, end_s in ends_s) == pytest.approx(second, rel=0.01)
 
     @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
     def test_an_idle_engine_waits_for_the_wire_alone(

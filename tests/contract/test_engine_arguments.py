@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.core.catalog import known_models, load_model
+from pdlab.core.catalog import known_models, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.deploy import engine_arguments
 
@@ -208,8 +208,7 @@ def test_a_misspelt_name_is_told_its_right_one() -> None:
 
 @pytest.mark.parametrize("model", known_models())
 def test_parsers_of_the_models_are_vllms(model: str) -> None:
-    shape = load_model(model)
-    assert shape is not None
+    shape = require_shape(model)
     engine_arguments.check(shape.engine_kwargs, "engine_kwargs")
     # The tiny models but tiny-gptoss have no format of their own to write tool calls in.
     assert engine_arguments.reads_tool_calls(shape.engine_kwargs) is (model not in ("tiny-deepseek", "tiny-llama"))

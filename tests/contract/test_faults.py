@@ -98,7 +98,7 @@ class TestWhereThereIsNoPdlab:
         cloudpickle = quietly("ray.cloudpickle")
         cloudpickle.register_pickle_by_value(on_node)
         try:
-            (tmp_path / "hand").write_bytes(cloudpickle.dumps(on_node.Hand))
+            (tmp_path / "hand").write_bytes(cloudpickle.dumps(on_node.NodeActor))
         finally:
             cloudpickle.unregister_pickle_by_value(on_node)
         code = (

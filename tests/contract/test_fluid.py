@@ -19,6 +19,7 @@ from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.builders import BY_VALUE, FLUID_ROUTER
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, MOST_NEWS_S, NAMESPACE, SILENT_S, TELL_S
 from pdlab.roles.messages import EngineReport, RoleNews
+from pdlab.roles.prefixes import to_compute
 from pdlab.roles.spec import FluidSpec
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
@@ -216,20 +217,21 @@ def test_the_near_engine_prefills_unless_it_has_much_more_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "loads", "to"),
+    ("cached", "loads", "to"),
     [
         ({}, {}, {"a", "b", "c"}),
-        ({"c": 360}, {}, {"c"}),
-        ({"c": 360}, {"c": 639}, {"c"}),
-        ({"c": 360}, {"c": 640}, {"a", "b"}),  # what is cached there takes as long to wait for
-        ({"a": 360, "c": 296}, {}, {"c"}),
-        ({"a": 360, "c": 296}, {"c": 1000}, {"a", "b"}),
-        ({"a": 360, "c": 360}, {}, {"a", "c"}),
-        ({"b": 936, "d": 256, "gone": 256}, {}, {"b"}),  # d does not prefill
+        ({"c": 640}, {}, {"c"}),
+        ({"c": 640}, {"c": 640}, {"c"}),
+        ({"c": 640}, {"c": 641}, {"a", "b"}),  # what is cached there takes longer to wait for
+        ({"a": 640, "c": 704}, {}, {"c"}),
+        ({"a": 640, "c": 704}, {"c": 1000}, {"a", "b"}),
+        ({"a": 640, "c": 640}, {}, {"a", "c"}),
+        ({"a": 896, "c": 832}, {}, {"a"}),  # a step takes as long with either
+        ({"b": 64, "d": 744, "gone": 744}, {}, {"b"}),  # d does not prefill
     ],
 )
 def test_a_prompt_goes_where_its_beginning_is_if_that_ends_earlier(
-    work: dict[str, int], loads: dict[str, int], to: set[str]
+    cached: dict[str, int], loads: dict[str, int], to: set[str]
 ) -> None:
     """By an engine of a node of its own, so that none is near."""
     seen = set()
@@ -237,16 +239,27 @@ def test_a_prompt_goes_where_its_beginning_is_if_that_ends_earlier(
         ours = router({**ROLES, "b": "prefill"}, {name: (load, 0) for name, load in loads.items()})
         ours._self_node_id = "3"
         route = prefill_call.Route()
-        route.tokens, route.work = 1000, work
+        route.tokens, route.cached = 1000, cached
         (chosen,) = asked(ours, route, times=1)
         seen.add(chosen)
-        assert ours._sent[chosen, 0] == work.get(chosen, 1000), "what is cached is no work"
+        assert ours._sent[chosen, 0] == to_compute(1000, cached.get(chosen, 0)), "what is cached is no work"
     assert seen <= to and (to == seen or len(to) > 2 or loads)
+
+
+def test_what_waits_now_counts_more_than_what_was_told_and_sent() -> None:
+    """The parent of a follow-up was counted when it was sent, and told while it waited; it has ended since."""
+    ours = router(ROLES, {"c": (5000, 0)})
+    ours._count(next(each for each in ours._replicas.values() if each.replica_id.unique_id == "c"), 0, 5000)
+    route = prefill_call.Route()
+    route.tokens, route.cached, route.waiting = 1000, {"c": 640}, {"a": 0, "c": 0}
+    assert asked(ours, route, times=6) == {"c"}
+    route.waiting = {"a": 0, "c": 5000}
+    assert asked(ours, route, times=6) == {"a"}
 
 
 def test_an_engine_that_must_be_avoided_is_so_whatever_it_has() -> None:
     route = prefill_call.Route(frozenset("c"))
-    route.tokens, route.work = 1000, {"c": 256}
+    route.tokens, route.cached = 1000, {"c": 744}
     assert asked(router(ROLES), route) == {"a"}
 
 

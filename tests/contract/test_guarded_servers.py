@@ -310,18 +310,24 @@ def test_vllms_rule_for_greedy_is_ours() -> None:
 
 def test_every_field_of_a_request_is_known_to_be_free_or_sends_no_token_early() -> None:
     """A field that vLLM adds or renames falls back until somebody has looked at it."""
-    from pdlab.deploy.serving.early_token import _FREE, early_token
+    from pdlab.deploy.serving.early_token import _FREE, first_token
 
-    kind = quietly(f"{SERVE}.core.configs.openai_api_models").CompletionRequest
+    models = quietly(f"{SERVE}.core.configs.openai_api_models")
     choice = {"text": " ufo", "finish_reason": "length"}
     answer = SimpleNamespace(id="x", created=7, model="m", choices=[SimpleNamespace(**choice)])
-    asked = kind(model="m", prompt="ba", stream=True, max_tokens=8, temperature=0.0)
-    assert early_token(asked, answer, 100, [5, 6], [9]) is not None
-    assert set(kind.model_fields) >= _FREE
-    others = set(kind.model_fields) - _FREE
-    assert {"n", "stop", "logprobs", "echo", "min_tokens", "response_format", "structured_outputs"} < others
-    for name in others:
-        assert early_token(asked.model_copy(update={name: object()}), answer, 100, [5, 6], [9]) is None, name
+    common = {"model": "m", "max_tokens": 8, "temperature": 0.0}
+    kinds = {
+        models.CompletionRequest: ({"prompt": "ba"}, {"echo", "suffix"}),
+        models.ChatCompletionRequest: ({"messages": [{"role": "user", "content": "ba"}]}, {"tools", "top_logprobs"}),
+    }
+    for kind, (given, own) in kinds.items():
+        asked = kind(**common, **given)
+        assert first_token(asked, answer, 100, [5, 6], [9]) == 9
+        others = set(kind.model_fields) - _FREE
+        assert own | {"n", "stop", "logprobs", "min_tokens", "response_format", "structured_outputs"} < others
+        for name in others:
+            assert first_token(asked.model_copy(update={name: object()}), answer, 100, [5, 6], [9]) is None, name
+    assert set.union(*(set(kind.model_fields) for kind in kinds)) >= _FREE
 
 
 def test_a_message_that_rays_ingress_cannot_read_is_known_by_what_it_says() -> None:

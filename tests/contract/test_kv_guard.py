@@ -25,11 +25,11 @@ import zmq
 from contract.conftest import parameters, quietly
 
 from pdlab.cluster.local_nodes import hold_port
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
-from pdlab.deploy.serving import step_watch
-from pdlab.guard import marks, questions, read_ends
+from pdlab.deploy.serving import early_token, step_watch
+from pdlab.guard import first_token, marks, questions, read_ends
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
 from pdlab.guard.marks import ANEW, CORE, READ, REFUSED, WIRE
 from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
@@ -61,8 +61,7 @@ def guard_worker(connector: Any) -> Any:
 @pytest.fixture(scope="module")
 def vllm_config(guard_scheduler: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """As the engines are started, but for the role and the executor."""
-    shape = load_model("tiny-gptoss")
-    assert shape is not None
+    shape = require_shape("tiny-gptoss")
     folder = ensure_tiny_model(shape, tmp_path_factory.mktemp("model"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -151,12 +150,16 @@ class Engine:
         free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free
 
-    def add(self, name: str = "r", *, tokens: int = PROMPT, abort: bool = False, **params: Any) -> Any:
+    def add(
+        self, name: str = "r", *, tokens: int = PROMPT, abort: bool = False, max_tokens: int = 4, **params: Any
+    ) -> Any:
         number = sum(map(ord, name))
         request = quietly("vllm.v1.request").Request(
             name,
             [(number + at) % 900 + 10 for at in range(tokens)],
-            quietly("vllm").SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": params} if params else None),
+            quietly("vllm").SamplingParams(
+                max_tokens=max_tokens, extra_args={"kv_transfer_params": params} if params else None
+            ),
             None,
             block_hasher=self._hasher,
             abort_immediately=abort,
@@ -181,7 +184,7 @@ class Engine:
     def step(self, *, done: tuple[str, ...] = (), sent: tuple[str, ...] = (), report: Any = None) -> dict[str, int]:
         """One step of the engine core. Returns the scheduled tokens by request."""
         outputs = quietly("vllm.v1.outputs")
-        scheduled = self.scheduler.schedule()
+        self.scheduled = scheduled = self.scheduler.schedule()
         tokens: dict[str, int] = dict(scheduled.num_scheduled_tokens)
         names = list(tokens)
         finished = [
@@ -202,11 +205,15 @@ class Engine:
         )
         return tokens
 
-    def reading(self, name: str = "r") -> Any:
-        request = self.add(name, **self.params(f"remote-{name}"))
+    def reading(self, name: str = "r", **given: Any) -> Any:
+        request = self.add(name, **{**self.params(f"remote-{name}"), **given})
         assert self.step() == {}
         assert request.status.name == "WAITING_FOR_REMOTE_KVS"
         return request
+
+    def answers(self) -> list[tuple[str, list[int]]]:
+        """Of the last step, in their order."""
+        return [(out.request_id, out.new_token_ids) for each in self.outputs.values() for out in each.outputs]
 
     def counts(self) -> dict[str, int]:
         """What update_from_output has not taken yet, and what it has."""
@@ -328,6 +335,130 @@ class TestToldBetweenSteps:
         scheduled = looking.scheduler.schedule()
         metadata = pickle.loads(pickle.dumps(scheduled.kv_connector_metadata))
         assert getattr(metadata, read_ends.TELL_AT) == looking.side.ends.address
+
+
+FIRST = {early_token.FIRST_TOKEN: 99}
+
+
+class TestFirstToken:
+    """Prefill's, which decode's engine does not compute again."""
+
+    @pytest.mark.parametrize("tokens", [PROMPT, PROMPT + 5], ids=["full-blocks", "part-of-a-block"])
+    def test_it_goes_out_when_kv_cache_has_arrived_and_the_first_step_computes_the_second(
+        self, engine: Engine, tokens: int
+    ) -> None:
+        before = engine.free
+        request = engine.reading(tokens=tokens, **FIRST)
+        asked = request.prompt_token_ids
+        assert engine.step(done=("r",)) == {}
+        assert engine.answers() == [("r", [99])] and engine.counts()["reused"] == 1
+        assert engine.step() == {"r": 1}
+        (new,) = engine.scheduled.scheduled_new_reqs
+        assert new.prompt_token_ids == [*asked, 99] and new.num_computed_tokens == tokens == len(asked)
+        assert new.prefill_token_ids in (None, [*asked, 99]), "of vLLM's second model runner"
+        places = {len(blocks) * BLOCK for blocks in new.block_ids}
+        assert min(places) > tokens, "room for the token's KV cache"
+        assert engine.answers() == [("r", [7])]
+        for _ in range(3):
+            engine.step()
+        assert "r" not in engine.scheduler.requests and engine.free == before, "four tokens, prefill's among them"
+
+    def test_it_has_the_marks_and_statistics_of_a_first_token(self, engine: Engine) -> None:
+        engine.reading(**FIRST)
+        engine.step(done=("r",))
+        ((_, admitted, told, usable, outcome),) = engine.marks()
+        (sent,) = engine.outputs.values()
+        (output,) = sent.outputs
+        events = {event.type.name: event.timestamp for event in output.events}
+        assert outcome == READ
+        assert events["QUEUED"] <= admitted <= told <= usable <= events["SCHEDULED"] <= sent.timestamp
+        assert output.prefill_stats.num_external_cached_tokens == output.prefill_stats.num_prompt_tokens == PROMPT
+
+    def test_it_does_not_wait_for_the_step_that_is_scheduled(self, looking: Engine) -> None:
+        """Else an idle engine would send it with the second."""
+        looking.reading(**FIRST)
+        told(looking, "r", 1, 2)
+        assert looking.step() == {} and looking.answers() == [("r", [99])]
+        assert looking.counts()["told_sooner"] == 1
+        assert looking.step() == {"r": 1} and looking.answers() == [("r", [7])]
+
+    def test_where_prefills_word_comes_last_it_is_in_front_of_the_second(self, engine: Engine) -> None:
+        engine.reading("first")
+        engine.prefill.verdict = None
+        engine.reading(**FIRST, max_tokens=2)
+        engine.step(done=("r",))
+        assert engine.answers() == []
+        engine.prefill.ready.append(Reply(engine.prefill.asked[-1][0], LeaseAnswer(GRANTED, 30.0), engine.prefill.now))
+        assert engine.step() == {"r": 1}
+        assert engine.answers() == [("r", [99]), ("r", [7])]
+        (sent,) = engine.outputs.values()
+        assert [str(output.finish_reason) for output in sent.outputs] == ["None", "length"]
+
+    def test_a_preempted_request_goes_on_behind_it(self, engine: Engine) -> None:
+        request = engine.reading(**FIRST)
+        engine.step(done=("r",))
+        engine.step()
+        engine.scheduler.running.remove(request)
+        engine.scheduler._preempt_request(request, 0.0)
+        answered = 2
+        for _ in range(6):
+            engine.step()
+            answered += sum(len(tokens) for _, tokens in engine.answers())
+        assert answered == 4 and "r" not in engine.scheduler.requests
+
+    def test_its_kv_cache_is_found_by_the_next_prompt(self, engine: Engine) -> None:
+        request = engine.reading(tokens=2 * PROMPT - 1, **FIRST)
+        asked = [*request.prompt_token_ids, 99]
+        engine.step(done=("r",))
+        for _ in range(5):
+            engine.step()
+        again = engine.add("again", tokens=2 * PROMPT + 1)
+        assert again.prompt_token_ids[: 2 * PROMPT] != asked
+        again.prompt_token_ids[: 2 * PROMPT] = asked
+        again._all_token_ids[: 2 * PROMPT] = asked
+        again.block_hashes.clear()
+        again.update_block_hashes()
+        assert engine.step() == {"again": 1}
+
+    def test_a_prompt_that_is_computed_anew_has_decodes_own(self, engine: Engine, report: Any) -> None:
+        engine.reading(**FIRST)
+        engine.step(done=("r",), report=report(failed={"r"}))
+        assert engine.answers() == [] and engine.step() == {"r": PROMPT}
+        assert engine.answers() == [("r", [7])]
+
+    def test_without_room_for_it_decode_computes_its_own(self, engine: Engine) -> None:
+        engine.reading(**FIRST)
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        blocks = pool.get_new_blocks(engine.free)
+        engine.step(done=("r",))
+        pool.free_blocks(blocks)
+        assert engine.answers() == [] and engine.step() == {"r": 1}
+        assert engine.answers() == [("r", [7])]
+
+    @pytest.mark.parametrize("max_tokens", [1, 2])
+    def test_an_answer_of_one_token_is_decodes(self, engine: Engine, max_tokens: int) -> None:
+        engine.reading(**FIRST, max_tokens=max_tokens)
+        engine.step(done=("r",))
+        assert engine.answers() == [("r", [99])] * (max_tokens - 1)
+        engine.step()
+        assert engine.answers() == [("r", [7])] and "r" not in engine.scheduler.requests
+
+    def test_an_engine_that_guesses_tokens_takes_none(self, engine: Engine) -> None:
+        engine.reading(**FIRST)
+        engine.scheduler.num_spec_tokens = 2
+        engine.step(done=("r",))
+        assert engine.answers() == []
+
+    def test_a_client_that_leaves_behind_it_leaves_no_blocks(self, engine: Engine) -> None:
+        before = engine.free
+        engine.reading(**FIRST)
+        engine.step(done=("r",))
+        engine.abort("r")
+        engine.step()
+        assert engine.free == before
+
+    def test_the_replica_and_the_engine_call_it_the_same(self) -> None:
+        assert early_token.FIRST_TOKEN == first_token.FIRST_TOKEN
 
 
 def test_the_loop_of_vllms_workers_looks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1155,6 +1286,7 @@ ADDED = {
         "_look_after_receives",
         "_look_for_stuck",
         "_waiting_for_kv",
+        "_use",
         "_compute_anew",
         "_fail_hopeless",
     },

@@ -29,7 +29,7 @@ from pdlab.placement.place import place
 from pdlab.remote.gpus import machine_facts
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
 from pdlab.remote.node import node_facts, quick
-from pdlab.remote.weights import look
+from pdlab.remote.weights import local_weights
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
@@ -224,7 +224,7 @@ pathlib.Path("answers").write_bytes(cloudpickle.dumps(answers))
         assert tails == tail_logs(str(logs), APP) and tails[0].error == "ValueError: why"
         assert isinstance(tails[0], LogTail)
         assert warmed == (1, 0)
-        assert quick_facts["weights"] == look(str(tmp_path)) and quick_facts["shm"]["bytes"] > 0
+        assert quick_facts["weights"] == local_weights(str(tmp_path)) and quick_facts["shm"]["bytes"] > 0
 
 
 class TestLoopback:

@@ -43,7 +43,9 @@ def test_every_factor_of_the_hash_is_known() -> None:
 
 def test_the_arguments_that_decide_a_factor_are_vllms() -> None:
     named = {name for names in HANDSHAKE_FACTORS.values() for name in names}
-    assert named | {"block_size", "kv_offloading_size", "distributed_executor_backend"} <= set(engine_arguments.known())
+    assert named | {"block_size", "kv_offloading_size", "distributed_executor_backend"} <= set(
+        engine_arguments.known_arguments()
+    )
 
 
 def test_methods_without_a_kv_cache_are_vllms_and_not_hashed() -> None:

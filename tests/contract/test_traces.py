@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from support.collector import Collector, collecting
 
 from pdlab.core.deployment import Deployment, Serving, parse_label
-from pdlab.deploy.engine_arguments import known
+from pdlab.deploy.engine_arguments import known_arguments
 from pdlab.deploy.serve_config import traces_env
 from pdlab.deploy.serving.traces import REQUEST_ID, Traces, sampled
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("import_warnings_aside")
 
 
 def test_vllm_has_the_engine_argument_and_the_protocols() -> None:
-    assert known()["otlp_traces_endpoint"] == {"types": ["None", "str"]}
+    assert known_arguments()["otlp_traces_endpoint"] == {"types": ["None", "str"]}
     fields = inspect.signature(quietly("vllm.engine.arg_utils").AsyncEngineArgs).parameters
     assert "otlp_traces_endpoint" in fields
     otel = quietly("vllm.tracing.otel")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from contract.conftest import parameters, quietly
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, Topology, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Workload
@@ -160,8 +160,7 @@ class TestRefused:
             simulate_with_vllm(Deployment(topology=topology), LEVELS, WORKLOAD, HARDWARE, SHAPE)
 
     def test_other_models(self) -> None:
-        shape = load_model("deepseek-v3")
-        assert shape is not None
+        shape = require_shape("deepseek-v3")
         with pytest.raises(UsageError, match="latent"):
             simulate_with_vllm(COLLOCATED, LEVELS, WORKLOAD, HARDWARE, shape)
 

@@ -175,7 +175,7 @@ def changed(deployment: Deployment) -> dict[str, Deployment]:
         },
         Transport: {
             **{"backends": ("LIBFABRIC",), "ucx_tls": "tcp", "verbose": True, "kv_guard": False},
-            **{"kv_deadline_s": 5.0, "kv_poll_s": 0.05},
+            **{"kv_deadline_s": 5.0, "kv_poll_s": 0.05, "reuse_first_token": True},
         },
         Deployment: {
             **{"name": "mine", "model": "m", "model_id": "i", "ingress_replicas": 2, "max_model_len": 4096},

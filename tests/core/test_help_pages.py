@@ -12,7 +12,7 @@ import pytest
 
 from pdlab.__main__ import COMMANDS, main
 from pdlab.core import help_pages
-from pdlab.core.help_pages import HELP_ALL, HelpPage, keep, kept, parser_of
+from pdlab.core.help_pages import HELP_ALL, HelpPage, parser_of, store_page, stored_page
 from pdlab.core.settings import help_page, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +33,8 @@ def settings_page(command: str) -> HelpPage:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_kept_page_gives_the_help_of_the_settings(command: str, everything: bool) -> None:
     page = settings_page(command)
-    keep(command, page)
-    read = kept(command)
+    store_page(command, page)
+    read = stored_page(command)
     assert read is not None
     text = parser_of(read, everything=everything).format_help()
     assert text == parser_of(page, everything=everything).format_help()
@@ -59,21 +59,21 @@ def test_a_page_is_stale_as_soon_as_a_source_changes(tmp_path: Path, monkeypatch
     module = type(sys)("pdlab.of_a_test")
     module.__file__ = str(source)
     monkeypatch.setitem(sys.modules, "pdlab.of_a_test", module)
-    keep("viz", settings_page("viz"))
-    assert kept("viz") is not None
+    store_page("viz", settings_page("viz"))
+    assert stored_page("viz") is not None
     state = source.stat()
     source.write_text("new")
     os.utime(source, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
-    assert kept("viz") is None
+    assert stored_page("viz") is None
     source.unlink()
-    assert kept("viz") is None
+    assert stored_page("viz") is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"[{}, [1, 2]]", b"\xff"])
 def test_a_damaged_page_is_none(content: bytes) -> None:
-    keep("viz", settings_page("viz"))
+    store_page("viz", settings_page("viz"))
     help_pages._file("viz").write_bytes(content)
-    assert kept("viz") is None
+    assert stored_page("viz") is None
 
 
 def test_a_cache_that_cannot_be_written_changes_nothing(

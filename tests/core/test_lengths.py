@@ -20,9 +20,9 @@ from pdlab.core.lengths import (
     Pair,
     Pairs,
     Uniform,
-    beside,
     parse_lengths,
     read_pairs,
+    relative_to_folder,
 )
 
 PAIRS = ((100, 20), (2000, 300), (8000, 1), (100, 20), (7, 900))
@@ -239,6 +239,6 @@ def test_what_is_no_file_of_lengths(name: str, content: str | bytes, words: str,
 
 def test_a_file_may_stand_beside_the_one_that_names_it(tmp_path: Path) -> None:
     path = file_of(tmp_path)
-    assert beside({"lengths": "file:pairs.csv"}, tmp_path) == {"lengths": f"file:{path}"}
+    assert relative_to_folder({"lengths": "file:pairs.csv"}, tmp_path) == {"lengths": f"file:{path}"}
     for other in ({"lengths": "file:other.csv"}, {"lengths": "uniform:0.8-1.0"}, {"lengths": 3}, {}, "text", None):
-        assert beside(other, tmp_path) == other
+        assert relative_to_folder(other, tmp_path) == other

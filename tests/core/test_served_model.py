@@ -9,7 +9,7 @@ import pytest
 from pdlab.cli import launch
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.served_model import elsewhere, served_model, where_checked
+from pdlab.core.served_model import not_on_this_machine, served_model, where_checked
 from pdlab.deploy.serve_config import model_id
 
 ON_X2 = ("--collocated", "--cluster", "p5.48xlarge-x2", "--dry-run")
@@ -22,7 +22,7 @@ def deployment(model: str, model_id: str | None = None) -> Deployment:
 @pytest.mark.parametrize("model", ["s3://bucket/llama", "gs://b/llama/", "abfss://c@a/llama", "/model-cache/llama"])
 def test_the_nodes_load_it_by_its_own_address(model: str) -> None:
     shape, source = served_model(deployment(model))
-    assert (shape, source) == (None, model) and elsewhere(model)
+    assert (shape, source) == (None, model) and not_on_this_machine(model)
     assert model_id(deployment(model), None) == "llama"
     text = where_checked(deployment(model), None)
     assert text is not None and "--model-id" in text and "hf_config_path" in text
@@ -44,7 +44,7 @@ def test_a_name_that_says_nothing_leaves_the_shape_unknown(name: str) -> None:
 
 @pytest.mark.parametrize("model", ["./nowhere", "~/nowhere", "/nowhere/shape.yaml", "s4://bucket/llama"])
 def test_what_is_here_or_nothing_is_judged_as_before(model: str) -> None:
-    assert not elsewhere(model) and where_checked(deployment(model), None) is None
+    assert not not_on_this_machine(model) and where_checked(deployment(model), None) is None
     with pytest.raises(UsageError):
         served_model(deployment(model))
 

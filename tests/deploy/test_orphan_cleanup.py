@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import wait_for
 
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
@@ -115,10 +116,7 @@ def cleanup_processes() -> list[int]:
 
 
 def await_nothing(folder: Path) -> None:
-    deadline = time.monotonic() + 120
-    while made(folder):
-        assert time.monotonic() < deadline, made(folder)
-        time.sleep(0.05)
+    wait_for(lambda: not made(folder), why=lambda: made(folder))
 
 
 def await_step(process: subprocess.Popen[str], name: str) -> None:
@@ -162,10 +160,8 @@ def test_a_terminal_does_not_end_the_cleanup_process(
     process = launcher("serves")
     await_step(process, "up")
     (pid,) = cleanup_processes()
-    deadline = time.monotonic() + 60
-    while not ignores(pid, number):  # before, only a session of its own keeps a terminal's signals from it
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    # Before, only a session of its own keeps a terminal's signals from it.
+    wait_for(lambda: ignores(pid, number))
     os.kill(pid, number)
     time.sleep(0.2)
     assert cleanup_processes() == [pid]

@@ -176,6 +176,13 @@ def test_spans_are_made_where_an_endpoint_is_given(endpoint: str, protocol: str,
         }
 
 
+def test_decode_is_told_whether_it_takes_the_first_token() -> None:
+    topology = Disaggregated(
+        prefill=Pool(), decode=Pool(), placement="spread", transport=Transport(reuse_first_token=True)
+    )
+    assert app_of(Deployment(topology=topology)).args["prefill_call"]["reuse_first_token"] is True
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_how_often_decode_looks_for_the_ends_of_reads_is_told_where_it_reads(role: str) -> None:
     def extra(**transport: Any) -> dict[str, Any]:
@@ -281,7 +288,10 @@ def test_a_fingerprint_is_of_what_serves_too() -> None:
 def test_calls_of_prefill_and_the_window_of_a_stop() -> None:
     serving = Serving(prefill_timeout_s=30, prefill_absent_s=5, on_prefill_failure=("fail",))
     args = app_of(labelled("pd-spread-p1xtp4-d1xtp4", serving=serving)).args
-    assert args["prefill_call"] == {"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"], "early_token": False}
+    assert args["prefill_call"] == {
+        **{"timeout_s": 30, "absent_s": 5, "on_failure": ["fail"]},
+        **{"early_token": False, "reuse_first_token": False},
+    }
     windows = [
         args[f"{role}_config"]["deployment_config"]["graceful_shutdown_timeout_s"] for role in ("prefill", "decode")
     ]

@@ -59,6 +59,15 @@ def test_two_candidates_that_are_alike_are_rounding() -> None:
     assert judge(other._replace(tops=()), REFERENCE).fate == "wrong", "without log-probabilities nothing excuses it"
 
 
+def test_where_no_log_probabilities_were_asked_for_the_references_say_what_is_rounding() -> None:
+    bare = WHOLE._replace(tokens=(5, 9, 2, 8), tops=(), bare=True)
+    verdict = judge(bare, REFERENCE)
+    assert (verdict.fate, verdict.rounded) == ("right", True)
+    assert judge(bare._replace(tokens=(5, 9, 2, 6)), REFERENCE).fate == "wrong"
+    assert judge(bare._replace(tokens=(5, 109, 2, 7)), REFERENCE).fate == "wrong", "far behind"
+    assert judge(bare._replace(tokens=TOKENS), REFERENCE).rounded is False
+
+
 def test_a_long_complaint_is_cut() -> None:
     detail = judge(Received(status=500, error="x" * 1000), REFERENCE).detail
     assert detail is not None and len(detail) < 200

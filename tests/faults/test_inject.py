@@ -14,7 +14,7 @@ from faults.test_targets import found as found_now
 
 from pdlab.core.errors import ClusterError
 from pdlab.faults import inject
-from pdlab.faults.inject import Injector, Surroundings
+from pdlab.faults.inject import FaultContext, Injector
 from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import DueFault, FaultPlan
 
@@ -23,7 +23,7 @@ WATCHER = 4242
 STOP, CONT, KILL = int(signal.SIGSTOP), int(signal.SIGCONT), int(signal.SIGKILL)
 
 
-class FakeHands:
+class FakeNodeActors:
     def __init__(self, fail_at: int | None = None, gone: tuple[int, ...] = ()) -> None:
         self.sent: list[tuple[str, list[int], Any]] = []
         self.fail_at = fail_at
@@ -84,15 +84,15 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inject, "PREFILL_MOST_S", 0.2)
 
 
-def made(hands: FakeHands, link: FakeLink | None = None, **around: Any) -> tuple[Injector, FakeLoad]:
+def made(node_actors: FakeNodeActors, link: FakeLink | None = None, **context: Any) -> tuple[Injector, FakeLoad]:
     load = FakeLoad()
     counts = itertools.chain([3.0], itertools.repeat(5.0))
     fields: dict[str, Any] = {
         "look": lambda: (SURVEYS, found_now()), "prefilled": lambda: next(counts), "names": lambda: {"n2": "local-2"},
         "restart": None, "replicas": {"prefill": 1, "decode": 1}, "more": 7,
     }  # fmt: skip
-    surroundings = Surroundings(**{**fields, **around})
-    return Injector(PLAN, load, hands, link, surroundings), load  # type: ignore[arg-type]
+    surroundings = FaultContext(**{**fields, **context})
+    return Injector(PLAN, load, node_actors, link, surroundings), load  # type: ignore[arg-type]
 
 
 def due(name: str) -> DueFault:
@@ -100,12 +100,14 @@ def due(name: str) -> DueFault:
 
 
 def test_the_kill_before_the_read() -> None:
-    hands = FakeHands()
-    injector, _ = made(hands)
+    node_actors = FakeNodeActors()
+    injector, _ = made(node_actors)
     fault = injector.inject(due("kill_prefill_before_read"))
     assert fault.outcome == "injected" and fault.planned_s == 4.0 and fault.began_s <= fault.ended_s
-    assert hands.signals() == [(22, STOP), (12, KILL), (22, CONT)]
-    assert hands.sent[0][0] == "send_later" and hands.sent[0][2][0][1] == CONT, "before the stop: it goes on anyhow"
+    assert node_actors.signals() == [(22, STOP), (12, KILL), (22, CONT)]
+    assert node_actors.sent[0][0] == "send_later" and node_actors.sent[0][2][0][1] == CONT, (
+        "before the stop: it goes on anyhow"
+    )
     assert fault.targets == (
         "decode engine core of d1 (process 22 on local-2)",
         "prefill engine core of p1 (process 12 on n1)",
@@ -132,37 +134,37 @@ def test_signals_in_their_order(
     name: str, signals: list[tuple[int, int]], did: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inject.time, "sleep", lambda _: None)  # type: ignore[attr-defined]
-    hands = FakeHands()
-    injector, load = made(hands)
+    node_actors = FakeNodeActors()
+    injector, load = made(node_actors)
     assert injector.inject(due(name)).outcome == "injected"
-    assert hands.signals() == signals and load.did == did
+    assert node_actors.signals() == signals and load.did == did
 
 
 def test_no_watcher_of_an_earlier_stop_ends_a_later_one() -> None:
     """A decode engine core that was to stand still for longer than a lease went on after 25 s once."""
-    hands = FakeHands()
-    injector, _ = made(hands)
+    node_actors = FakeNodeActors()
+    injector, _ = made(node_actors)
     injector.inject(due("stop_decode_engine"))
-    sent = [(method, pids, number) for method, pids, number in hands.sent if method == "send"]
+    sent = [(method, pids, number) for method, pids, number in node_actors.sent if method == "send"]
     assert sent == [("send", [22], STOP), ("send", [22], CONT), ("send", [WATCHER], KILL)]
 
 
 def test_a_whole_node_is_hit_by_a_process_of_its_own() -> None:
-    hands, restarted = FakeHands(), []
-    injector, _ = made(hands, restart=restarted.append)
+    node_actors, restarted = FakeNodeActors(), []
+    injector, _ = made(node_actors, restart=restarted.append)
     fault = injector.inject(due("kill_node"))
     assert fault.targets == ("whole node local-2",) and restarted == ["local-2"]
-    assert hands.sent == [("send_later", [20, 21, 22, 23, 29], [(inject.PREPARATION_S, KILL)])]
-    hands.sent.clear()
+    assert node_actors.sent == [("send_later", [20, 21, 22, 23, 29], [(inject.PREPARATION_S, KILL)])]
+    node_actors.sent.clear()
     injector.inject(due("stop_node"))
-    assert hands.sent == [("send_later", [20, 21, 22, 23], [(inject.PREPARATION_S, STOP), (PLAN.hold_s, CONT)])]
+    assert node_actors.sent == [("send_later", [20, 21, 22, 23], [(inject.PREPARATION_S, STOP), (PLAN.hold_s, CONT)])]
 
 
 def test_what_is_not_there_is_skipped() -> None:
-    hands = FakeHands()
-    injector, _ = made(hands, look=lambda: (SURVEYS, [each for each in found_now() if each.role != "prefill"]))
+    node_actors = FakeNodeActors()
+    injector, _ = made(node_actors, look=lambda: (SURVEYS, [each for each in found_now() if each.role != "prefill"]))
     fault = injector.inject(due("kill_prefill_before_read"))
-    assert (fault.outcome, hands.sent) == ("skipped", [])
+    assert (fault.outcome, node_actors.sent) == ("skipped", [])
     assert fault.detail == "no prefill engine core is there at this moment"
 
 
@@ -175,32 +177,32 @@ def test_what_is_being_started_again_is_waited_for(monkeypatch: pytest.MonkeyPat
         without = [each for each in found_now() if each.role != "prefill"]
         return SURVEYS, (without if next(looks) < 3 else found_now())
 
-    injector, _ = made(FakeHands(), look=look)
+    injector, _ = made(FakeNodeActors(), look=look)
     injector.plan = PLAN.model_copy(update={"recover_s": 60.0})
     assert injector.inject(due("stop_prefill_engine")).outcome == "injected"
 
 
 @pytest.mark.parametrize("fail_at", [1, 2])
 def test_what_fails_in_between_leaves_nothing_stopped(fail_at: int) -> None:
-    hands = FakeHands(fail_at)
-    injector, _ = made(hands)
+    node_actors = FakeNodeActors(fail_at)
+    injector, _ = made(node_actors)
     fault = injector.inject(due("stop_prefill_before_read"))
     assert fault.outcome == "failed" and "does not answer" in str(fault.detail)
-    stopped = {pid for pid, number in hands.signals() if number == STOP}
-    assert stopped == {pid for pid, number in hands.signals() if number == CONT} != set()
+    stopped = {pid for pid, number in node_actors.signals() if number == STOP}
+    assert stopped == {pid for pid, number in node_actors.signals() if number == CONT} != set()
 
 
 def test_a_process_that_ended_meanwhile_is_told() -> None:
-    hands = FakeHands(gone=(12,))
-    injector, _ = made(hands)
+    node_actors = FakeNodeActors(gone=(12,))
+    injector, _ = made(node_actors)
     fault = injector.inject(due("kill_prefill_before_read"))
     assert fault.outcome == "failed" and "process 12 ended before SIGKILL" in str(fault.detail)
-    assert hands.signals()[-1] == (22, CONT)
+    assert node_actors.signals()[-1] == (22, CONT)
 
 
 def test_the_link_is_mended_once_more_at_the_end() -> None:
     link = FakeLink()
-    injector, _ = made(FakeHands(), link)
+    injector, _ = made(FakeNodeActors(), link)
     fault = injector.inject(due("link_down"))
     assert (fault.outcome, fault.targets) == ("injected", ("the link between the two hosts",))
     assert link.did == ["down", "up"]
@@ -209,12 +211,12 @@ def test_the_link_is_mended_once_more_at_the_end() -> None:
 
 
 def test_without_a_link_nothing_is_cut() -> None:
-    injector, _ = made(FakeHands())
+    injector, _ = made(FakeNodeActors())
     assert injector.inject(due("link_down")).outcome == "skipped"
 
 
 def test_prefill_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
-    hands = FakeHands()
-    injector, _ = made(hands, prefilled=lambda: None)
+    node_actors = FakeNodeActors()
+    injector, _ = made(node_actors, prefilled=lambda: None)
     fault = injector.inject(due("kill_prefill_before_read"))
     assert fault.outcome == "injected" and "(unknown prefills since)" in fault.acts[1]

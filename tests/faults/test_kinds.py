@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pdlab.core.errors import UsageError
-from pdlab.faults.kinds import KINDS, FaultTarget, Possible, kind_of, why_not
+from pdlab.faults.kinds import KINDS, DeploymentFeatures, FaultTarget, kind_of, why_not
 
-PAIR = Possible(
+PAIR = DeploymentFeatures(
     parts=frozenset(
         {(role, part) for role in ("prefill", "decode") for part in ("replica", "engine")}
         | {(None, part) for part in ("router", "proxy", "balancer", "raylet", "node")}
@@ -85,7 +85,7 @@ def test_what_a_deployment_cannot_have_is_named(name: str, change: dict[str, obj
 
 
 @pytest.mark.parametrize(
-    ("name", "replicas", "spares"),
+    ("name", "replicas", "leaves_replicas"),
     [
         ("kill_prefill_engine", {"prefill": 2, "decode": 1}, True),
         ("kill_prefill_engine", {"prefill": 1, "decode": 2}, False),
@@ -97,8 +97,8 @@ def test_what_a_deployment_cannot_have_is_named(name: str, change: dict[str, obj
         ("leave_between", {"prefill": 2, "decode": 2}, False),
     ],
 )
-def test_what_it_spares(name: str, replicas: dict[str, int], spares: bool) -> None:
-    assert KINDS[name].spares(replicas) is spares  # type: ignore[arg-type]
+def test_what_it_spares(name: str, replicas: dict[str, int], leaves_replicas: bool) -> None:
+    assert KINDS[name].leaves_replicas(replicas) is leaves_replicas  # type: ignore[arg-type]
 
 
 def test_names() -> None:

@@ -19,7 +19,7 @@ from pdlab.faults import link as module
 from pdlab.faults.link import ShapedLink
 
 
-class FakeHands:
+class FakeNodeActors:
     class cluster:
         @staticmethod
         def alive() -> list[dict[str, str]]:
@@ -46,12 +46,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def made(folder: Path, rate: float | None = 1.0, relay: int | None = None) -> tuple[ShapedLink, FakeHands]:
+def made(folder: Path, rate: float | None = 1.0, relay: int | None = None) -> tuple[ShapedLink, FakeNodeActors]:
     hosts = (Host(name="host-a", address="10.77.0.1", pid=1), Host(name="host-b", address="10.77.0.2", pid=2))
     pair = TwoHosts(hosts=hosts, shape=LinkShape(gbit_per_s=rate), relay=relay)
     nodes = LocalNodes(id="a" * 12, count=2, gcs_port=1, temp_dir=str(folder), pids=(), two_hosts=pair)
-    hands = FakeHands()
-    return ShapedLink(nodes, hands), hands  # type: ignore[arg-type]
+    node_actors = FakeNodeActors()
+    return ShapedLink(nodes, node_actors), node_actors  # type: ignore[arg-type]
 
 
 def test_down_and_up(ran: list[list[str]], tmp_path: Path) -> None:
@@ -66,27 +66,27 @@ def test_down_and_up(ran: list[list[str]], tmp_path: Path) -> None:
 
 
 def test_slow_both_ways_and_back(ran: list[list[str]], tmp_path: Path) -> None:
-    link, hands = made(tmp_path)
+    link, node_actors = made(tmp_path)
     link.slow(2)
-    assert [call[0] for call in hands.calls] == ["n1", "n1", "n2", "n2"]
-    assert "rate 2000000bit" in " ".join(hands.calls[1][2])
-    hands.calls.clear()
+    assert [call[0] for call in node_actors.calls] == ["n1", "n1", "n2", "n2"]
+    assert "rate 2000000bit" in " ".join(node_actors.calls[1][2])
+    node_actors.calls.clear()
     link.restore()
-    assert "rate 1000000000bit" in " ".join(hands.calls[1][2])
-    link, hands = made(tmp_path, None)
+    assert "rate 1000000000bit" in " ".join(node_actors.calls[1][2])
+    link, node_actors = made(tmp_path, None)
     link.restore()
-    assert [call[2][0] for call in hands.calls] == ["sh", "sh"], "no rate: the queue is taken away"
+    assert [call[2][0] for call in node_actors.calls] == ["sh", "sh"], "no rate: the queue is taken away"
 
 
 def test_the_relay_is_told(ran: list[list[str]], tmp_path: Path) -> None:
-    link, hands = made(tmp_path, relay=90)
+    link, node_actors = made(tmp_path, relay=90)
     with pytest.raises(ClusterError, match="the relay of the link is not there"):
         link.drop(0.2, SURVEYS)
     title = {"parent": 1, "started": 77, "title": "python -I /x/link_relay.py 5 pdlab0", "rss_bytes": 1, "ports": []}
     surveys = [SURVEYS[0]._replace(processes={90: title})]
     link.drop(0.2, surveys)
     assert (tmp_path / module.DROP_FILE).read_text() == "0.2\n"
-    assert hands.calls == [("n1", "send", [(90, 77)], int(signal.SIGHUP))]
+    assert node_actors.calls == [("n1", "send", [(90, 77)], int(signal.SIGHUP))]
 
 
 def test_a_command_that_fails_is_one_line(

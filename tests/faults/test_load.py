@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from support import processes
 from support.web import web_server
 
 from pdlab.deploy.canary import CanaryAnswer
@@ -164,10 +165,7 @@ def test_clients_that_leave_close_their_connection(fake: tuple[Fake, str]) -> No
     server.mode = "slow"
     with loaded(url) as load:
         load.send_leaving(3, "while streaming")
-        deadline = time.monotonic() + WAIT_S
-        while load.streaming < 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        processes.wait_for(lambda: load.streaming)
         load.leave()
         assert server.closed.wait(WAIT_S), "the server's side"
         server.mode = "right"
@@ -183,10 +181,7 @@ def test_clients_that_leave_before_an_answer(fake: tuple[Fake, str]) -> None:
     server.mode = "hang"
     with loaded(url, limit_s=3.0) as load:
         load.send_leaving(2, "between")
-        deadline = time.monotonic() + WAIT_S
-        while len(server.bodies) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        processes.wait_for(lambda: len(server.bodies) >= 3)
         load.leave()
         wait_for(load, 2)
         server.release.set()

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import eventually
 
 from pdlab.faults import on_node
 
@@ -29,15 +30,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:
@@ -133,4 +125,4 @@ def test_a_command() -> None:
 def test_the_actor_has_what_is_called() -> None:
     for name in ("survey", "send", "send_later", "run"):
         wanted = list(inspect.signature(getattr(on_node, name)).parameters)
-        assert list(inspect.signature(getattr(on_node.Hand, name)).parameters)[1:] == wanted
+        assert list(inspect.signature(getattr(on_node.NodeActor, name)).parameters)[1:] == wanted

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.test_inject import FakeHands
+from faults.test_inject import FakeNodeActors
 from faults.test_load import TOKENS, Fake, choice
 from faults.test_targets import SURVEYS, found
 from support.web import web_server
@@ -23,7 +23,7 @@ from pdlab.deploy.application import AppState
 from pdlab.deploy.endpoint import Running, save_running
 from pdlab.faults import inject, run
 from pdlab.faults.plan import FaultPlan
-from pdlab.faults.run import ChaosOrder, Subject, beyond, guarded, subject_of
+from pdlab.faults.run import ChaosOrder, DeploymentUnderTest, added_since, guarded, subject_of
 from pdlab.results import chaos
 from pdlab.results.schema import Manifest
 
@@ -62,7 +62,7 @@ def test_what_was_launched_here_is_known(of: dict[str, Any], cache: Path) -> Non
 
 
 def test_more_than_before() -> None:
-    assert beyond(Counter(a=3, b=1, IDLE=9, c=1), Counter(a=1, b=2)) == {"a": 2, "c": 1}
+    assert added_since(Counter(a=3, b=1, IDLE=9, c=1), Counter(a=1, b=2)) == {"a": 2, "c": 1}
 
 
 def test_whether_there_is_a_guard() -> None:
@@ -154,7 +154,7 @@ class Made(run._FaultRun):
         return Counter(counts), Counter(), Counter()
 
 
-def made(url: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, FakeHands]:
+def made(url: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, FakeNodeActors]:
     for name, value in (("LEFT_POLL_S", 0.05), ("SETTLE_S", 0.5), ("LAST_RECOVERY_S", 2.0), ("SAMPLE_S", 0.2),
                         ("LEFT_GRACE_S", 0.5)):  # fmt: skip
         monkeypatch.setattr(run, name, value)
@@ -163,33 +163,33 @@ def made(url: str, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> tupl
     monkeypatch.setattr(cluster, "names", lambda: {"n1": "local-1", "n2": "local-2"})
     label = "pd-spread-p1xtp1-d1xtp1"
     manifest = Manifest(origin="measured", label=label, deployment=Deployment(topology=parse_label(label)))
-    subject = Subject(url, "m", manifest, None)
+    subject = DeploymentUnderTest(url, "m", manifest, None)
     one = Made(order(url, folder, command="python -m pdlab chaos mine"), subject, cluster, None)
-    hands = FakeHands()
-    one.hands, one.app = hands, FakeApp()  # type: ignore[assignment]
+    node_actors = FakeNodeActors()
+    one.node_actors, one.app = node_actors, FakeApp()  # type: ignore[assignment]
     one.use, one.inventories = {"p1": 0.0, "d1": 0.0}, [{"raylet": 2}]
-    return one, hands
+    return one, node_actors
 
 
 def test_a_dry_run_does_nothing(
     server: tuple[Whole, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, url = server
-    one, hands = made(url, None, monkeypatch)
+    one, node_actors = made(url, None, monkeypatch)
     one.run()
     out = capsys.readouterr().out
     assert f"pd-spread-p1xtp1-d1xtp1 at {url}: 1 prefill, 1 decode" in out
     assert "kill_decode_engine: kill -9 decode engine core" in out and "link_down: there is no link" in out
-    assert not whole.bodies and not hands.sent
+    assert not whole.bodies and not node_actors.sent
 
 
 def test_a_whole_session(server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, url = server
     folder = chaos.new_folder(tmp_path, "x")
-    one, hands = made(url, folder, monkeypatch)
+    one, node_actors = made(url, folder, monkeypatch)
     one.run()
     kept = chaos.load(folder)
-    assert hands.signals() == [(22, 9)]
+    assert node_actors.signals() == [(22, 9)]
     assert [(fault.kind, fault.outcome) for fault in kept.faults] == [("kill_decode_engine", "injected")]
     assert kept.faults[0].began_s >= 0.2 and set(kept.run.impossible) == {"link_down"}
     assert len(kept.requests) > 4 and {request.fate for request in kept.requests} == {"right"}
@@ -251,10 +251,10 @@ def test_wrong_before_any_fault_is_no_ground_for_one(
 ) -> None:
     whole, url = server
     whole.mode = "wrong"
-    one, hands = made(url, tmp_path, monkeypatch)
+    one, node_actors = made(url, tmp_path, monkeypatch)
     with pytest.raises(CanaryError, match="wrongly before any fault"):
         one.run()
-    assert not hands.sent
+    assert not node_actors.sent
 
 
 def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.deploy.application import ReplicaState
 from pdlab.faults.kinds import FaultTarget, Role
-from pdlab.faults.targets import Member, NodeSurvey, choose, classify, counted, parts, resident_mib, short_title
+from pdlab.faults.targets import Member, NodeSurvey, choose, classify, counted, present_parts, resident_mib, short_title
 
 MIB = 2**20
 ROLES: Mapping[str, Role] = {"Prefill:m": "prefill", "Decode:m": "decode"}
@@ -35,7 +35,7 @@ HEAD = {
     16: facts(15, "/usr/lib/haproxy -f /tmp/haproxy.cfg", 20, (8000, 9101)),
     17: facts(10, "ray::ServeReplica:pdlab:LLMRouter"),
     18: facts(10, "ray::IDLE"),
-    19: facts(10, "ray::Hand", 90),
+    19: facts(10, "ray::NodeActor", 90),
     90: facts(1, "python relay.py"),
 }
 WORKER = {
@@ -43,7 +43,7 @@ WORKER = {
     21: facts(20, "ray::ServeReplica:pdlab:Decode:m", 800),
     22: facts(21, "VLLM::EngineCore_DP0", 1500),
     23: facts(20, "ray::RayWorkerWrapper", 700),
-    29: facts(20, "ray::Hand", 90),
+    29: facts(20, "ray::NodeActor", 90),
     90: facts(1, "python relay.py"),
 }
 SURVEYS = [
@@ -94,9 +94,9 @@ def test_who_is_who() -> None:
 
 def test_the_head_nodes_raylet_is_never_hit() -> None:
     assert all(each.pid != 10 for each in found())
-    assert (None, "node") in parts(found())
+    assert (None, "node") in present_parts(found())
     alone = classify(SURVEYS[:1], REPLICAS, ROLES, ACTORS, JOBS)
-    assert (None, "raylet") not in parts(alone) and (None, "node") not in parts(alone)
+    assert (None, "raylet") not in present_parts(alone) and (None, "node") not in present_parts(alone)
 
 
 def test_a_process_of_which_the_survey_knows_nothing_is_not_hit() -> None:
@@ -122,7 +122,7 @@ def test_a_fault_names_what_it_hits() -> None:
 def test_each_process_counts_once_on_a_shared_machine() -> None:
     processes, ports = counted(SURVEYS, found())
     assert processes["relay.py"] == 1 and processes["TP worker"] == 0
-    assert processes["prefill TP worker"] == 2 and processes["Hand"] == 2
+    assert processes["prefill TP worker"] == 2 and processes["NodeActor"] == 2
     assert ports["HAProxy process"] == 2 and ports["prefill engine core"] == 1
     memory = resident_mib(SURVEYS, found())
     assert memory["prefill engine core"] == 1500 and memory["prefill TP worker"] == 1800
@@ -134,7 +134,7 @@ def test_each_process_counts_once_on_a_shared_machine() -> None:
     [
         ("ray::ServeReplica:pdlab:Prefill:m", "ServeReplica"),
         ("ray::IDLE", "IDLE"),
-        ("ray::Hand.survey", "Hand"),
+        ("ray::NodeActor.survey", "NodeActor"),
         ("/usr/bin/python3 -u /x/y/agent.py --node 7", "agent.py"),
         ("/usr/lib/ray/raylet --store 1", "raylet"),
         ("", "a process without a title"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import failing_program
 
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.first_hour.run import STATE, State, _adapted, open_state, run
@@ -30,21 +31,6 @@ def step(name: str, program: str, **more: Any) -> Step:
     return Step(name=name, command=(program,), **{**fields, **more})
 
 
-def fails(message: str, logs: Path | None = None) -> str:
-    """A program that fails as a command of pdlab does, and prints something behind its error."""
-    return (
-        "from pathlib import Path\n"
-        "from pdlab.core import errors, exit_code, failure\n"
-        "def work():\n"
-        f"    error = errors.DeployError({message!r})\n"
-        f"    failure.attach_logs(error, {f'Path({str(logs)!r})' if logs else None})\n"
-        "    raise error\n"
-        "code = exit_code.exit_code(work)\n"
-        "print('bye')\n"
-        "raise SystemExit(code)\n"
-    )
-
-
 def ran(steps: tuple[Step, ...], out: Path, state: State | None = None) -> tuple[State, list[str]]:
     lines: list[str] = []
     state = run(steps, out, state or State(asked=SETTINGS), lines.append, PYTHON)
@@ -59,7 +45,7 @@ def test_every_verdict(tmp_path: Path) -> None:
     steps = (
         step("good", "print('all is well')"),
         step("seen", "print('two findings'); raise SystemExit(3)"),
-        step("bad", fails("no luck")),
+        step("bad", failing_program("no luck")),
         step("after", "print('never')", needs=("bad",)),
         step("beside", "print('still')", needs=("good",)),
         step("slow", "import time; time.sleep(600)", limit=1.0),
@@ -128,8 +114,11 @@ def test_the_logs_of_failed_replicas_are_kept(tmp_path: Path, monkeypatch: pytes
     stale.mkdir(parents=True)
     (stale / "worker-0.err").write_text("of last week")
     write = f"import pathlib, shutil; p = pathlib.Path({str(stale)!r}); shutil.rmtree(p); p.mkdir(); "
-    write += "(p / 'worker-1.err').write_text('ValueError: why')\n" + fails("a replica died", stale)
-    ran((step("launch other", fails("no nodes"), serves=True), step("launch pack", write, serves=True)), tmp_path)
+    write += "(p / 'worker-1.err').write_text('ValueError: why')\n" + failing_program("a replica died", stale)
+    ran(
+        (step("launch other", failing_program("no nodes"), serves=True), step("launch pack", write, serves=True)),
+        tmp_path,
+    )
     kept = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "failed-replicas").rglob("*.err"))
     assert kept == ["failed-replicas/launch-pack/worker-1.err"]
 

@@ -12,7 +12,7 @@ from pdlab.cli import bench, calibrate, doctor, viz, weights
 from pdlab.cli import plan as plan_cli
 from pdlab.core.settings import parse
 from pdlab.deploy.options import LaunchSettings, deployment_from
-from pdlab.first_hour.steps import MOST_TOTAL_S, Step, left, missing, plan, total_s
+from pdlab.first_hour.steps import MOST_TOTAL_S, Step, missing, plan, remaining_steps, total_s
 from pdlab.steps.runner import StepVerdict
 from pdlab.transfer.options import CheckTransferSettings, plan_from
 
@@ -86,11 +86,11 @@ def test_a_finding_stops_nothing_and_no_sweep_stops_the_report() -> None:
 
 
 def test_a_resumed_hour_launches_again_what_a_sweep_needs() -> None:
-    assert [step.name for step in left(CLUSTER, ended(sweep_pack="failed"))] == [
+    assert [step.name for step in remaining_steps(CLUSTER, ended(sweep_pack="failed"))] == [
         "launch pack",
         "sweep pack",
         "shutdown",
     ]
-    assert [step.name for step in left(CLUSTER, ended(weights="failed"))] == ["weights", "shutdown"]
-    assert left(CLUSTER, ended()) == []
-    assert [step.name for step in left(CLUSTER, {})] == ON_GPUS
+    assert [step.name for step in remaining_steps(CLUSTER, ended(weights="failed"))] == ["weights", "shutdown"]
+    assert remaining_steps(CLUSTER, ended()) == []
+    assert [step.name for step in remaining_steps(CLUSTER, {})] == ON_GPUS

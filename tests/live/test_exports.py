@@ -21,7 +21,7 @@ import yaml
 from pdlab.cli import launch
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import JOINED, LocalNodes, hold_port
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.deploy import canary
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
@@ -112,8 +112,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("exports")
         patch.setenv("PDLAB_CACHE_DIR", str(folder / "cache"))
-        shape = load_model(MODEL)
-        assert shape is not None
+        shape = require_shape(MODEL)
         ensure_tiny_model(shape, folder / "cache")
         yield folder
 

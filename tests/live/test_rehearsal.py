@@ -10,15 +10,19 @@ from live.conftest import BUSY_MACHINE, Stack
 
 from pdlab.core.catalog import load_cluster, require_shape
 from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.replayed import COMPILED
 from pdlab.core.workload import Level
 from pdlab.placement.place import place
+from pdlab.plan.traffic import trace_of_file
 from pdlab.results.store import Store
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
+from pdlab.traffic.requests import read_requests
 
 CLUSTER = "p5.48xlarge-x2"
 SLOW_DOWN = 6.0
+DETAILS = ("--engine-arg", "enable_prompt_tokens_details=true")
 # The smoke test is a pack, whose figures are compared with the simulator's.
 CASES = {
     "collocated-2xtp4": ("--collocated", "--num", "2", "--tp", "4", "--direct-streaming"),
@@ -44,12 +48,60 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 SMOKE = "pd-pack-p1xtp4-d1xtp4"
 
 
+WORKLOAD = """
+seed: 2
+conversations: {rate_rps: 5, sessions: 8, turns: 2, system_tokens: 512, user_tokens: 500 uniform:0.5-1.5,
+                answer_tokens: 30, think_s: 0.1}
+"""
+
+
+def replay(rehearsal: Stack, label: str) -> None:
+    """The same file that real engines and plan.py take, in slow time: every follow-up behind its answer and with it,
+    and hits and times as the simulator has them for the same requests."""
+    file, out = rehearsal.folder / "chat.yaml", rehearsal.folder / "replays"
+    file.write_text(WORKLOAD)
+    words = ("-m", "pdlab", "bench", "-u", rehearsal.url, "--workload", str(file), "--out", str(out))
+    replayed = rehearsal.run(*words, env={"PYTHONPATH": "."})
+    store = Store(out / label)
+    (run,) = store.runs()
+    assert set(run.validity.failed_gates) <= BUSY_MACHINE | {"rehearsed_pace"}, replayed.text
+    assert not {"dependencies", "token_counts", "rehearsed_pace"} & run.validity.unchecked.keys()
+    assert run.validity.unchecked["cache_hits"].code == "hits_not_foreseen"
+    assert run.origin == "simulated" and run.key.stem == "replay1" and run.completed == 16
+    records = {record.replayed.id: record for record in store.read_records(run.key) if record.replayed}
+    plan = [*read_requests(store.folder / COMPILED)]
+    assert [request.id for request in plan if request.parent] == [f"c{number}t2" for number in range(8)]
+    whole: dict[str, int] = {}
+    for request in plan:
+        record, parent = records[request.id], records.get(request.parent or "")
+        tokens = request.new_tokens + whole.get(request.parent or "", 0)
+        whole[request.id] = tokens + request.out
+        assert (record.input_tokens, record.output_tokens, len(record.itl_s)) == (tokens, request.out, 2)
+        if parent is not None:
+            assert parent.finish_s is not None and record.arrival_s >= parent.finish_s + request.gap_s - 1e-3
+    told = [record.replayed.cached_tokens for record in records.values() if record.replayed]
+    assert None not in told
+    if "rehearsed_pace" in run.validity.failed_gates or label != SMOKE:
+        return
+    shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
+    deployment, level = Deployment(topology=parse_label(label)), Level(load=run.load, num_requests=16, seed=0)
+    trace = trace_of_file(store.folder / COMPILED)
+    (simulated,) = simulate(deployment, [level], run.workload, hardware, shape, trace=trace, scattered=False)
+    means = figures(simulated)
+    assert sum(each or 0 for each in told) / sum(whole.values()) > 0.3, "system prompts and earlier turns"
+    asked = sum(record.input_tokens for record in records.values())
+    assert sum(each or 0 for each in told) / asked == pytest.approx(simulated.hit_share, abs=0.02)
+    assert run.whole.ttft is not None and run.whole.tpot is not None and means.tpot_s is not None
+    assert run.whole.tpot.mean_s == pytest.approx(means.tpot_s, rel=0.05)
+    assert run.whole.ttft.mean_s == pytest.approx(means.ttft_s, rel=0.15)
+
+
 @pytest.mark.parametrize(
     "label", [pytest.param(label, marks=() if label == SMOKE else pytest.mark.long) for label in CASES]
 )
 def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) -> None:
     flags = ("--rehearse", "--cluster", CLUSTER, "--slow-down", f"{SLOW_DOWN:g}", "--detach", "--timeout-s", "600")
-    launched = rehearsal.run("launch_gptoss.py", *CASES[label], *flags, "--port", str(rehearsal.port))
+    launched = rehearsal.run("launch_gptoss.py", *CASES[label], *flags, *DETAILS, "--port", str(rehearsal.port))
     assert launched.code == 0, launched.text
     assert "6 times slower (as asked for)" in launched.text
 
@@ -91,6 +143,7 @@ def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) ->
         assert run.whole.ttft.mean_s == pytest.approx(means.ttft_s, rel=0.10)
     chunks = [len(record.itl_s) for record in store.read_records(run.key)]
     assert set(chunks) == {2}
+    replay(rehearsal, label)
 
 
 def test_nothing_is_left(rehearsal: Stack) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support import timed
 from support.collector import Collector, collecting
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.results.timeline import RequestTimeline
 from tests.live.conftest import Stack
 
@@ -62,8 +62,7 @@ def test_two_ranks_read_and_the_parts_are_the_clients_ttft(served: Served, route
 
 def test_the_bytes_are_those_of_the_prompt(served: Served) -> None:
     """The oracle is the model's shape. Blocks move whole."""
-    shape = load_model(MODEL)
-    assert shape is not None
+    shape = require_shape(MODEL)
     rng = random.Random(5)
     per_token = 2 * 2 * shape.kv_heads * shape.head_dim * shape.layers
     for tokens in (100, 1000, 4000):

@@ -27,7 +27,7 @@ from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
-from pdlab.cluster.two_hosts import INTERFACE, Host, TwoHosts, made, parse_shape, reshape
+from pdlab.cluster.two_hosts import INTERFACE, Host, TwoHosts, create_hosts, parse_shape, reshape
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def pair(folder: Path) -> Iterator[TwoHosts]:
     """Two hosts that end with the test."""
-    with contextlib.suppress(KeyError), made(folder, UNSHAPED, os.environ, OWNER) as hosts:
+    with contextlib.suppress(KeyError), create_hosts(folder, UNSHAPED, os.environ, OWNER) as hosts:
         yield hosts
         raise KeyError  # the block must not end well: they would stay
 
@@ -128,7 +128,7 @@ class TestHosts:
 
     def test_nothing_of_them_is_outside(self, folder: Path) -> None:
         before = interfaces()
-        with contextlib.suppress(KeyError), made(folder, UNSHAPED, os.environ, OWNER) as pair:
+        with contextlib.suppress(KeyError), create_hosts(folder, UNSHAPED, os.environ, OWNER) as pair:
             assert interfaces() == before
             assert set(two_hosts.strays(OWNER)) == {host.pid for host in pair.hosts}
             assert not two_hosts.strays(OWNER + "2")
@@ -137,7 +137,7 @@ class TestHosts:
 
     @pytest.mark.parametrize("delay_s", [0.0, 0.002])
     def test_killing_a_host_takes_everything_on_it(self, delay_s: float, folder: Path) -> None:
-        with contextlib.suppress(KeyError), made(folder, LinkShape(delay_s=delay_s), os.environ, OWNER) as pair:
+        with contextlib.suppress(KeyError), create_hosts(folder, LinkShape(delay_s=delay_s), os.environ, OWNER) as pair:
             first, second = pair.hosts
             # It leaves its parent and its session, as a daemon does.
             out = on(first, "sh", "-c", "setsid sh -c 'sleep 1000 >/dev/null & echo done' & wait")
@@ -163,7 +163,7 @@ from pdlab.cluster import two_hosts
 from pdlab.core.nodes import LinkShape
 if {when!r} == "while they are made":
     two_hosts._set_rate = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-with two_hosts.made(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay_s=0.001), os.environ, {OWNER!r}):
+with two_hosts.create_hosts(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay_s=0.001), os.environ, {OWNER!r}):
     os.kill(os.getpid(), signal.SIGKILL)
 """
         before = interfaces()
@@ -193,7 +193,7 @@ with two_hosts.made(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay_s=0.001
 
     def test_a_host_that_does_not_start_says_why(self, folder: Path) -> None:
         (folder / "pdlab-a").write_text("in the way")
-        with pytest.raises((PdlabError, FileExistsError)), made(folder, UNSHAPED, os.environ, OWNER):
+        with pytest.raises((PdlabError, FileExistsError)), create_hosts(folder, UNSHAPED, os.environ, OWNER):
             pass
         assert not two_hosts.strays(OWNER)
 
@@ -262,13 +262,13 @@ class TestLink:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     before = os.environ.get("PDLAB_CACHE_DIR")
     held, port = local_nodes.hold_port()
-    made = Stack(tmp_path_factory.mktemp("hosts"), port)
-    os.environ["PDLAB_CACHE_DIR"] = made.env["PDLAB_CACHE_DIR"]
+    create_hosts = Stack(tmp_path_factory.mktemp("hosts"), port)
+    os.environ["PDLAB_CACHE_DIR"] = create_hosts.env["PDLAB_CACHE_DIR"]
     try:
-        yield made
+        yield create_hosts
     finally:
         held.close()
-        made.run("-m", "pdlab", "two-hosts", "down")
+        create_hosts.run("-m", "pdlab", "two-hosts", "down")
         os.environ.pop("PDLAB_CACHE_DIR", None)
         if before is not None:
             os.environ["PDLAB_CACHE_DIR"] = before

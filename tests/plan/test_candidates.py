@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdlab.core.catalog import load_model, require_shape
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility
@@ -20,8 +20,7 @@ from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
 
 def test_no_engine_that_the_launcher_would_refuse() -> None:
     """256 experts do not divide among 24, 40, 48 or 56 GPUs."""
-    shape = load_model("deepseek-v3")
-    assert shape is not None
+    shape = require_shape("deepseek-v3")
     pools = engine_shapes(load_hardware("h100-vllm-0.11"), shape, 64, Workload(input_tokens=2000, output_tokens=200))
     for pool in pools:
         check_divisibility(Deployment(topology=Collocated(pool=pool)), shape)

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from pdlab.plan.correction_fit import (
-    Belief,
+    CorrectionDistribution,
     ErrorSds,
     Response,
     Setting,
+    bounded,
     correction_of,
     errors_covariance,
     gains,
     posterior,
 )
 
-PRIOR = Belief(np.zeros(4), np.diag([1.0, 0.01, 0.04, 4.0]))
+PRIOR = CorrectionDistribution(np.zeros(4), np.diag([1.0, 0.01, 0.04, 4.0]))
 START = np.zeros(4)
 SDS = {"TPOT": ErrorSds(level=3.0)}
 
@@ -77,7 +78,34 @@ def test_the_first_level_helps_most_and_a_second_one_like_it_little() -> None:
 
 
 def test_a_correction_has_no_negative_times() -> None:
-    belief = Belief(np.array([-0.3, 0.1, math.log(1.5), -2.0]), PRIOR.covariance)
+    belief = CorrectionDistribution(np.array([-0.3, 0.1, math.log(1.5), -2.0]), PRIOR.covariance)
     made = correction_of(belief, 3, "test")
     assert (made.host_ms, made.sync_us, made.fitted_levels) == (0.0, 0.0, 3)
     assert made.prefill_factor == pytest.approx(1.5)
+
+
+def test_a_host_that_cannot_take_less_than_no_time_leaves_the_rest_to_the_factor() -> None:
+    """Two levels of 4 % too long, the second one's host share twice as large: least squares take it from the host."""
+    after = posterior(PRIOR, START, [level(0, 0.0, (0.05, 1.0, 0.0, 0.0)), level(1, -0.08, (0.1, 1.0, 0.0, 0.0))], SDS)
+    assert after.mean[0] < -0.1
+    given = posterior(
+        CorrectionDistribution(PRIOR.mean, np.diag([1e-12, 0.01, 0.04, 4.0])),
+        START,
+        [level(0, 0.0, (0.05, 1.0, 0.0, 0.0)), level(1, -0.08, (0.1, 1.0, 0.0, 0.0))],
+        SDS,
+    )
+    assert bounded(after) == pytest.approx(given.mean, abs=1e-4)
+    assert correction_of(after, 2, "").factor == pytest.approx(math.exp(given.mean[1]), abs=1e-3)
+
+
+def test_a_belief_above_nothing_is_not_bounded() -> None:
+    belief = CorrectionDistribution(np.array([0.3, -0.1, -0.2, 2.0]), np.diag([1.0, 0.01, 0.04, 4.0]))
+    assert bounded(belief).tolist() == belief.mean.tolist()
+
+
+def test_neither_host_nor_waiting_is_below_nothing_however_they_are_correlated() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        root = rng.normal(size=(4, 4))
+        mean = bounded(CorrectionDistribution(rng.normal(size=4), root @ root.T))
+        assert mean[0] >= -1e-12 and mean[3] >= -1e-12

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.sim.hardware import load_hardware
@@ -36,8 +36,7 @@ LEVELS = tuple(Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for
 
 
 def predicted() -> str:
-    hardware, shape = load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b")
-    assert shape is not None
+    hardware, shape = load_hardware("h100-vllm-0.11"), require_shape("gpt-oss-120b")
     lines = []
     for label in LABELS:
         deployment = Deployment(topology=parse_label(label))

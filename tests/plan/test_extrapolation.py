@@ -12,7 +12,7 @@ import yaml
 from support import folders
 
 from pdlab.cli import plan as cli_plan
-from pdlab.core.catalog import find_config, load_cluster, load_model
+from pdlab.core.catalog import find_config, load_cluster, require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
@@ -20,7 +20,7 @@ from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Open, Slo, Workload
 from pdlab.plan import facts
-from pdlab.plan.extrapolation import RanOn, in_flight_per_gpu, major_minor, outside_fit, require_node
+from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit, require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scene import Scene
 from pdlab.sim.hardware import Hardware, load_hardware
@@ -35,13 +35,13 @@ def named(
     label: str = "collocated-2xtp4",
     workload: Workload | None = None,
     model: str = MODEL,
-    ran_on: RanOn | None = None,
+    ran_on: Platform | None = None,
     loads: tuple[float, ...] = (8.0,),
     hardware: Hardware = HARDWARE,
 ) -> list[str]:
     deployment = Deployment(topology=parse_label(label))
     found = outside_fit(
-        hardware, model, deployment, [workload or Workload()], ran_on=ran_on or RanOn(), in_flight_per_gpu=loads
+        hardware, model, deployment, [workload or Workload()], ran_on=ran_on or Platform(), in_flight_per_gpu=loads
     )
     return [each.dimension for each in found]
 
@@ -55,7 +55,7 @@ def test_what_was_fitted_is_inside(label: str) -> None:
     assert named(label, Workload(input_tokens=10000, output_tokens=500)) == []
     assert named(label, Workload(input_tokens=4998, output_tokens=251)) == []
     assert named(label, Workload(lengths=parse_lengths("uniform:0.8-1.0"))) == []
-    assert named(label, ran_on=RanOn("H100", "vllm", "0.11")) == []
+    assert named(label, ran_on=Platform("H100", "vllm", "0.11")) == []
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,10 @@ def test_parallelism_beyond_the_fit(label: str, dimensions: list[str]) -> None:
 
 def test_every_other_dimension() -> None:
     assert named(model="gpt-oss-20b") == ["model"]
-    assert named(ran_on=RanOn("H200", "vllm", "0.11")) == ["GPU"]
-    assert named(ran_on=RanOn("H100", "vllm", "0.29")) == named(ran_on=RanOn("H100", "sglang", "0.11")) == ["engine"]
+    assert named(ran_on=Platform("H200", "vllm", "0.11")) == ["GPU"]
+    assert (
+        named(ran_on=Platform("H100", "vllm", "0.29")) == named(ran_on=Platform("H100", "sglang", "0.11")) == ["engine"]
+    )
     assert (
         named(workload=Workload(input_tokens=1000)) == named(workload=Workload(input_tokens=20000)) == ["input length"]
     )
@@ -97,9 +99,9 @@ def test_every_other_dimension() -> None:
 
 def test_the_network_counts_where_kv_cache_crosses_it() -> None:
     spread, pack = "pd-spread-p1xtp4-d1xtp4", "pd-pack-p1xtp4-d1xtp4"
-    assert named(spread, ran_on=RanOn(nic="infiniband")) == ["network"] == named(spread, ran_on=RanOn(nic="tcp"))
-    assert named(spread, ran_on=RanOn(nic="efa")) == named(pack, ran_on=RanOn(nic="infiniband")) == []
-    assert named("collocated-2xtp4", ran_on=RanOn(nic="infiniband")) == []
+    assert named(spread, ran_on=Platform(nic="infiniband")) == ["network"] == named(spread, ran_on=Platform(nic="tcp"))
+    assert named(spread, ran_on=Platform(nic="efa")) == named(pack, ran_on=Platform(nic="infiniband")) == []
+    assert named("collocated-2xtp4", ran_on=Platform(nic="infiniband")) == []
 
 
 def test_load_is_counted_per_gpu() -> None:
@@ -164,8 +166,7 @@ class TestHardwareFiles:
 
 
 def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scene, ClusterView]:
-    shape = load_model(model)
-    assert shape is not None
+    shape = require_shape(model)
     scene = Scene(hardware, shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
     view = ClusterView(nodes=load_cluster("p5.48xlarge-x2").nodes[:1])
     return plan(scene, model, view, 8, concurrencies=[16, 32]), scene, view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,9 @@ from pdlab.core.errors import UsageError
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
-from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, matched, most_rps, share_within, uphill
+from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
 from pdlab.plan.scene import Scene
+from pdlab.plan.traffic import endless_hit_share, trace_of_file
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import empty_level
 
@@ -61,7 +63,7 @@ def test_where_no_rate_keeps_the_slo_there_is_none() -> None:
 
 @given(st.integers(1, 63), st.integers(1, 63))
 def test_the_top_is_found_from_everywhere(top: int, begin: int) -> None:
-    assert uphill(lambda prefill: -abs(prefill - top), begin, 64) == top
+    assert hill_climb(lambda prefill: -abs(prefill - top), begin, 64) == top
 
 
 def test_the_share_counts_requests_from_a_moment_on() -> None:
@@ -118,3 +120,51 @@ def test_an_slo_of_both_latencies_is_needed() -> None:
     assert SHAPE is not None
     with pytest.raises(UsageError, match="give --slo-ttft-ms"):
         fluid_plan(Scene(HARDWARE, SHAPE, Workload(), Slo(ttft_s=2.0)), "gpt-oss-120b", 8)
+
+
+CONVERSATIONS = """\
+conversations: {rate_rps: 1, sessions: 60, turns: 3, user_tokens: 2500, answer_tokens: 60, think_s: 2}
+"""
+
+
+def of_sessions(folder: Path) -> tuple[Path, Scene]:
+    """Sixty conversations, each turn after the answer to the one before."""
+    assert SHAPE is not None
+    path = folder / "chat.yaml"
+    path.write_text(CONVERSATIONS, encoding="utf-8")
+    trace = trace_of_file(path)
+    workload = Workload(input_tokens=5000, output_tokens=60)
+    slo = Slo(ttft_s=2.0, tpot_s=0.02, quantile=0.9)
+    hits = endless_hit_share(trace, HARDWARE, SHAPE)
+    return path, Scene(HARDWARE, SHAPE, workload, slo, hits, trace=trace, scattered=False)
+
+
+def test_sessions_begin_as_often_as_the_slo_allows(tmp_path: Path) -> None:
+    _, scene = of_sessions(tmp_path)
+    assert scene.trace is not None
+    made = fluid_plan(scene, "gpt-oss-120b", 2)
+    best = made.auto
+    assert best.speed is not None and best.rps > 0 and 0.2 < best.hit_share < 0.7
+    rate_rps = best.speed * scene.trace.rate_rps
+    held, beyond = (scene.replayed(made.deployment, factor * rate_rps) for factor in (1.0, 1.1))
+    assert held.meets and not beyond.meets
+    came_s = held.level.arrival_s
+    assert best.rps == pytest.approx((len(came_s) - 1) / (came_s[-1] - came_s[0]))
+    assert [each.roles for each in made.fixed] == ["1:1"] and made.fixed[0].speed
+
+
+def test_the_plan_of_a_workload_file_says_how_fast_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = of_sessions(tmp_path)
+    flags = f"--gpus 2 --fluid --assume-merged --slo-ttft-ms 2000 --slo-tpot-ms 20 --workload {path}"
+    assert cli.main(shlex.split(flags)) == 0
+    printed = capsys.readouterr().out
+    assert "prefix caches by vLLM's rules answer" in printed and "times the file's speed" in printed
+    assert f"--workload {path}" in printed.splitlines()[-1] and "--itl" not in printed
+
+
+def test_a_pool_that_no_file_loads_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = Path(__file__).resolve().parents[1] / "data" / "traffic" / "chat.yaml"
+    flags = f"--gpus 8 --fluid --slo-ttft-ms 9000 --slo-tpot-ms 90 --workload {chat}"
+    assert cli.main(shlex.split(flags)) == 2
+    error = capsys.readouterr().err
+    assert "all sessions of this workload begin at once" in error and error.count("\n") == 1

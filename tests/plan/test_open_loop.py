@@ -96,7 +96,7 @@ def test_answers_of_one_token_have_no_tpot() -> None:
     bounded = replace(scene(Slo(tpot_s=0.1)), workload=workload)
     outcome = bounded.outcome(Deployment(topology=parse_label("collocated-1xtp4")), Closed(concurrency=8))
     part = outcome.level.output_tokens[judged(outcome.level)]
-    known = [tpot_s for (_, tpot_s, _), tokens in zip(outcome.latencies, part, strict=True) if tokens > 1]
+    known = [tpot_s for tpot_s, tokens in zip(outcome.columns[1], part, strict=True) if tokens > 1]
     assert 0 < len(known) < len(part) and outcome.tpot_s == pytest.approx(np.mean(known))
 
 

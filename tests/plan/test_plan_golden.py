@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.core.catalog import load_cluster, load_model
+from pdlab.core.catalog import load_cluster, require_shape
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.planner import Plan, plan
 from pdlab.plan.scene import Scene
@@ -31,8 +31,7 @@ SEEDS = (1, 2, 3, 4, 5, 6)
 
 
 def scene() -> Scene:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     return Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
 
 

@@ -10,8 +10,9 @@ import pytest
 from support.replays import write_replay
 
 from pdlab.cli import plan, viz
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.replayed import COMPILED
 from pdlab.core.workload import Level, Open, RunKey, Workload
 from pdlab.results.schema import ReplayedRequest, RequestRecord
@@ -35,10 +36,12 @@ def requests() -> list[TrafficRequest]:
     return made
 
 
-def measured(folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0, **engine_kwargs: object) -> Path:
+def measured(
+    folder: Path, *, ttft_factor: float = 1.0, tpot_factor: float = 1.0, hybrid: bool = True, **engine_kwargs: object
+) -> Path:
     """What the simulator says of one engine pair, with other times to the first token and between tokens."""
-    shape, hardware = load_model("gpt-oss-120b"), load_hardware("h100-vllm-0.11").model_copy(update={"hybrid_kv": True})
-    assert shape is not None
+    shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
+    hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
     sent = requests()
     trace = Trace.of(sent)
     level = simulate(
@@ -92,6 +95,24 @@ def test_engines_have_the_kv_cache_that_they_were_given(tmp_path: Path, capsys: 
     """40 MB hold some 1,000 tokens, fewer than a prompt; the hardware file alone has room for all of them."""
     assert plan.main(["--compare", str(measured(tmp_path / "small", kv_cache_memory_bytes=40_000_000))]) == 2
     assert "does not fit" in capsys.readouterr().err
+
+
+def test_rehearsed_engines_have_the_caches_of_their_hardware_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = measured(tmp_path / "slow", hybrid=False)
+
+    def shares() -> list[str]:
+        assert plan.main(["--compare", str(folder)]) == 0
+        (row,) = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| slow")]
+        return row[7].split()[::2]
+
+    ours, theirs = shares()
+    assert ours != theirs, "as of an engine that was measured, whose windowed layers have a group of their own"
+    store = Store(folder)
+    store.write_manifest(store.read_manifest().model_copy(update={"rehearsal": Rehearsal(slow_down=4)}))
+    ours, theirs = shares()
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{}\n", "what was sent has"), (None, "cannot be read")])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdlab.cli import plan as cli_plan
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Disaggregated, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.plan.scattered_blocks import read
@@ -60,8 +60,7 @@ def test_the_size_nearest_to_the_prompt_of_the_backend_that_passed(tmp_path: Pat
 
 
 def test_what_takes_longer_is_what_the_decode_engine_stands_still(tmp_path: Path) -> None:
-    hardware, shape = load_hardware("h100-vllm-0.11"), load_model(MODEL)
-    assert shape is not None
+    hardware, shape = load_hardware("h100-vllm-0.11"), require_shape(MODEL)
     topology = parse_label("pd-pack-p1xtp2-d1xtp2")
     assert isinstance(topology, Disaggregated)
     blocks = read(write(tmp_path / "b.json"), MODEL, 5000, cpu=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import itertools
 import os
 import random
 import statistics
@@ -19,23 +20,28 @@ from pdlab.core.deployment import Pool
 from pdlab.core.files import CONFIGS
 from pdlab.core.workload import Level
 from pdlab.plan import scoring
+from pdlab.plan.correction_fit import Response, Setting
 from pdlab.plan.error_catalog import public_errors
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, throughput
 from pdlab.plan.scoring import (
     METRICS,
     START,
+    TPOT,
+    TTFT,
     PointFigure,
+    PointsInBand,
     ScoredPoint,
+    group_scores,
     left_out,
     lost_by_ratio,
+    near_by_chance,
     predict_point,
     rank_of,
     regret,
     response,
     scored,
 )
-from pdlab.plan.stack_bands import LEAST_LIKE
-from pdlab.plan.stack_prior import LEAST_STACKS
+from pdlab.plan.stack_prior import LEAST_STACKS, ErrorComponents, is_represented
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.simulator import simulate
@@ -141,6 +147,58 @@ def test_what_is_left_out_changes_nothing_of_its_prior() -> None:
     assert one.prior.mean.tolist() == other.prior.mean.tolist()
 
 
+def stated(off_by: dict[str, float] | None = None) -> dict[Stack, list[Response]]:
+    """Ten stacks of four levels that are 3 % off. ``off_by``: further errors of what has that label."""
+    rng = random.Random(1)
+    found = {}
+    for number in range(10):
+        stack = Stack(f"m{number % 5} fp8", f"G{number // 2}", "vllm", f"0.{number}", "collocated")
+        of_stack = rng.gauss(0, 0.03)
+        found[stack] = []
+        for level, (tp, load) in enumerate(itertools.product(("tp1", "tp2"), ("4", "64"))):
+            setting = Setting(tp, "1024:1024", load)
+            labels = (stack.model.split()[0], stack.gpu, tp, load)
+            further = sum((off_by or {}).get(label, 0.0) for label in labels)
+            for metric in (TPOT, TTFT):
+                error = of_stack + rng.gauss(0, 0.03) + further
+                found[stack].append(Response(metric, setting, level, error, (0.02, 0.9, 0.1, 0.01)))
+    return found
+
+
+def test_a_group_that_is_left_out_says_nothing_of_its_own_band() -> None:
+    """Levels of 64 in flight are far off: their band is made of the others and holds none of them."""
+    plain, far = ({each.group: each for each in group_scores(stated(by), ("load",))} for by in (None, {"64": 3.0}))
+    assert plain["64"].held[TPOT].of == 20 and plain["64"].stacks == 10
+    assert plain["64"].held[TPOT].share >= 0.8
+    assert far["64"].held[TPOT].inside == 0
+    assert far["64"].error[TPOT] > 500
+
+
+def test_all_of_a_model_is_left_out_at_once() -> None:
+    """Two stacks each, 3 off: were one of them left in, it would predict the other."""
+    scores = {each.group: each for each in group_scores(stated({"m2": 3.0}), ("model",))}
+    assert list(scores) == ["m0", "m1", "m2", "m3", "m4"]
+    assert scores["m2"].stacks == 2 and scores["m2"].error[TPOT] > 500
+    assert not scores["m2"].held, "eight other stacks make no band"
+
+
+def test_an_interval_of_a_share_is_wilsons() -> None:
+    assert PointsInBand(18, 20).interval == pytest.approx((0.699, 0.972), abs=1e-3)
+    assert PointsInBand(20, 20).interval == pytest.approx((0.839, 1.0), abs=1e-3)
+    assert PointsInBand(90, 100).share == 0.9
+
+
+def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
+    """Of twenty levels 18 must be inside: 28 % of stacks, were each level off by itself. Common errors make it less."""
+    parts = dict.fromkeys(("stack", "model", "gpu", "engine", "parallelism", "lengths", "load", "level"), 0.0)
+    alone = ErrorComponents.model_validate({**parts, "level": 5.0, "reach": 1.6})
+    common = ErrorComponents.model_validate({**parts, "stack": 15.0, "level": 5.0, "reach": 1.6})
+    settings = [Setting(str(each), str(each), str(each)) for each in range(20)]
+    assert near_by_chance(alone, (), settings) == pytest.approx(0.285, abs=0.03)
+    assert near_by_chance(common, (), settings) < 0.1
+    assert near_by_chance(common.model_copy(update={"stack": 0.0, "gpu": 15.0}), ("gpu",), settings) < 0.1
+
+
 def chosen(tp: int, load: int, tpot_s: float, predicted_s: float) -> ScoredPoint:
     point = next(each for each in points_of("a", "h100", (load,)) if f"tp{tp}" in each.row.deployment.label)
     figure = PointFigure(predicted_s, 0.01, throughput(point.row, predicted_s, 0.01))
@@ -162,10 +220,10 @@ def test_the_shipped_catalog_knows_what_it_has_seen() -> None:
     catalog = public_errors()
     known = next(each.stack for each in catalog.stacks if each.version == "0.18")
     assert catalog.unseen(known) == ()
-    assert catalog.like(known) >= LEAST_LIKE
-    assert not catalog.like(known._replace(gpu="L40S")), "no stack was left out whose GPU no other one has"
-    assert not catalog.like(known._replace(mode="pd")), "no P:D stack is among them"
-    assert not catalog.like(known._replace(engine="sglang"))
+    stacks = [each.stack for each in catalog.stacks]
+    assert is_represented(known, stacks) and is_represented(known._replace(version="0.99"), stacks)
+    assert not is_represented(known._replace(mode="pd"), stacks), "no P:D stack is among them"
+    assert not is_represented(known._replace(engine="sglang"), stacks)
     assert len(catalog.stacks) >= LEAST_STACKS
     assert not {"int4", "nvfp4"} & set(catalog.covered.weights), "their tables are in doubt"
     seen, strange = catalog.prior(known), catalog.prior(known._replace(model="another", version="0.99"))

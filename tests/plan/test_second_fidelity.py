@@ -13,7 +13,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Open, Slo, Workload
 from pdlab.plan.planner import Candidate
 from pdlab.plan.scene import Scene
-from pdlab.plan.second_fidelity import beside
+from pdlab.plan.second_fidelity import comparison_with_vllm
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
 from pdlab.sim.simulator import simulate
@@ -33,7 +33,7 @@ def candidate(scene: Scene, load: Closed | Open) -> Candidate:
 def test_the_same_requests_again(load: Closed | Open) -> None:
     one = candidate(SCENE, load)
     assert SCENE.again(simulate, COLLOCATED, one.outcomes[0]) == one.outcomes[0]
-    (row,) = beside(SCENE, [one], simulate).splitlines()[-1:]
+    (row,) = comparison_with_vllm(SCENE, [one], simulate).splitlines()[-1:]
     left, right = zip(*(cell.split(" / ") for cell in row.split("  ") if " / " in cell), strict=True)
     assert [cell.strip() for cell in left] == [cell.strip() for cell in right]
 
@@ -49,7 +49,7 @@ def test_what_cannot_be_simulated_so_is_named() -> None:
     def refuses(*_: Any, **__: Any) -> Any:
         raise UsageError("not with pipeline stages")
 
-    assert beside(SCENE, [candidate(SCENE, Closed(concurrency=4))], refuses).endswith(
+    assert comparison_with_vllm(SCENE, [candidate(SCENE, Closed(concurrency=4))], refuses).endswith(
         "collocated-2xtp2: not with pipeline stages"
     )
 

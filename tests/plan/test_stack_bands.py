@@ -89,8 +89,7 @@ def test_nine_stacks_at_least_make_a_band(monkeypatch: pytest.MonkeyPatch) -> No
     ("found", "why"),
     [
         (lambda: band("L40S"), "L40S"),
-        (lambda: band(shape=OTHER), "1 of them was as far from the others (gpt-oss-20b)"),
-        (lambda: band(engine="trtllm", version="1.3"), "2 of them were"),
+        (lambda: band(engine="trtllm", version="1.3"), "2 of them are"),
         (lambda: band(shape=GPT_OSS.model_copy(update={"weight_dtype": "int4"})), "weights"),
         (lambda: band(label="pd-pack-p1xtp2-d1xtp2"), "pd"),
         (lambda: band(engine="sglang"), "sglang"),
@@ -105,6 +104,25 @@ def test_where_no_stack_like_it_was_left_out_there_is_none(found: object, why: s
     made = found()
     assert made.error is None and codes(made) == ["no_band"]
     assert why in str(made.findings[0].numbers["why"])
+
+
+@pytest.mark.parametrize(("held", "banded"), [(0.90, True), (0.85, False), (None, False)])
+def test_a_model_that_nobody_measured_has_a_band_where_those_of_left_out_models_held(
+    monkeypatch: pytest.MonkeyPatch, held: float | None, banded: bool
+) -> None:
+    shares = {} if held is None else {"model": {"TPOT": 0.97, "mean TTFT": held}, "engine": {"TPOT": 0.9}}
+    catalog = public_errors().model_copy(update={"left_out": shares})
+    for module in (stack_bands, error_catalog):
+        monkeypatch.setattr(module, "public_errors", lambda: catalog)
+    found, known = band(shape=OTHER), band()
+    assert known.error is not None
+    if not banded:
+        assert found.error is None and codes(found) == ["no_band"]
+        assert "left-out model" in str(found.findings[0].numbers["why"])
+        return
+    assert found.error is not None and found.findings[0].numbers["unseen"] == "gpt-oss-20b"
+    widths = [each.error.parts["TPOT"].common_percent for each in (known, found) if each.error]
+    assert widths[0] < widths[1]
 
 
 def test_measured_levels_have_the_errors_of_stacks_with_as_many() -> None:

@@ -8,18 +8,23 @@ import pytest
 from pdlab.plan.correction_fit import Setting
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.plan.stack_prior import (
+    BELIEVED_ERRORS,
     LEAST_STACKS,
-    Effects,
+    SEEN_BY,
+    EffectSds,
     StackError,
     StackFit,
     effects_of,
     error_components,
+    errors_loss,
     hierarchical_quantile,
+    hold_outs,
+    is_represented,
     prior_of,
     unseen,
 )
 
-EFFECTS = (Effects(0.6, 0.2, 0.3, 0.2),) * 4
+EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2),) * 4
 
 
 def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Stack:
@@ -124,3 +129,80 @@ def test_too_few_stacks_have_no_band() -> None:
     few, enough = (error_components("TPOT", drawn(rng, count)) for count in (LEAST_STACKS - 1, LEAST_STACKS))
     assert few.reach is None and few.parts() is None and few.half_width(()) == float("inf")
     assert enough.parts() is not None and 0 < enough.half_width(()) < enough.half_width(("engine",))
+
+
+def test_an_unstated_version_differs_from_a_new_one_as_much_as_a_stated_one_does() -> None:
+    """Versions differ much here: of two stacks neither says more of a third one."""
+    versions = (EffectSds(0.2, 0.2, 2.0, 0.2),) * 4
+    fits = [fit(stack("a", "H100", "0.18"), 0.0), fit(stack("b", "B200", UNSTATED), 2.0)]
+    assert prior_of(stack("d", "B300", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
+
+
+def test_a_stack_is_left_out_alone_and_with_all_that_shares_something() -> None:
+    fits = [fit(stack(*each), 0.0) for each in (("a", "H100", "0.18"), ("a", "H200", "0.19"), ("b", "H100", "0.19"))]
+    ways = hold_outs(fits[0].stack, fits)
+    assert list(ways) == [("engine",), ("model", "engine"), ("gpu", "engine")]
+    assert [[each.stack for each in rest] for rest in ways.values()] == [
+        [fits[1].stack, fits[2].stack],
+        [fits[2].stack],
+        [fits[1].stack],
+    ]
+
+
+def dense_loss(stacks: list[dict[tuple[str, ...], list[StackError]]], sds: list[float]) -> float:
+    """As `errors_loss`, with every covariance written out."""
+    total = 0.0
+    for ways in stacks:
+        for without, members in ways.items():
+            values = np.array([100 * each.error for each in members])
+            common = sds[0] ** 2 + sum(sds[1 + SEEN_BY.index(kind)] ** 2 for kind in without)
+            covariance = np.full((len(values), len(values)), common) + sds[7] ** 2 * np.eye(len(values))
+            for i, one in enumerate(members):
+                for j, other in enumerate(members):
+                    pairs = zip(sds[4:7], one.setting, other.setting, strict=True)
+                    covariance[i, j] += sum(sd**2 for sd, mine, theirs in pairs if mine == theirs)
+            unlikely = np.linalg.slogdet(covariance)[1] + values @ np.linalg.solve(covariance, values)
+            total += unlikely / len(ways)
+    return float(total)
+
+
+def test_the_likelihood_is_that_of_the_covariances_written_out() -> None:
+    rng = np.random.default_rng(8)
+    errors = drawn(rng, 3)
+    stacks = []
+    for number, kinds in enumerate([((),), (("engine",), ("model", "engine")), ((), ("gpu",), ("model",))]):
+        members = [each for each in errors if each.stack == stack(str(number))][: 12 - 3 * number]
+        stacks.append(
+            {without: [each._replace(error=each.error + rng.normal(0, 0.05)) for each in members] for without in kinds}
+        )
+    loss = errors_loss(stacks)
+    for sds in (list(BELIEVED_ERRORS["TPOT"]), [2.0, 5.0, 1.0, 7.0, 3.0, 0.5, 4.0, 2.0]):
+        assert loss(sds) == pytest.approx(dense_loss(stacks, sds))
+
+
+def of_models(count: int) -> list[StackError]:
+    """Stacks alone and, with 20 % more, with their model left out; each model on three GPUs."""
+    rng = np.random.default_rng(9)
+    found = []
+    for model in range(count):
+        unlike = rng.normal(0, 0.2)
+        for gpu in ("H100", "H200", "B200"):
+            for each in drawn(rng, 1):
+                alone = each._replace(stack=stack(str(model), gpu))
+                found += [alone, alone._replace(unseen=("model",), error=each.error + unlike)]
+    return found
+
+
+def test_few_left_out_models_make_that_part_wider_than_many() -> None:
+    few, many = (error_components("TPOT", of_models(count)) for count in (3, 30))
+    assert many.model == pytest.approx(20, rel=0.5)
+    assert few.model > 1.3 * many.model
+    assert many.stack < 10, "what an unseen model adds is no part of stacks as such"
+
+
+def test_a_band_is_told_by_three_groups_of_what_is_unseen() -> None:
+    seen = [stack("a"), stack("b", "H200", "0.19"), stack("c", "B200", "0.20")]
+    assert is_represented(stack("d"), seen)
+    assert not is_represented(stack("d"), [*seen[:2], seen[1]._replace(gpu="B200")]), "two models are no rule"
+    assert not is_represented(stack("a")._replace(engine="sglang"), seen)
+    assert not is_represented(stack("a")._replace(mode="pd"), seen)

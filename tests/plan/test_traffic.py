@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdlab.cli import plan
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.errors import UsageError
 from pdlab.plan.traffic import endless_hit_share, says_requests, trace_of_file
 from pdlab.sim.hardware import load_hardware
@@ -86,8 +86,7 @@ def test_requests_that_share_nothing_are_lengths_and_moments_alone() -> None:
 
 def test_the_share_of_a_cache_that_forgets_nothing() -> None:
     """Agents hit most of their prompts, also by the rules of windowed layers, which find less."""
-    shape, hardware = load_model("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
-    assert shape is not None
+    shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
     given = trace_of_file(DATA / "agents.yaml")
     full = endless_hit_share(given, hardware, shape)
     windowed = endless_hit_share(given, hardware.model_copy(update={"hybrid_kv": True}), shape)

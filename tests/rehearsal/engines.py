@@ -24,7 +24,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (  # noqa: E4
     CompletionRequest,
 )
 
-from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.catalog import require_shape  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.rehearsal import engine as module  # noqa: E402
 from pdlab.rehearsal.fake_cluster import ensure_tokenizer  # noqa: E402
@@ -54,15 +54,16 @@ class FakeMetrics(EngineMetrics):
         self.use.append(share)
 
 
-async def started(folder: Path, role: str, label: str, node: str, number: int = 1, *, merged: bool = False) -> Any:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+async def started(
+    folder: Path, role: str, label: str, node: str, number: int = 1, *, merged: bool = False, **arguments: Any
+) -> Any:
+    shape = require_shape("gpt-oss-120b")
     spec = EngineSpec(
         slow_down=SLOW_DOWN,
         role=role,
         hardware=load_hardware("h100-vllm-0.11"),
         shape=shape,
-        deployment=Deployment(topology=parse_label(label)),
+        deployment=Deployment(topology=parse_label(label), engine_kwargs=arguments),
         tokenizer=str(ensure_tokenizer(folder) / "tokenizer.json"),
         folder=str(folder / "s"),
         max_model_len=16384,
@@ -163,6 +164,12 @@ async def main(folder: Path) -> dict[str, Any]:
     out["generated"] = [each.generated_tokens() for each in (one, two)]
     merged = await started(folder, "fluid", "pd-fluid-2xtp4", "node-1", 3, merged=True)
     out["scattered"] = [one.core.scattered, merged.core.scattered]
+    telling = await started(folder, "collocated", "collocated-1xtp4", "node-1", enable_prompt_tokens_details=True)
+    for name in ("first", "again"):
+        out[name] = await all_of(telling.completions(asked(words), None))
+    chat.stream, chat.return_token_ids = True, True
+    chat.stream_options = {"include_usage": True}
+    out["chat streamed"] = await all_of(telling.chat(chat, None))
     out["blocks"] = decode._engine_client.vllm_config.cache_config.num_gpu_blocks
     return out
 

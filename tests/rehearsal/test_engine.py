@@ -108,3 +108,17 @@ def test_fluid_engines_prefill_for_each_other_at_once(answers: Answers) -> None:
 
 def test_pools_are_scattered_once_they_have_wrapped_unless_blocks_are_assumed_to_merge(answers: Answers) -> None:
     assert answers["scattered"] == [None, False]
+
+
+def test_cached_tokens_are_told_where_that_was_asked(answers: Answers) -> None:
+    first, again = (answers[name][0]["usage"] for name in ("first", "again"))
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    # The last token is computed, and with it its block.
+    assert again["prompt_tokens_details"]["cached_tokens"] == (again["prompt_tokens"] - 1) // 16 * 16 > 0
+    assert answers["both"][0]["usage"]["prompt_tokens_details"] is None, "as vLLM, which tells nothing by default"
+
+
+def test_the_prompts_tokens_of_a_chat_stand_beside_the_choices(answers: Answers) -> None:
+    first, *rest, usage = events(answers["chat streamed"])
+    assert len(first["prompt_token_ids"]) == usage["usage"]["prompt_tokens"] > 0
+    assert not any("prompt_token_ids" in each for each in (*rest, *first["choices"]))

@@ -41,27 +41,27 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_complete(cached: Path) -> None:
-    weight_files = weights.look("org/model")
+    weight_files = weights.local_weights("org/model")
     assert (weight_files["folder"], weight_files["bytes"], weight_files["missing"]) == (
         str(cached),
         2 * len(safetensors()),
         [],
     )
     assert weight_files["broken"] == {}
-    assert weights.look(str(cached))["missing"] == []
+    assert weights.local_weights(str(cached))["missing"] == []
 
 
 @pytest.mark.parametrize("name", ["model-2.safetensors", "config.json"])
 def test_a_file_that_the_index_names_is_missing(name: str, cached: Path) -> None:
     (cached / name).unlink()
-    assert weights.look("org/model")["missing"] == [name]
+    assert weights.local_weights("org/model")["missing"] == [name]
 
 
 def test_a_download_that_broke_off_is_not_there(cached: Path) -> None:
     """The cache links to blobs; one that was not finished has none behind it."""
     (cached / "model-1.safetensors").unlink()
     (cached / "model-1.safetensors").symlink_to(cached / "nowhere")
-    assert weights.look("org/model")["missing"] == ["model-1.safetensors"]
+    assert weights.local_weights("org/model")["missing"] == ["model-1.safetensors"]
 
 
 WHOLE = safetensors()
@@ -84,7 +84,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 )
 def test_weights_that_no_engine_can_load(content: bytes, why: str, cached: Path) -> None:
     (cached / "model-2.safetensors").write_bytes(content)
-    found = weights.look("org/model")
+    found = weights.local_weights("org/model")
     assert list(found["broken"]) == ["model-2.safetensors"] and found["missing"] == []
     assert found["broken"]["model-2.safetensors"].startswith(why)
 
@@ -93,13 +93,13 @@ def test_files_that_the_safetensors_library_wrote_are_whole(cached: Path) -> Non
     numpy, library = pytest.importorskip("numpy"), pytest.importorskip("safetensors.numpy")
     tensors = {"a": numpy.arange(5, dtype="float32"), "b": numpy.zeros((2, 3), dtype="uint8")}
     library.save_file(tensors, cached / "model-1.safetensors", metadata={"format": "pt"})
-    assert weights.look("org/model")["broken"] == {}
+    assert weights.local_weights("org/model")["broken"] == {}
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", '{"hidden_size": 8}'])
 def test_a_config_that_says_no_model(content: str, cached: Path) -> None:
     (cached / "config.json").write_text(content)
-    assert list(weights.look("org/model")["broken"]) == ["config.json"]
+    assert list(weights.local_weights("org/model")["broken"]) == ["config.json"]
 
 
 def test_the_command_names_a_broken_file(cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,12 +112,12 @@ def test_no_tokenizer_and_no_weights(cached: Path) -> None:
     for path in cached.iterdir():
         if path.name != "config.json":
             path.unlink()
-    assert weights.look("org/model")["missing"] == ["a tokenizer", "*.safetensors"]
+    assert weights.local_weights("org/model")["missing"] == ["a tokenizer", "*.safetensors"]
 
 
 def test_nothing_of_it(cached: Path) -> None:
-    assert weights.look("org/other")["missing"] == ["everything"]
-    assert weights.look("/no/such/folder")["folder"] is None
+    assert weights.local_weights("org/other")["missing"] == ["everything"]
+    assert weights.local_weights("/no/such/folder")["folder"] is None
 
 
 def test_the_command(cached: Path, capsys: pytest.CaptureFixture[str]) -> None:

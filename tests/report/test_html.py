@@ -100,24 +100,28 @@ def test_every_level_is_in_the_table_and_in_the_plots(three: list[Path], tmp_pat
     text = made(three, tmp_path)
     rows = [attrs for tag, attrs in Elements(text).tags if tag == "tr" and "data-curve" in attrs]
     assert len(rows) == 9
-    points = [point for curve in payload(text)["curves"] for point in curve["points"]]
-    assert len(points) == 9 and sum(not point["ok"] for point in points) == 1
-    left_out = next(point for point in points if point["x"])
-    assert (left_out["v"], left_out["n"], left_out["why"]) == (4, 2, ["prefix cache hits above 2 %"])
+    levels = payload(text)["levels"]
+    assert len(levels) == 9 and sum(not level["valid"] for level in levels) == 1
+    left_out = next(level for level in levels if level["excluded"])
+    told = left_out["load"], left_out["repeats"], left_out["reasons"]
+    assert told == ("concurrency 4", 2, ["prefix cache hits above 2 %"])
 
 
 def test_figures_in_the_plots_are_those_of_the_analysis(three: list[Path], tmp_path: Path) -> None:
     text = made(three, tmp_path)
     loaded = loading.load(three, {})
     curves = analysis.curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    for curve, drawn in zip(curves, payload(text)["curves"], strict=True):
-        assert drawn["label"] == curve.label and drawn["gpus"] == curve.gpus.total
-        for point, shown in zip(curve.points, drawn["points"], strict=True):
-            assert shown["l"]["tpot"]["p50"] == pytest.approx(point.ms("tpot", "p50"), rel=1e-5)
-            assert shown["r"]["output"] == pytest.approx(point.output_tokens_per_s, rel=1e-5)
-            interval = point.rate_estimate("output").interval(0.95)
-            assert interval is not None
-            assert shown["ri"]["output"] == pytest.approx([interval.low, interval.high], rel=1e-5)
+    spec = payload(text)
+    assert [series["label"] for series in spec["series"]] == [curve.label for curve in curves]
+    points = [(curve, point) for curve in curves for point in curve.points]
+    for i, (curve, point) in enumerate(points):
+        assert spec["columns"]["tpot.p50"][i][0] == pytest.approx(point.ms("tpot", "p50"), rel=1e-5)
+        interval = point.rate_estimate("output").interval(0.95)
+        assert interval is not None
+        whole = pytest.approx([point.output_tokens_per_s, interval.low, interval.high], rel=1e-5)
+        assert spec["columns"]["output.whole"][i] == whole
+        per_gpu = pytest.approx(point.output_tokens_per_s / curve.gpus.total, rel=1e-5)
+        assert spec["columns"]["output.gpu"][i][0] == per_gpu
 
 
 def test_no_winner_inside_the_noise(tmp_path: Path) -> None:
@@ -146,9 +150,9 @@ def test_two_models_are_never_in_one_verdict_or_frontier(tmp_path: Path) -> None
         for name, each in zip(models, folders.deployments(3), strict=True)
     ]
     text = made(named, tmp_path)
-    assert [curve["group"] for curve in payload(text)["curves"]] == list(models.values())
+    assert [curve["groups"] for curve in payload(text)["series"]] == [[model] for model in models.values()]
     page = Elements(text).text
-    one, other, large = (curve["label"] for curve in payload(text)["curves"])
+    one, other, large = (curve["label"] for curve in payload(text)["series"])
     assert f"{one} over {other}" in page or f"{other} over {one}" in page
     assert f"over {large}" not in page and f"{large} over" not in page
 
@@ -163,7 +167,7 @@ def test_a_name_never_becomes_markup(tmp_path: Path) -> None:
     assert [tag for tag, _ in elements.tags].count("script") == 2
     assert not {"img", "b"} & {tag for tag, _ in elements.tags}
     assert HOSTILE in elements.text, "it reads as it was written"
-    assert payload(text)["curves"][0]["points"][1]["why"] == [HOSTILE]
+    assert payload(text)["levels"][1]["reasons"] == [HOSTILE]
 
 
 def test_nothing_is_loaded_from_anywhere(three: list[Path], tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_answers_to_slos_and_published_tables(three: list[Path], tmp_path: Path)
     assert "Within TTFT <= 900 ms and TPOT <= 20 ms for 95 % of requests" in page
     assert "Cost at 2 per GPU hour" in page and "Best by throughput" in page
     assert "1 published curve, not ranked" in page
-    assert [curve["published"] for curve in payload(text)["curves"]] == [False, False, False, True]
+    assert [curve["published"] for curve in payload(text)["series"]] == [False, False, False, True]
     verdict = page[: page.index("Plots")]
     assert "99,999" not in verdict and "99999" not in verdict
 

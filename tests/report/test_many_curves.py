@@ -7,45 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.curves import many, one
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.view import View
-from pdlab.core.workload import Workload
 from pdlab.report import plots
+from pdlab.report.curve_figure import curve_figure
 from pdlab.report.highlight import MOST_ALIKE, MOST_COLOURED, highlighted, panels
-from pdlab.report.scales import rates_are_logarithmic
 from pdlab.report.style import GREY, HUES, lightness, styles
 
 GOLDEN = Path(__file__).parent / "golden" / "many_curves.txt"
-LOADS = (1.0, 4.0, 16.0, 64.0)
-
-
-def one(label: str, factor: float, output_tokens: int = 100, settings: dict[str, str] | None = None) -> Curve:
-    """More load, more throughput and a longer TPOT; ``factor`` times the throughput."""
-    workload = Workload(input_tokens=1000, output_tokens=output_tokens)
-    rates = [factor * 100 * load**0.5 for load in LOADS]
-    points = tuple(
-        Point(
-            kind="concurrency",
-            value=load,
-            window="whole",
-            samples=(Sample(repeat=0, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=rate),),
-            workloads=(workload,),
-            requests_per_s=rate / output_tokens,
-            input_tokens_per_s=rate,
-            output_tokens_per_s=rate,
-            latency_ms={"ttft": {"p50": 100 + load}, "tpot": {"p50": 5 + load**0.5 + factor % 5}},
-        )
-        for load, rate in zip(LOADS, rates, strict=True)
-    )
-    name = workloads_name([workload])
-    return Curve(
-        name=label, label=label, gpus=Gpus(total=8), workload=name, points=points, model="m", settings=settings or {}
-    )
-
-
-def many(count: int, output_tokens: int = 100, prefix: str = "c") -> list[Curve]:
-    return [one(f"{prefix}{i}", 1 + i, output_tokens) for i in range(count)]
 
 
 def test_few_curves_all_have_a_colour() -> None:
@@ -80,7 +50,8 @@ def test_each_workload_has_its_colours_and_its_panel() -> None:
 
 @pytest.mark.parametrize(("factors", "expected"), [((1, 2, 5), False), ((1, 2, 30), True), ((0, 0), False)])
 def test_the_rate_axis_is_logarithmic_where_curves_span(factors: tuple[float, ...], expected: bool) -> None:
-    assert rates_are_logarithmic([one(str(i), each) for i, each in enumerate(factors)], View()) is expected
+    spec = curve_figure([one(str(i), each) for i, each in enumerate(factors)], View())
+    assert spec.shown(spec.panels[0]).log_y is expected
 
 
 def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
@@ -110,7 +81,8 @@ def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyP
         saved(figure, path)
 
     monkeypatch.setattr(plots, "save", keep)
-    plots.draw([*many(18), *many(30, 2000, "long ")], View(), tmp_path / "many.png", best=["c3"])
+    spec = curve_figure([*many(18), *many(30, 2000, "long ")], View(), best=["c3"])
+    plots.draw(spec, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000
     text = "\n".join(kept) + "\n"
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):

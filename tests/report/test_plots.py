@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import curves as made
 
-from pdlab.analysis.curves import Curve, Gpus, Point, Sample, workloads_name
+from pdlab.analysis.curves import Curve, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.workload import LoadKind, Workload
 from pdlab.report import plots
+from pdlab.report.curve_figure import curve_figure
 
 
 def curve(
@@ -26,21 +28,16 @@ def curve(
 ) -> Curve:
     workload = workload or Workload()
     points = tuple(
-        Point(
+        made.point(
+            load,
+            made.sample(10 * load, {"ttft": ttft, "tpot": 5 + i}),
             kind=kind,
-            value=load,
             window="whole",
-            samples=(Sample(repeat=0, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1),),
             workloads=(workload,),
-            requests_per_s=load,
-            input_tokens_per_s=100 * load,
-            output_tokens_per_s=10 * load,
-            latency_ms={"ttft": {"p50": ttft}, "tpot": {"p50": 5 + i}},
         )
         for i, (load, ttft) in enumerate(zip(loads, ttft_ms or [100.0 + load for load in loads], strict=True))
     )
-    name = workloads_name([workload])
-    return Curve(name=label, label=label, gpus=Gpus(total=8), model=model, workload=name, points=points)
+    return made.curve(label, *points, model=model, workload=workloads_name([workload]))
 
 
 @pytest.fixture
@@ -70,7 +67,8 @@ def test_matplotlib_has_nothing_to_warn_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         view = View.model_validate({"latency_mode": mode})
-        plots.draw([curve("a", (1, 2, 4), ttft_ms=ttft_ms)], view, tmp_path / "p.png", log_latency=log_latency)
+        spec = curve_figure([curve("a", (1, 2, 4), ttft_ms=ttft_ms)], view, log_latency=log_latency)
+        plots.draw(spec, tmp_path / "p.png")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_matplotlib_has_nothing_to_warn_of(
 def test_one_high_load_does_not_press_the_others_together(
     loads: Sequence[float], forced: bool | None, scale: str, kind: LoadKind, figures: list[Any], tmp_path: Path
 ) -> None:
-    plots.draw([curve("a", loads, kind=kind)], View(), tmp_path / "p.png", log_load=forced)
+    plots.draw(curve_figure([curve("a", loads, kind=kind)], View(), log_load=forced), tmp_path / "p.png")
     ((axes, _),) = figures
     panels = [(x_scale, label) for x_scale, label in axes if "whole deployment" in label]
     assert panels and {x_scale for x_scale, _ in panels} == {scale}
@@ -97,7 +95,7 @@ def test_one_high_load_does_not_press_the_others_together(
 
 
 def test_a_title_fits_and_has_no_path_of_this_machine(figures: list[Any], tmp_path: Path) -> None:
-    """Twenty lengths and a model in a folder: the names of models, a few lengths and a number of others."""
+    """Many lengths, models in a folder: the names of models, a few lengths and a number of others."""
     curves = [
         curve(
             f"c{i}",
@@ -105,10 +103,10 @@ def test_a_title_fits_and_has_no_path_of_this_machine(figures: list[Any], tmp_pa
             workload=Workload(input_tokens=1000 * 2**i),
             model=f"/home/someone/models/org/model-{i % 3}",
         )
-        for i in range(20)
+        for i in range(7)
     ]
-    plots.draw(curves, View(), tmp_path / "p.png")
+    plots.draw(curve_figure(curves, View()), tmp_path / "p.png")
     ((_, texts),) = figures
     title, right = texts[0]
     assert right <= 1 and "/home" not in title
-    assert all(f"model-{i}" in title for i in range(3)) and "17 others" in title
+    assert all(f"model-{i}" in title for i in range(3)) and "4 others" in title

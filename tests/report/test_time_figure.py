@@ -66,3 +66,38 @@ def test_the_picture_file_has_every_panel(kind: str, tmp_path: Path) -> None:
     first = path.read_bytes()
     draw(figure(legend="above")._replace(title="title"), path)
     assert path.read_bytes() == first, "the same value gives the same file"
+
+
+def classes(count: int) -> TimeFigure:
+    points = [(place + 0.5, 10.0 ** (place + 1)) for place in range(3)]
+    ticks = [(place + 0.5, f"{place:,} to\n{place + 1:,}") for place in range(count)]
+    return TimeFigure(
+        [TimePanel("TTFT, ms", [TimeLine(points, "#0072b2")], log=True)], "length", "", ticks=ticks, ends=3
+    )
+
+
+def test_a_logarithmic_axis_has_equal_factors_at_equal_heights_and_names_of_places() -> None:
+    (drawing,) = drawings(classes(3))
+    root = ET.fromstring(drawing)
+    ((a, b, c),) = [
+        [tuple(map(float, p.split(","))) for p in each.attrib["points"].split()] for each in root.iter("polyline")
+    ]
+    assert a[1] - b[1] == pytest.approx(b[1] - c[1], abs=0.2) and a[1] - b[1] > 50
+    names = {each.text: float(each.attrib["x"]) for each in root.iter("text") if each.text and " to " in each.text}
+    assert names == {"0 to 1": a[0], "1 to 2": b[0], "2 to 3": c[0]}
+    assert root.attrib["aria-label"] == "TTFT, ms"
+    texts = [each.text for each in root.iter("text")]
+    assert "9.26" in texts and "0" not in texts, "the axis begins at the least value"
+
+
+def test_names_of_places_have_room() -> None:
+    (drawing,) = drawings(classes(40))
+    named = [each.text for each in ET.fromstring(drawing).iter("text") if each.text and " to " in each.text]
+    assert 3 < len(named) < 10 and named[0] == "0 to 1"
+
+
+def test_pictures_stand_beside_each_other(tmp_path: Path) -> None:
+    draw(classes(3), tmp_path / "one.svg")
+    draw(classes(3), tmp_path / "two.svg", classes(3))
+    one, two = ((tmp_path / f"{name}.svg").read_text().count('id="axes_') for name in ("one", "two"))
+    assert (one, two) == (1, 2)

@@ -91,22 +91,22 @@ def test_no_label_of_the_picture_lies_on_another(
             assert all(figure.bbox.containsx(box.x0) and figure.bbox.containsx(box.x1) for _, box in boxes)
 
     monkeypatch.setattr(ttft_parts, "save", look)
-    ttft_parts.draw(levels, tmp_path / "x.png")
+    ttft_parts.draw(ttft_parts.figure(levels), tmp_path / "x.png")
     assert overlapping == []
 
 
 def test_the_page_has_bars_whose_pieces_fill_them(report: Report) -> None:
     page = render(report, "viz")
     assert page.count("the slowest 20") == 3
-    groups = [*ttft_parts.stacked_bars(report.parts), *ttft_parts.waterfalls(report.parts)]
+    spec = ttft_parts.figure(report.parts)
+    groups = [group for beside in (*spec.loads.values(), spec.slowest) for group in beside]
     for group in groups:
-        widest = max(bar.ms for bar in group.bars)
+        assert max(bar.ms for bar in group.bars) <= group.widest_ms
         for bar in group.bars:
-            assert sum(cell.ms for cell in bar.cells) == pytest.approx(bar.ms)
-            begins = [cell.begins for cell in bar.cells]
-            assert begins == sorted(begins) and bar.cells[-1].begins + bar.cells[-1].share <= 100 + 1e-6
-        if "slowest" in group.title:
-            assert group.bars[0].ms == widest and group.bars[0].cells[-1].share > 0
+            ends = [piece.begins_ms + piece.ms for piece in bar.pieces]
+            assert [piece.begins_ms for piece in bar.pieces] == [0, *ends[:-1]]
+            assert ends[-1] == pytest.approx(bar.ms)
+    assert all(group.bars[0].ms == group.widest_ms for group in spec.slowest)
     assert len(re.findall(r'<div class="bar">', page)) == sum(len(group.bars) for group in groups)
 
 

@@ -12,7 +12,7 @@ from pdlab.analysis.curves import Curve, Gpus, Point
 from pdlab.analysis.ranking import order_changes
 from pdlab.analysis.view import View
 from pdlab.cli import plan, viz
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.gpu_count import Count
 from pdlab.core.workload import Slo, Workload
@@ -36,8 +36,7 @@ GPUS = {
 @pytest.mark.parametrize("label", GPUS)
 @pytest.mark.parametrize("count", ["nodes", "used"])
 def test_a_plan_and_a_plot_agree(label: str, count: Literal["nodes", "used"]) -> None:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     scene = replace(Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(tpot_s=0.012)), count=count)
     deployment = Deployment(topology=parse_label(label))
     curve = counted(made_up(deployment))
@@ -51,8 +50,7 @@ def test_a_plan_and_a_plot_agree(label: str, count: Literal["nodes", "used"]) ->
 
 def test_no_plan_counts_more_than_its_nodes() -> None:
     """Five GPUs of every node, eight of them on one alone: 6 copies on 8 nodes are 64 GPUs, not 6 x 16."""
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(), count="nodes")
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp8-d1xtp2"))
     assert scene.counted_gpus(deployment, 6, 64) == 64
@@ -70,8 +68,7 @@ def test_whole_nodes_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture
 
 
 def test_the_default_is_one_declaration() -> None:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     counts = {plan.PlanSettings().count_gpus, View().count}
     counts.add(Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo()).count)
     assert counts == {"used"}
@@ -104,8 +101,7 @@ def test_one_line_says_where_the_order_depends_on_the_counting(rate: float, diff
 
 @pytest.mark.parametrize(("goodput_rps", "differs"), [(7.0, True), (9.0, False)])
 def test_a_plan_says_which_candidate_the_other_counting_has_first(goodput_rps: float, differs: bool) -> None:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     scene = Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(tpot_s=0.012))
     made = [
         Candidate(Deployment(topology=parse_label(label)), 1, (), None, gpus, goodput_rps=rps)

@@ -193,11 +193,35 @@ def test_a_prompt_goes_to_who_has_it_as_long_as_that_ends_earlier() -> None:
     assert {sent.prefiller.name for sent in again} == {first.prefiller.name}
     assert {sent.waits for sent in again} == {256}, "a step takes as long as so many tokens at least"
     pool.tell(0.0, 0.0)
-    first.prefiller.told = (50_000, 0)
+    first.prefiller.waiting_tokens = 50_000
     away = pool.arrives(2200, None, CHUNKS)
     assert away.prefiller is not first.prefiller and away.waits == 2200
     pool.tell(0.0, 0.0)
     assert pool.arrives(2200, None, tuple(range(500, 532))).waits == 2200, "another beginning"
+
+
+def test_a_follow_up_stays_where_its_parent_has_ended_since_the_last_tell() -> None:
+    """What an engine had to do a moment ago is no reason to move away from it."""
+    for seed in range(10):
+        pool = fluid_pool(Fluid(pool=Pool(replicas=3, tp=1), roles="2:1", prefix_affinity=True))
+        pool.random.seed(seed)
+        first = pool.arrives(2100, None, CHUNKS)
+        pool.tell(0.0, 0.0)  # it still waits there
+        pool.enters(first.prefiller.engine, 0.0)
+        pool.prefilled(first, 0.06)
+        assert first.prefiller.told[0] == 2100 and first.prefiller.waiting_tokens == 0
+        assert pool.arrives(2200, None, CHUNKS).prefiller is first.prefiller
+
+
+def test_a_follow_up_stays_where_most_of_it_is_though_others_have_all_but_little() -> None:
+    """A step costs as much as `LEAST_TOKENS`, so that both would be done at once."""
+    for seed in range(10):
+        pool = fluid_pool(Fluid(pool=Pool(replicas=3, tp=1), roles="2:1", prefix_affinity=True))
+        pool.random.seed(seed)
+        parent, other = pool.prefilling
+        pool._keep(parent, CHUNKS[:15], pulled=False)
+        pool._keep(other, CHUNKS[:13], pulled=False)
+        assert pool.arrives(1000, None, CHUNKS[:15]).prefiller is parent
 
 
 def test_a_fork_is_credited_by_the_rule_of_windowed_layers() -> None:

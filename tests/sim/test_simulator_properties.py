@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, Serving, parse_label
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.model_size import kv_bytes
@@ -29,8 +29,7 @@ WORKLOAD = Workload()
 
 
 def gpt_oss() -> ModelShape:
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     return shape
 
 

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.sim.hardware import Hardware, load_hardware
@@ -30,8 +30,7 @@ def bare(step_tokens: int) -> Hardware:
 
 def waits_s(hardware: Hardware, arrival_s: list[float], tokens: list[int]) -> tuple[float, float]:
     """(mean TTFT, mean service time) of prompts with one output token each, in seconds."""
-    shape = load_model("gpt-oss-120b")
-    assert shape is not None
+    shape = require_shape("gpt-oss-120b")
     # Attention makes service depend on position; without it, time is proportional to tokens.
     shape = shape.model_copy(update={"full_attention_layers": 0})
     trace = Trace(tuple(arrival_s), tuple(tokens), (1,) * len(tokens))

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from pdlab.core.catalog import ModelShape, load_model
+from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import dense_bytes, expert_bytes, kv_bytes
@@ -19,8 +19,7 @@ HARDWARE = load_hardware("h100-vllm-0.11")
 
 
 def shape_of(name: str) -> ModelShape:
-    shape = load_model(name)
-    assert shape is not None
+    shape = require_shape(name)
     return shape
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.processes import alive, eventually, failing_program, wait_for
 
 from pdlab.core.failure import FAILURE_FILE
 from pdlab.steps.runner import ChildStep, StepRunner
@@ -31,17 +32,6 @@ except KeyboardInterrupt:
     print("taken down")
     raise SystemExit(130)
 """
-FAILS = """
-from pathlib import Path
-from pdlab.core import errors, exit_code, failure
-def work():
-    error = errors.DeployError("no luck")
-    failure.attach_logs(error, Path("/kept"))
-    raise error
-code = exit_code.exit_code(work)
-print("bye")
-raise SystemExit(code)
-"""
 
 
 def program(text: str, *words: str, **fields: Any) -> ChildStep:
@@ -49,10 +39,7 @@ def program(text: str, *words: str, **fields: Any) -> ChildStep:
 
 
 def await_text(path: Path) -> str:
-    deadline = time.monotonic() + 120
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: path.exists() and path.read_text())
     return path.read_text()
 
 
@@ -67,12 +54,7 @@ def interrupt_once(path: Path, number: int) -> None:
 
 
 def ended(pid: int) -> bool:
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    return eventually(lambda: not alive(pid), 60)
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(0, "ok"), (3, "finding"), (1, "failed")])
@@ -85,7 +67,7 @@ def test_the_exit_code_is_the_verdict(code: int, verdict: str, tmp_path: Path) -
 
 
 def test_a_failure_is_handed_over_and_not_searched_in_the_output(tmp_path: Path) -> None:
-    end = StepRunner().run(program(FAILS, log=tmp_path / "log"))
+    end = StepRunner().run(program(failing_program("no luck", Path("/kept")), log=tmp_path / "log"))
     assert end.failure is not None and end.failure.message == end.reason == "no luck"
     assert end.failure.logs == Path("/kept") and end.last_line == "bye"
     only_printed = program("print('error: a word of somebody else')\nraise SystemExit(7)", log=tmp_path / "other")

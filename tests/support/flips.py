@@ -50,14 +50,14 @@ def current() -> dict[str, str]:
     return {name: engine["role"] for name, engine in looked["engines"].items()}
 
 
-def kill(app: Application, hands: Hands, victim: str, rng: random.Random) -> str:
+def kill(app: Application, node_actors: Hands, victim: str, rng: random.Random) -> str:
     from ray._private import state as ray_state
 
     part, role = VICTIMS[victim]
     roles: dict[str, Any] = {name: ROLE_OF.get(name.partition(":")[0]) for name in app.state().deployments}
     engines = {name: each for name, each in roles.items() if each}
     actors = list(ray_state.actors().values())
-    members = classify(hands.survey(), app.state().replicas, engines, actors, ray_state.jobs())
+    members = classify(node_actors.survey(), app.state().replicas, engines, actors, ray_state.jobs())
     member = choose(members, FaultTarget(part, role), rng.random())
     if member is None:
         return f"there is no {victim}"
@@ -87,7 +87,7 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
     rng = random.Random(f"flips {seed}")
     with served(url, seed) as (app, service, prompts):
         assert app.cluster.local is not None
-        hands = Hands(app.cluster, f"{local_nodes.MARKER}={app.cluster.local.id}")
+        node_actors = Hands(app.cluster, f"{local_nodes.MARKER}={app.cluster.local.id}")
         load = Load(service, prompts, CONCURRENCY, seed, lambda request: None)
         done, notes, by_prefill = 0, [], Counter[int]()
         kills = [(flips * (number + 1) // (len(victims) + 1), victim) for number, victim in enumerate(victims)]
@@ -100,7 +100,7 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
                 due = min(flips, int(flips * (len(load.finished) + 1) / requests + rng.random()))
                 if done < due:
                     if kills and done >= kills[0][0]:
-                        notes.append(f"{kill(app, hands, kills.pop(0)[1], rng)} at {len(load.finished)} requests")
+                        notes.append(f"{kill(app, node_actors, kills.pop(0)[1], rng)} at {len(load.finished)} requests")
                     try:
                         known = current()
                         roles = flipped(known, rng) if len(known) > 1 else known
@@ -113,7 +113,7 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
                 time.sleep(rng.uniform(0.01, 0.06))
         finally:
             load.stop()
-            hands.close()
+            node_actors.close()
         fates = Counter(str(each.fate) for each in load.finished)
         wrong = [each.model_dump(mode="json") for each in load.finished if each.fate != "right"][:5]
         reach_ms = None

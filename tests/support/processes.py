@@ -25,7 +25,7 @@ def alive(pid: int) -> bool:
     return False
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], object], within_s: float = 30.0) -> bool:
     """Whether the condition holds before that time is over."""
     deadline = time.monotonic() + within_s
     while not condition():
@@ -33,6 +33,13 @@ def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def wait_for(
+    condition: Callable[[], object], within_s: float = 150.0, why: Callable[[], object] = lambda: "timed out"
+) -> None:
+    """Wait until the condition holds; fails with ``why`` once that time is over."""
+    assert eventually(condition, within_s), why()
 
 
 def with_children(pid: int) -> list[int]:
@@ -59,3 +66,18 @@ def send(pid: int, number: signal.Signals) -> None:
     for each in with_children(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, number)
+
+
+def failing_program(message: str, logs: Path | None = None) -> str:
+    """Python that fails as a command of pdlab does, and prints something behind its error."""
+    return (
+        "from pathlib import Path\n"
+        "from pdlab.core import errors, exit_code, failure\n"
+        "def work():\n"
+        f"    error = errors.DeployError({message!r})\n"
+        f"    failure.attach_logs(error, {f'Path({str(logs)!r})' if logs else None})\n"
+        "    raise error\n"
+        "code = exit_code.exit_code(work)\n"
+        "print('bye')\n"
+        "raise SystemExit(code)\n"
+    )

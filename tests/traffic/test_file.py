@@ -26,7 +26,7 @@ from pdlab.traffic.compiled import compiled, of_spec
 from pdlab.traffic.describe import described
 from pdlab.traffic.export import WORDS, aiperf, vocabulary
 from pdlab.traffic.file import TrafficFile, is_traffic, load_file
-from pdlab.traffic.groups import GroupCount, Groups
+from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, line_of, read_requests, write_requests
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
@@ -316,6 +316,7 @@ def test_peak_memory_of_ten_times_as_many_requests(tmp_path: Path, what: str) ->
         requests, sessions, peak_kb = map(int, done.stdout.split())
         assert (requests, sessions) == (count, count // 2)
         peaks_mb.append(peak_kb / 1024)
+    print(peaks_mb)
     assert peaks_mb[1] - peaks_mb[0] < 40, peaks_mb
 
 
@@ -333,14 +334,23 @@ class TestBounded:
         with pytest.raises(UsageError, match="line 20003: waits for 'r0', which is none of the 20,000"):
             described(*compiled(file(20_000)))
 
-    def test_groups_are_counted_as_they_are(self) -> None:
-        rng, groups, count = random.Random(3), Groups(), GroupCount()
+    def test_groups_are_what_can_be_reached_by_waiting(self) -> None:
+        rng, groups, numbers = random.Random(3), Groups(), list[int]()
+        sessions: list[str] = []
+        reached: dict[str, set[str]] = {}  # of each session every session of its group
         for n in range(2000):
-            before = [f"r{rng.randrange(max(0, n - 50), n)}" for _ in range(rng.choice((0, 0, 0, 1, 2)))] if n else []
-            request = TrafficRequest(f"r{n}", f"s{rng.randrange(900)}", (("b", 1),), 1, at_s=0.0, waits=tuple(before))
-            groups.add(request)
-            count.add(request)
-        assert (count.sessions, count.groups) == (len(groups.sessions), groups.count)
+            before = [rng.randrange(max(0, n - 50), n) for _ in range(rng.choice((0, 0, 0, 1, 2)))] if n else []
+            sessions.append(f"s{rng.randrange(900)}")
+            waits = tuple(f"r{other}" for other in before)
+            numbers.append(groups.add(TrafficRequest(f"r{n}", sessions[-1], (("b", 1),), 1, at_s=0.0, waits=waits)))
+            joined = {sessions[-1]}.union(*(reached.get(sessions[each], {sessions[each]}) for each in (n, *before)))
+            reached |= dict.fromkeys(joined, joined)
+        found: dict[int, set[str]] = {}
+        ranks = groups.ranks()
+        for session, number in zip(sessions, numbers, strict=True):
+            found.setdefault(ranks[number], set()).add(session)
+        assert {frozenset(each) for each in found.values()} == {frozenset(each) for each in reached.values()}
+        assert [*found] == sorted(found) == [*range(groups.count)] and groups.sessions == len(reached)
 
     def test_percentiles_of_counts(self) -> None:
         values = [random.Random(1).randrange(50) for _ in range(5)] + [7] * 3

@@ -12,7 +12,7 @@ from pdlab.remote.network import RankHost
 from pdlab.transfer.check import Size, TransferPlan, cache_blocks, run_backend
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import Table, plain_kv_shape
-from pdlab.transfer.rank.messages import Moved
+from pdlab.transfer.rank.messages import TransferTimes
 
 SHAPE = plain_kv_shape(2, 4096, 1, 16)
 SIZES = (Size(4, 64), Size(8, 128))
@@ -39,11 +39,11 @@ class Ranks:
     def close(self) -> str:
         return ""
 
-    def transfer(self, tables: tuple[Table, ...], start_s: float) -> Moved:
+    def transfer(self, tables: tuple[Table, ...], start_s: float) -> TransferTimes:
         (table,) = tables
         self.tables.append(table)
         took_s = 1.0 if len(self.tables) == 1 else 3e-3 if scattered(table) else 1e-3
-        return Moved(5.0, 5.0 + took_s, (took_s,), 0.0, 4096, 8, 8)
+        return TransferTimes(5.0, 5.0 + took_s, (took_s,), 0.0, 4096, 8, 8)
 
     def inspect(self, tables: tuple[Table, ...]) -> tuple[Inspection, float]:
         return Inspection(10, 10), 0.0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.processes import wait_for
 
 pytestmark = pytest.mark.live
 
@@ -56,10 +57,7 @@ def run(cache: Path, *words: str) -> Done:
 
 def nothing_is_left(folder: Path) -> None:
     """Ray's agents end a moment after their node: on a loaded machine, seconds after."""
-    deadline = time.monotonic() + 120
-    while left_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left_of(folder) == []
+    wait_for(lambda: not left_of(folder), why=lambda: left_of(folder))
 
 
 def left_of(folder: Path) -> list[str]:
@@ -113,9 +111,7 @@ def ranks_of(folder: Path) -> list[int]:
 @pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     process = command(folder, "--local", *SMALL[:6], "--repeats", "100000", "--timeout-s", "10")
-    deadline = time.monotonic() + 120
-    while len(ranks_of(folder)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: len(ranks_of(folder)) >= 2)
     time.sleep(4)  # transfers are on their way by then; if not, it hangs in the handshake and is named as well
     os.kill(ranks_of(folder)[0], signal.SIGSTOP)
     out, _ = process.communicate(timeout=300)
@@ -128,10 +124,7 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
 @pytest.mark.long
 def test_ended_by_a_signal_it_leaves_nothing(folder: Path) -> None:
     process = command(folder, "--local", *SMALL, "--repeats", "500")
-    deadline = time.monotonic() + 120
-    while not ranks_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert time.monotonic() < deadline, "the ranks never came up"
+    wait_for(lambda: ranks_of(folder))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
     assert process.returncode != 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdlab.core.findings import CODES
 from pdlab.remote import network
-from pdlab.remote.network import Interface, RankHost, moved
+from pdlab.remote.network import Interface, RankHost, bytes_between
 from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, reads, together, ucx_version, wire_of
 from pdlab.transfer.verdict import OK, SLOW, ObservedTransfer, judge, notes
 
@@ -304,7 +304,7 @@ def test_silence_of_the_interfaces_proves_no_wire(vram: bool, table: Wire | None
 
 def test_traffic_between_two_readings() -> None:
     before = {"lo": (5, 5), "ens5": (100, 50)}
-    assert moved(before, {"lo": (5, 5), "ens5": (300, 60), "new": (7, 7)}) == {"ens5": (200, 10)}
+    assert bytes_between(before, {"lo": (5, 5), "ens5": (300, 60), "new": (7, 7)}) == {"ens5": (200, 10)}
 
 
 def rank_log(first: int, count: int = 100, transport: str = "srd", protocol: str = "zero-copy") -> str:

@@ -17,7 +17,7 @@ from pdlab.analysis import requests
 from pdlab.analysis.audit.folders import Folder, LevelFile
 from pdlab.analysis.audit.registry import AuditFinding, Numbers, Recheck, rule
 from pdlab.core.workload import Closed, Open, Workload
-from pdlab.results.published_files import Stay, is_no_figure, stays_s
+from pdlab.results.published_files import ResidenceTime, is_no_figure, stays_s
 from pdlab.results.schema import Distribution, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
@@ -200,19 +200,19 @@ def _long_enough(run: Run) -> bool:
     return isinstance(run.load, Closed) and not run.failed and run.num_requests >= WAVES * run.load.concurrency
 
 
-def _stays_s(summary: Summary, run: Run) -> Stay | None:
+def _stays_s(summary: Summary, run: Run) -> ResidenceTime | None:
     """Mean time of a request in the system; None if unknown."""
     if run.origin == "imported":
         return stays_s(summary)
     if run.workload.varied:  # the mean of a product is not the product of the means
         mean_s = summary.e2el.mean_s if summary.e2el is not None else None
-        return None if mean_s is None else Stay(mean_s, mean_s)
+        return None if mean_s is None else ResidenceTime(mean_s, mean_s)
     outputs = run.workload.sent_output_tokens
     ttft_s, tpot_s = (each.mean_s if each is not None else None for each in (summary.ttft, summary.tpot))
     if ttft_s is None or (tpot_s is None and outputs > 1):
         return None
     mean_s = ttft_s + (tpot_s or 0.0) * (outputs - 1)
-    return Stay(mean_s, mean_s)
+    return ResidenceTime(mean_s, mean_s)
 
 
 @rule("more_served_than_arrived", needs="level")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, merged
+from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, EndedPart, merged, with_requests
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.files import python_path
 from pdlab.core.schema import validate
@@ -181,6 +181,7 @@ class _Process:
         """Drive one level, or one part of it: ``together`` then waits for the others and says when to begin."""
         self.wait_ready()
         self._send(level.model_dump_json(exclude_defaults=True))
+        parts: list[EndedPart] = []
         while True:
             message = self._receive()
             if message["event"] == "progress" and progress:
@@ -189,8 +190,11 @@ class _Process:
                 self._send(repr(together()))
             elif message["event"] == "refused":
                 raise UsageError(message["message"])
+            elif message["event"] == "ended":
+                parts.append(validate(EndedPart, message["part"], where="load generator's answer"))
             elif message["event"] == "done":
-                return validate(ClientAnswer, message["answer"], where="load generator's answer")
+                answer = validate(ClientAnswer, message["answer"], where="load generator's answer")
+                return with_requests(answer, parts)
 
     def wait_ready(self) -> None:
         while not self._ready:

@@ -32,7 +32,7 @@ class ReplayedPlan(Frozen):
     block_tokens: int | None = Field(default=None, ge=1)
 
 
-class ToldPrompt(Frozen):
+class ComputedTokens(Frozen):
     """What an engine computed for a request: the ``tokens`` of its prompt, and of prompt and answer ``computed``, which
     lack the answer's last token. ``keys``: of their whole blocks (`pdlab.traffic.prompts.token_keys`)."""
 
@@ -122,6 +122,14 @@ class ClientLevel(Frozen):
         return self
 
 
+class EndedPart(Frozen):
+    """Some requests of a level, as in a `ClientAnswer`, in no order."""
+
+    records: tuple[RequestRecord, ...] = ()
+    timelines: tuple[RequestTimeline, ...] = ()
+    prompts: dict[str, ComputedTokens] = Field(default_factory=dict)
+
+
 class ClientAnswer(Frozen):
     """What the load generator measured for one level.
 
@@ -137,8 +145,8 @@ class ClientAnswer(Frozen):
     """
 
     name: str
-    records: tuple[RequestRecord, ...]
-    prompts: dict[str, ToldPrompt] = Field(default_factory=dict)
+    records: tuple[RequestRecord, ...] = ()
+    prompts: dict[str, ComputedTokens] = Field(default_factory=dict)
     timelines: tuple[RequestTimeline, ...] = ()
     cpu_share: float | None = None
     loop_lag_s: float | None = None
@@ -195,6 +203,15 @@ def in_simulated_time(answer: ClientAnswer, slow_down: float) -> ClientAnswer:
         if (value := getattr(answer, name)) is not None
     }
     return answer.model_copy(update={**changed, "records": tuple(map(shorter, answer.records))})
+
+
+def with_requests(answer: ClientAnswer, parts: Sequence[EndedPart]) -> ClientAnswer:
+    """The answer with all of its requests."""
+    records = sorted((record for part in parts for record in part.records), key=lambda record: record.arrival_s)
+    timelines = sorted((told for part in parts for told in part.timelines), key=lambda told: told.arrival_s or 0.0)
+    prompts = {name: told for part in parts for name, told in part.prompts.items()}
+    changed = {"records": tuple(records), "timelines": tuple(timelines), "prompts": prompts}
+    return answer.model_copy(update=changed)
 
 
 def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:

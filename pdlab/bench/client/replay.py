@@ -1,41 +1,40 @@
-"""A compiled workload (`pdlab.traffic.requests`) as what vLLM's benchmark sends: prompts made of blocks, follow-ups
-that wait for what they follow and contain its answer.
+"""A compiled workload (`pdlab.traffic.requests`) as what vLLM's request functions send: prompts made of blocks,
+follow-ups that wait for what they follow and contain its answer.
 
-vLLM's benchmark keeps the schedule and its request functions send and time; between the two stands
-`SessionSender.request`. On completions prompts are token ids, answers' included (``return_token_ids``), so that every
-prompt has exactly the tokens of its parent's, of its parent's answer, and its own: text that a model generated need not
-encode to as many tokens as it was decoded from. On chat an answer's text is the next message but one, and the server
-counts.
+vLLM's request functions send and time. `SessionSender` has the schedule: vLLM's benchmark would keep every request
+until the last one has ended. On completions prompts are token ids, answers' included (``return_token_ids``), so that
+every prompt has exactly the tokens of its parent's, of its parent's answer, and its own: text that a model generated
+need not encode to as many tokens as it was decoded from. On chat an answer's text is the next message but one, and the
+server counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 import importlib
 import json
 import time
-from collections import Counter
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.bench.client.protocol import ClientLevel, ToldPrompt
+from pdlab.bench.client.protocol import ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.session import SESSION_HEADER
-from pdlab.results.schema import ReplayedRequest
 from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.bounded import Latest
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.prompts import token_keys
 from pdlab.traffic.requests import TrafficRequest, line_offsets, read_requests, request_at
 
 KEPT_BLOCKS = 4096
 RequestFunc = Callable[..., Awaitable[Any]]
-LeaveOut = Callable[[str, Any], Any]
+Keep = Callable[..., None]
 _answer: contextvars.ContextVar[Answer] = contextvars.ContextVar("answer")
 
 
@@ -104,162 +103,152 @@ def _text_of(message: dict[str, Any]) -> str:
     return "" if content is None else str(content)
 
 
-class PlannedRequest(NamedTuple):
-    """What is kept of a request until it is sent: its text or blocks stay in the file, at ``offset``."""
+class PlannedRequests(NamedTuple):
+    """Which requests of a file one process sends: ``order`` has their numbers in the file, in the order in which they
+    are handed over. Of every request of the file: when that is (by the file, or with what it waits for), where its line
+    begins, the number of its turn, and how many requests wait for it. Everything else stays in the file. ``has_text``:
+    one of them has real text."""
 
-    id: str
-    session: str
-    parent: str | None
-    waits: tuple[str, ...]
-    at_s: float
-    new_tokens: int
-    out: int
+    order: Any
+    due_s: Sequence[float]
+    offsets: Sequence[int]
+    turns: Sequence[int]
+    followers: Sequence[int]
     has_text: bool
-    offset: int
-
-    @property
-    def after(self) -> tuple[str, ...]:
-        """As of a `TrafficRequest`."""
-        return (*((self.parent,) if self.parent is not None else ()), *self.waits)
 
 
-def own_requests(level: ClientLevel) -> list[PlannedRequest]:
-    """This process's requests of the level's file, in its order. Raises UsageError.
+def own_requests(level: ClientLevel) -> PlannedRequests:
+    """This process's requests of the level's file. Raises UsageError.
 
     What waits for each other is sent by one process. Of several processes each takes every ``parts``-th of these
-    groups, in the order of the hash of their first session.
+    groups, in the order of their first sessions.
     """
+    import numpy as np
+
     assert level.replay is not None
-    path, groups = Path(level.replay.path), Groups()
-    requests = []
+    path, groups, known = Path(level.replay.path), Groups(), Latest[str, int]()
+    due_s, offsets, turns, followers, sessions = array("d"), array("q"), array("i"), array("i"), array("i")
+    has_text = False
     for request, offset in zip(read_requests(path), line_offsets(path), strict=True):
+        before = [known[other] for other in request.after]
+        due_s.append(max((request.at_s or 0.0, *(due_s[each] for each in before))))
+        turns.append(1 + (turns[known[request.parent]] if request.parent is not None else 0))
+        for each in before:
+            followers[each] += 1
+        known[request.id] = len(offsets)
+        offsets.append(offset)
+        followers.append(0)
+        has_text = has_text or request.messages is not None
         if level.parts > 1:
-            groups.add(request)
-        requests.append(
-            PlannedRequest(
-                id=request.id,
-                session=request.session,
-                parent=request.parent,
-                waits=request.waits,
-                at_s=request.at_s or 0.0,
-                new_tokens=request.new_tokens,
-                out=request.out,
-                has_text=request.messages is not None,
-                offset=offset,
-            )
-        )
-    if len(requests) != level.num_requests:
-        raise UsageError(f"{path}: {len(requests)} requests, {level.num_requests} are to be replayed")
-    if level.parts == 1:
-        return requests
-    ranked = sorted(groups.names, key=lambda name: hashlib.blake2b(name.encode()).digest())
-    own = set(ranked[level.part :: level.parts])
-    return [request for request in requests if groups.of(request.session) in own]
+            sessions.append(groups.add(request))
+    if len(offsets) != level.num_requests:
+        raise UsageError(f"{path}: {len(offsets)} requests, {level.num_requests} are to be replayed")
+    order = np.argsort(due_s, kind="stable")
+    if level.parts > 1:
+        part = np.asarray(groups.ranks())[np.asarray(sessions)] % level.parts
+        order = order[part[order] == level.part]
+    return PlannedRequests(order, due_s, offsets, turns, followers, has_text)
+
+
+@dataclass
+class Awaited:
+    """The end of a request that others wait for: ``followers`` have not been told of it yet."""
+
+    end: asyncio.Future[History | Unknown]
+    followers: int
 
 
 class SessionSender:
-    """The requests of one process, while they are sent."""
+    """The requests of one process, while they are sent. What is kept of them is what those in flight need, and those
+    that wait."""
 
-    def __init__(self, level: ClientLevel, requests: Sequence[PlannedRequest], words: Words) -> None:
+    def __init__(self, level: ClientLevel, planned: PlannedRequests, words: Words) -> None:
         assert level.replay is not None
-        self._file = Path(level.replay.path)
-        self._stretch, self.chat = level.replay.stretch, level.replay.endpoint == "chat"
+        self.planned = planned
+        self.chat = level.replay.endpoint == "chat"
+        self._file, self._stretch = Path(level.replay.path), level.replay.stretch
         self._name, self._words = id_prefix(level.name, level.seed), words
         # Of real text, and of answers by their text, the file does not have the tokens.
-        unforeseen = self.chat or any(request.has_text for request in requests)
-        self._block_tokens = level.replay.block_tokens if unforeseen else None
-        self.prompts: dict[str, ToldPrompt] = {}
-        self._requests = {self._name + request.id: request for request in requests}
-        self._turns: dict[str, int] = {}
-        for request in requests:
-            self._turns[request.id] = 1 + (self._turns[request.parent] if request.parent is not None else 0)
-        # Prompts are kept until the last request that follows them has them.
-        self._wanted = Counter(other for request in requests for other in request.after)
-        self._ended: dict[str, asyncio.Future[History | Unknown]] = {}
-        self._began_s: float | None = None
-        self._late_s: dict[str, float] = {}  # of what waited: how long after it was due it was sent
-        self._asked: dict[str, tuple[int, int]] = {}
-        self._unsent: set[str] = set()
-        self._cached: dict[str, int | None] = {}
+        self._block_tokens = level.replay.block_tokens if self.chat or planned.has_text else None
+        self._awaited: dict[str, Awaited] = {}
+        self._began_s = 0.0
 
-    def samples(self) -> list[Any]:
-        """vLLM's requests, without prompts, by when they are to be handed to `request`: when they are due by the
-        file, or with what they wait for."""
-        from pdlab.bench.client.vllm_names import SampleRequest
+    async def run(self, asked: Callable[..., Any], send: RequestFunc, keep: Keep, session: Any) -> None:
+        """Send every request when it is due, by ``send``, one of vLLM's request functions, which gets what ``asked``
+        makes of the request. ``keep`` is told of each that has ended."""
+        running, errors = set[asyncio.Task[None]](), list[BaseException]()
 
-        at_s: dict[str, float] = {}
-        for request in self._requests.values():
-            waits_s = (at_s[other] for other in request.after)
-            at_s[request.id] = max((request.at_s, *waits_s))
-        ordered = sorted(self._requests.items(), key=lambda item: at_s[item[1].id])
-        return [
-            SampleRequest(
-                prompt=[],
-                prompt_len=request.new_tokens,
-                expected_output_len=request.out,
-                request_id=name,
-                timestamp=at_s[request.id] * self._stretch,
-            )
-            for name, request in ordered
-        ]
+        def ended(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                errors.append(error)
 
-    def facts(self, name: str, late_s: float | None) -> dict[str, Any]:
-        """What a record keeps of the request of that id; ``late_s``: by the schedule of what waits for nothing."""
-        request = self._requests[name]
-        waits = request.after
-        replayed = ReplayedRequest(
-            id=request.id,
-            session=request.session,
-            turn=self._turns[request.id],
-            parent=request.parent,
-            waits=request.waits,
-            sent=name not in self._unsent,
-            cached_tokens=self._cached.get(name),
-        )
-        late_s = self._late_s.get(name) if waits else late_s
-        return {"asked": self._asked.get(name), "lateness_s": late_s, "replayed": replayed}
+        self._began_s = time.perf_counter()
+        try:
+            for number in self.planned.order:
+                due_s = self.planned.due_s[number] * self._stretch
+                await asyncio.sleep(max(0.0, self._began_s + due_s - time.perf_counter()))
+                request = request_at(self._file, self.planned.offsets[number])
+                if followers := self.planned.followers[number]:
+                    self._awaited[request.id] = Awaited(asyncio.get_running_loop().create_future(), followers)
+                each = self._send(request, self.planned.turns[number], due_s, asked, send, keep, session)
+                task = asyncio.create_task(each)
+                running.add(task)
+                task.add_done_callback(ended)
+            while running:
+                await asyncio.wait(running)
+        finally:  # stopped
+            for task in [*running]:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+        if errors:
+            raise errors[0]
 
-    async def request(
-        self, send: RequestFunc, leave_out: LeaveOut, request_func_input: Any, session: Any, pbar: Any = None
-    ) -> Any:
-        """Wait until a request is due, and have its prompt sent by ``send``, one of vLLM's request functions. Of one
-        that is not sent ``leave_out`` is told the output."""
-        name = request_func_input.request_id
-        request = request_at(self._file, self._requests[name].offset)
-        if self._began_s is None:
-            self._began_s = time.perf_counter() - (request.at_s or 0.0) * self._stretch
+    async def _send(
+        self,
+        request: TrafficRequest,
+        turn: int,
+        due_s: float,
+        asked: Callable[..., Any],
+        send: RequestFunc,
+        keep: Keep,
+        session: Any,
+    ) -> None:
+        """Wait for what the request waits for, and have it sent."""
         told: History | Unknown = Unknown(f"{request.id} failed")
+        name = self._name + request.id
+        replayed = {"id": request.id, "session": request.session, "turn": turn}
+        replayed |= {"parent": request.parent, "waits": request.waits}
         try:
             before = {other: await self._end_of(other) for other in request.after}
             unknown = next((each for each in before.values() if isinstance(each, Unknown)), None)
             if unknown is not None:
                 from pdlab.bench.client.vllm_names import RequestFuncOutput
 
-                self._unsent.add(name)
                 told = Unknown(f"{request.id} was not sent")
                 output = RequestFuncOutput(error=f"not sent: {unknown.why}", start_time=time.perf_counter())
-                return leave_out(name, replace(output, prompt_len=request.new_tokens))
+                output.prompt_len = request.new_tokens
+                keep(name, output, replayed=replayed | {"sent": False}, due_s=due_s, waited=True)
+                return
             known = {other: each for other, each in before.items() if isinstance(each, History)}
-            output, told = await self._answered(send, request, known, request_func_input, session, pbar)
-            return output
+            made = asked(prompt=[], prompt_len=request.new_tokens, output_len=request.out, request_id=name)
+            told, facts = await self._answered(send, request, known, made, session)
+            replayed["cached_tokens"] = facts.pop("cached_tokens")
+            keep(name, facts.pop("output"), replayed=replayed, due_s=due_s, waited=bool(before), **facts)
         finally:
             self._end(request.id, told)  # what follows it must not wait for ever
 
     async def _answered(
-        self,
-        send: RequestFunc,
-        request: TrafficRequest,
-        before: dict[str, History],
-        asked: Any,
-        session: Any,
-        pbar: Any,
-    ) -> tuple[Any, History | Unknown]:
+        self, send: RequestFunc, request: TrafficRequest, before: dict[str, History], asked: Any, session: Any
+    ) -> tuple[History | Unknown, dict[str, Any]]:
+        """What follows the request, and what is known of it: its ``output`` among it."""
         base = before[request.continues] if request.continues is not None else History([], [], 0.0)
         ids = [] if self.chat else base.ids + self._words.ids(request)
         messages = base.messages + self._words.messages(request) if self.chat else []
+        facts: dict[str, Any] = {"lateness_s": None, "prompt": None}
         due_s = None
         if before:
-            assert self._began_s is not None
             due_s = max(each.ended_s for each in before.values()) + request.gap_s * self._stretch
             due_s = max(due_s, self._began_s + (request.at_s or 0.0) * self._stretch)
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
@@ -270,42 +259,39 @@ class SessionSender:
         if self.chat:
             body = {**(asked.extra_body or {}), **(request.extra or {})}
             changed = replace(changed, chat_messages=messages, extra_body=body)
-        output = await send(changed, session, pbar)
-        self._cached[asked.request_id] = own.cached
+        output = await send(changed, session, None)
         if due_s is not None:
-            self._late_s[asked.request_id] = output.start_time - due_s
+            facts["lateness_s"] = output.start_time - due_s
         if output.success and not own.begun:
             output.success, output.error = False, "the answer's stream held no token"
-        self._asked[asked.request_id] = (output.prompt_len if self.chat else len(ids), request.out)
+        asked_tokens = (output.prompt_len if self.chat else len(ids), request.out)
+        facts |= {"output": output, "cached_tokens": own.cached, "asked": asked_tokens}
         if not output.success:
-            return output, Unknown(f"{request.id} failed")
+            return Unknown(f"{request.id} failed"), facts
         prompt = own.prompt if self.chat else ids
         if self._block_tokens and prompt and len(own.ids) == output.output_tokens:
             computed = [*prompt, *own.ids[:-1]]
             keys = token_keys(computed, self._block_tokens)
-            self.prompts[request.id] = ToldPrompt(tokens=len(prompt), computed=len(computed), keys=keys)
+            facts["prompt"] = (request.id, ComputedTokens(tokens=len(prompt), computed=len(computed), keys=keys))
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
-        elif self._wanted[request.id] and len(own.ids) != output.output_tokens:
+        elif request.id in self._awaited and len(own.ids) != output.output_tokens:
             counts = f"{len(own.ids)} token ids of {output.output_tokens}"
-            return output, Unknown(f"the answer to {request.id} came with {counts} (return_token_ids)")
-        return output, History(ids + own.ids, messages, output.start_time + output.latency)
+            return Unknown(f"the answer to {request.id} came with {counts} (return_token_ids)"), facts
+        return History(ids + own.ids, messages, output.start_time + output.latency), facts
 
     async def _end_of(self, other: str) -> History | Unknown:
-        end = await asyncio.shield(self._future(other))
-        self._wanted[other] -= 1
-        if not self._wanted[other]:
-            del self._ended[other]
+        awaited = self._awaited[other]
+        end = await asyncio.shield(awaited.end)
+        awaited.followers -= 1
+        if not awaited.followers:
+            del self._awaited[other]
         return end
 
-    def _future(self, name: str) -> asyncio.Future[History | Unknown]:
-        if name not in self._ended:
-            self._ended[name] = asyncio.get_running_loop().create_future()
-        return self._ended[name]
-
     def _end(self, name: str, prompt: History | Unknown) -> None:
-        if self._wanted[name] and not self._future(name).done():
-            self._future(name).set_result(prompt)
+        awaited = self._awaited.get(name)
+        if awaited is not None and not awaited.end.done():
+            awaited.end.set_result(prompt)
 
 
 def tee_answers() -> None:

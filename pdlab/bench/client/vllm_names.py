@@ -15,6 +15,7 @@ ENGINES_OWN = {"vllm.env_override": (), "vllm.lora.utils": ("get_adapter_absolut
 REQUESTS = "vllm.benchmarks.lib.endpoint_request_func"
 NAMES = {
     "ASYNC_REQUEST_FUNCS": REQUESTS,
+    "RequestFuncInput": REQUESTS,
     "RequestFuncOutput": REQUESTS,
     "StreamedResponseHandler": REQUESTS,
     "async_request_openai_completions": REQUESTS,

@@ -2,15 +2,17 @@
 
 ``python -m pdlab.bench.client.worker`` reads one ``ClientLevel`` per line on standard input and answers on
 standard output with JSON lines: ``{"event": "ready"}`` after its imports, then per level any number
-of ``{"event": "progress", "name", "done", "failed", "total"}`` and one of ``{"event": "done",
-"answer": ClientAnswer}`` or ``{"event": "refused", "name", "message"}`` (nothing was sent). One
+of ``{"event": "progress", "name", "done", "failed", "total"}``, when it is over of ``{"event": "ended", "name",
+"part": EndedPart}`` with its requests, and one of ``{"event": "done", "answer": ClientAnswer}`` with the rest or
+``{"event": "refused", "name", "message"}`` (nothing was sent). One
 of several processes says ``{"event": "prepared", "name"}`` when its prompts are drawn and begins at
 the monotonic time on the next line, so that all begin together. A line ``stop`` ends a level: what was sent of it is
 answered, requests in flight as failed ones, and the process ends. What
 vLLM prints goes to standard error. It ends when standard input does, at once and in the middle of
 a level too: the load must not outlive the sweep.
 
-Requests are made and timed by ``vllm.benchmarks.serve.benchmark``; its command line is not used,
+Requests are made and timed by ``vllm.benchmarks.serve.benchmark``, those of a compiled workload by its request
+functions alone (`pdlab.bench.client.replay`). Its command line is not used,
 because it starts anew for each level (10 s of imports) and fails in the CPU package, where no
 distribution is named "vllm". Ours are how prompts are drawn, see `_dataset`, how long each is, where lengths vary, and
 when those of an open loop are due.
@@ -31,6 +33,7 @@ import sys
 import threading
 import time
 import types
+from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -41,21 +44,20 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
-from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel
+from pdlab.bench.client.ended import Ended, EndedRequests
+from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel, ComputedTokens
 from pdlab.bench.client.replay import SessionSender, Words, own_requests, tee_answers
 from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
 from pdlab.deploy.endpoint import key_of
 from pdlab.deploy.serving.timeline import HEADER
-from pdlab.results.schema import RequestRecord
-from pdlab.results.timeline import RequestTimeline
 
 PROGRESS_EVERY_S = 0.5
 LAG_PROBE_S = 0.05
 MAX_DRAWS = 50
 MIN_WORDS = 400
-ERROR_CHARS = 300
+REQUEST_MOST_S = 6 * 3600.0
 PR_SET_PDEATHSIG = 1
 
 RequestFunc = Callable[..., Awaitable[Any]]
@@ -78,7 +80,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     levels: queue.Queue[str] = queue.Queue()
-    driven = _Driven()
+    driven = _RunningLevel()
     threading.Thread(target=_read_levels, args=(levels, driven), daemon=True).start()
     try:
         import_benchmark()
@@ -93,12 +95,12 @@ def main() -> int:
             level = ClientLevel.model_validate_json(line)
             name = level.name
             tokenizer = _tokenizer(level.tokenizer)
-            replay = _replay(level, tokenizer) if level.replay else None
-            samples = replay.samples() if replay else _samples(level, tokenizer)
+            make: Callable[..., SessionSender | list[Any]] = _replay if level.replay else _samples
+            load = make(level, tokenizer)
             if level.parts > 1:
                 _send(answers, event="prepared", name=name)
                 time.sleep(max(0.0, float(levels.get()) - time.perf_counter()))
-            answer = asyncio.run(_drive(level, samples, tokenizer, answers, driven, replay))
+            answer = asyncio.run(_drive(level, load, tokenizer, answers, driven))
         except (ValidationError, UsageError) as error:
             _send(answers, event="refused", name=name, message=" ".join(str(error).split()))
         else:
@@ -106,7 +108,7 @@ def main() -> int:
             driven.answered()
 
 
-class _Driven:
+class _RunningLevel:
     """The level that is being driven, for the thread that may have to stop it."""
 
     def __init__(self) -> None:
@@ -140,7 +142,7 @@ class _Driven:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
 
-def _read_levels(levels: queue.Queue[str], driven: _Driven) -> None:
+def _read_levels(levels: queue.Queue[str], driven: _RunningLevel) -> None:
     for line in sys.stdin:
         if line.strip() == STOP:
             driven.stop()
@@ -155,42 +157,93 @@ def _send(answers: TextIO, **message: object) -> None:
 
 
 async def _drive(
-    level: ClientLevel,
-    samples: list[Any],
-    tokenizer: Any,
-    answers: TextIO,
-    driven: _Driven,
-    replay: SessionSender | None = None,
+    level: ClientLevel, load: SessionSender | list[Any], tokenizer: Any, answers: TextIO, driven: _RunningLevel
 ) -> ClientAnswer:
-    """Run one level, or this process's share of it, through vLLM's ``benchmark``."""
-    import numpy as np
+    """Run one level, or this process's share of it; tells the parent its requests, and returns the rest."""
+    from pdlab.bench.client.vllm_names import freeze_gc_heap
 
-    from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, TaskType, benchmark, freeze_gc_heap
-
-    meter = Meter(level, answers)
-    numbered = [sample.request_id for sample in samples]
+    meter = Meter(level, answers, tokenizer)
     send: RequestFunc = partial(meter.request, _request_func(level))
-    path, extra_body = "completions", {"temperature": 0.0}
     tee_answers()
-    if replay is not None:
-        meter.total = len(samples)
-        send = partial(replay.request, send, meter.leave_out)
-        path = "chat/completions" if replay.chat else path
-        extra_body |= {"return_token_ids": True}
-    ASYNC_REQUEST_FUNCS["pdlab"] = send
-    random.seed(level.seed)
-    np.random.seed(level.seed)  # vLLM draws the gaps between arrivals from numpy's global state
     freeze_gc_heap()
     base_url = level.base_url or level.decode_url or ""
     if base_url and (key := key_of(base_url)):
-        os.environ["OPENAI_API_KEY"] = key  # vLLM's benchmark sends it as the bearer token
+        os.environ["OPENAI_API_KEY"] = key  # vLLM's request functions send it as the bearer token
     probe = asyncio.create_task(meter.probe())
     started_at = _now()
     clocks = time.time(), time.perf_counter()
-    made = benchmark(
+    if isinstance(load, SessionSender):
+        meter.total = len(load.planned.order)
+        await driven.result(_replayed(level, load, base_url, send, meter))
+    else:
+        await driven.result(_benchmarked(level, load, base_url, tokenizer, send, meter))
+    clock_step_s = (time.time() - clocks[0]) - (time.perf_counter() - clocks[1])
+    finished_at = _now()
+    probe.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await probe
+    ended = meter.ended
+    if not ended.count:  # stopped
+        os._exit(0)
+    for part in ended.parts():
+        _send(answers, event="ended", name=level.name, part=part.model_dump(mode="json", exclude_defaults=True))
+    return ClientAnswer(
+        name=level.name,
+        cpu_share=meter.cpu_share,
+        loop_lag_s=meter.loop_lag_s,
+        clock_step_s=round(clock_step_s, 6),
+        origin_s=ended.origin_s,
+        schedule_s=ended.schedule_s,
+        started_at=started_at,
+        finished_at=finished_at,
+    )
+
+
+async def _replayed(level: ClientLevel, load: SessionSender, base_url: str, send: RequestFunc, meter: Meter) -> None:
+    """Requests of a compiled workload, over connections as vLLM's benchmark has them."""
+    import aiohttp
+
+    from pdlab.bench.client.vllm_names import RequestFuncInput
+
+    asked = partial(
+        RequestFuncInput,
+        api_url=f"{base_url}/v1/{'chat/completions' if load.chat else 'completions'}",
+        model=level.model,
+        model_name=level.model,
+        ignore_eos=True,
+        extra_body={"temperature": 0.0, "return_token_ids": True},
+    )
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60, enable_cleanup_closed=True)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_MOST_S)
+    async with aiohttp.ClientSession(connector=connector, trust_env=True, timeout=timeout) as session:
+        await load.run(asked, send, meter.keep, session)
+
+
+async def _benchmarked(
+    level: ClientLevel, samples: list[Any], base_url: str, tokenizer: Any, send: RequestFunc, meter: Meter
+) -> None:
+    """Through vLLM's ``benchmark``. It gets the same output of every request, for it keeps them all."""
+    import numpy as np
+
+    from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, RequestFuncOutput, TaskType, benchmark
+
+    names = [sample.request_id for sample in samples]
+    due_s = {sample.request_id: sample.timestamp for sample in samples} if scheduled(level) else {}
+    lengths = dict(zip(names, _own_lengths(level) or (), strict=False))
+    told = RequestFuncOutput(success=True, output_tokens=1)
+
+    async def ask(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        output, name = await send(request_func_input, session, pbar), request_func_input.request_id
+        meter.keep(name, output, due_s=due_s.get(name), asked=lengths.get(name))
+        return told
+
+    ASYNC_REQUEST_FUNCS["pdlab"] = ask
+    random.seed(level.seed)
+    np.random.seed(level.seed)  # vLLM draws the gaps between arrivals from numpy's global state
+    await benchmark(
         task_type=TaskType.GENERATION,
         endpoint_type="pdlab",
-        api_url=f"{base_url}/v1/{path}",
+        api_url=f"{base_url}/v1/completions",
         base_url=base_url,
         model_id=level.model,
         model_name=level.model,
@@ -209,71 +262,31 @@ async def _drive(
         max_concurrency=level.own_concurrency,
         lora_modules=None,
         extra_headers=None,
-        extra_body=extra_body,
+        extra_body={"temperature": 0.0},
         ready_check_timeout_sec=0,
         self_timed=scheduled(level),
-    )
-    result = await driven.result(made)
-    clock_step_s = (time.time() - clocks[0]) - (time.perf_counter() - clocks[1])
-    finished_at = _now()
-    probe.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await probe
-    if result is None:
-        samples = [sample for sample in samples if sample.request_id in meter.outputs]
-        if not samples:
-            os._exit(0)
-    names = [sample.request_id for sample in samples]
-    outputs = [meter.outputs[name] for name in names]
-    output_lens = result["output_lens"] if result else [output.output_tokens or 0 for output in outputs]
-    schedule_s = None
-    late_s: list[float | None] = [meter.waited_s.get(name) for name in names]
-    if scheduled(level):
-        begins = [output.start_time - sample.timestamp for output, sample in zip(outputs, samples, strict=True)]
-        schedule_s = min(begins)
-        late_s = [began - schedule_s for began in begins]
-    facts: list[dict[str, Any]]
-    if replay is not None:
-        facts = [replay.facts(name, late) for name, late in zip(names, late_s, strict=True)]
-    else:
-        asked = dict(zip(numbered, _own_lengths(level) or (), strict=False))
-        facts = [{"asked": asked.get(name), "lateness_s": late} for name, late in zip(names, late_s, strict=True)]
-    for name, each in zip(names, facts, strict=True):
-        each["timed_out"] = name in meter.timed_out
-    return ClientAnswer(
-        name=level.name,
-        records=tuple(_records(outputs, output_lens, facts)),
-        timelines=_timelines(outputs, [meter.told.get(sample.request_id) for sample in samples]),
-        prompts=replay.prompts if replay is not None else {},
-        cpu_share=meter.cpu_share,
-        loop_lag_s=meter.loop_lag_s,
-        clock_step_s=round(clock_step_s, 6),
-        origin_s=min(output.start_time for output in outputs),
-        schedule_s=schedule_s,
-        started_at=started_at,
-        finished_at=finished_at,
     )
 
 
 class Meter:
     """Counts what vLLM's request function answers, and how hard this process works meanwhile."""
 
-    def __init__(self, level: ClientLevel, answers: TextIO) -> None:
+    def __init__(self, level: ClientLevel, answers: TextIO, tokenizer: Any = None) -> None:
         self.level = level
         self.answers = answers
-        self.outputs: dict[str, Any] = {}
+        self.ended = EndedRequests()
         self.timed_out: set[str] = set()
         self.told: dict[str, str] = {}
-        """Timelines, as their servers wrote them."""
+        """Timelines, as their servers wrote them, of requests that are not kept yet."""
         self.waited_s: dict[str, float] = {}
-        """Closed loop: how long the place of each request had been free when it was sent."""
-        self.failed = 0
+        """Closed loop: how long the place of each of these had been free when it was sent."""
         self.total = len(level.own_requests)
+        self._tokenizer = tokenizer
         self._sent = 0
         self._freed: deque[float] = deque()
         self._began: tuple[float, float] | None = None
-        self._ended: tuple[float, float] | None = None
-        self._lags: list[float] = []
+        self._over: tuple[float, float] | None = None
+        self._lags = array("d")
 
     async def request(self, func: RequestFunc, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         """Pass one request to vLLM's function under a time limit and keep its output."""
@@ -305,18 +318,50 @@ class Meter:
                 prompt_len=request_func_input.prompt_len,
                 start_time=start,
             )
-        self._ended = (time.perf_counter(), time.process_time())
-        self._freed.append(self._ended[0])
+        self._over = (time.perf_counter(), time.process_time())
+        if self.level.concurrency is not None:
+            self._freed.append(self._over[0])
         self.waited_s[request_func_input.request_id] = output.start_time - free_since
-        self.outputs[request_func_input.request_id] = output
-        self.failed += not output.success
         return output
 
-    def leave_out(self, request_id: str, output: Any) -> Any:
-        """Count a request that is not sent as a failed one, with that output."""
-        self.outputs[request_id] = output
-        self.failed += 1
-        return output
+    def keep(
+        self,
+        name: str,
+        output: Any,
+        *,
+        due_s: float | None = None,
+        waited: bool = False,
+        lateness_s: float | None = None,
+        prompt: tuple[str, ComputedTokens] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Put a request that has ended, with vLLM's output, among the others. ``due_s``: since the begin of the
+        schedule; but one that ``waited`` for others was late by ``lateness_s``. ``facts``: fields of its record."""
+        tokens = output.output_tokens or 0
+        if output.success and not tokens:  # of a server that does not tell, as vLLM's benchmark counts
+            tokens = len(self._tokenizer(output.generated_text, add_special_tokens=False).input_ids)
+        place_free_s = self.waited_s.pop(name, None)
+        if name in self.timed_out:
+            self.timed_out.remove(name)
+            facts["timed_out"] = True
+        self.ended.add(
+            Ended(
+                start_s=output.start_time,
+                ttft_s=output.ttft,
+                latency_s=output.latency,
+                ok=output.success,
+                input_tokens=output.prompt_len,
+                output_tokens=tokens,
+                itl_s=output.itl,
+                error=output.error or "",
+                due_s=due_s,
+                by_schedule=due_s is not None and not waited,
+                lateness_s=lateness_s if due_s is not None else place_free_s,
+                facts=facts,
+                timeline=self.told.pop(name, None),
+                prompt=prompt,
+            )
+        )
 
     async def probe(self) -> None:
         """Measure the event loop's lag and report progress, until cancelled."""
@@ -329,15 +374,15 @@ class Meter:
                 self._lags.append(now - slept - LAG_PROBE_S)
             if now - began >= PROGRESS_EVERY_S:
                 began = now
-                counts = {"done": len(self.outputs), "failed": self.failed, "total": self.total}
+                counts = {"done": self.ended.count, "failed": self.ended.failed, "total": self.total}
                 _send(self.answers, event="progress", name=self.level.name, **counts)
 
     @property
     def cpu_share(self) -> float | None:
         """CPU time over wall time from the first request's start to the last answer."""
-        if not self._began or not self._ended or self._ended[0] <= self._began[0]:
+        if not self._began or not self._over or self._over[0] <= self._began[0]:
             return None
-        return round((self._ended[1] - self._began[1]) / (self._ended[0] - self._began[0]), 4)
+        return round((self._over[1] - self._began[1]) / (self._over[0] - self._began[0]), 4)
 
     @property
     def loop_lag_s(self) -> float | None:
@@ -348,48 +393,6 @@ class Meter:
 def _own_lengths(level: ClientLevel) -> list[tuple[int, int]] | None:
     """Lengths of this process's requests, in order; None where all are the level's."""
     return None if level.lengths is None else [level.lengths[number] for number in level.own_requests]
-
-
-def _records(outputs: list[Any], output_lens: list[int], facts: list[dict[str, Any]]) -> list[RequestRecord]:
-    """vLLM's outputs as records, ordered by arrival; times since the first arrival, to the microsecond. ``facts``: what
-    else is known of each, by the names of a record's fields."""
-    origin = min(output.start_time for output in outputs)
-    records = []
-    for output, output_len, known in zip(outputs, output_lens, facts, strict=True):
-        arrival_s = output.start_time - origin
-        error = None
-        if not output.success:
-            lines = [line.strip() for line in (output.error or "").splitlines() if line.strip()]
-            error = (lines[-1] if lines else "failed without a reason")[:ERROR_CHARS]
-        late_s = known.get("lateness_s")
-        records.append(
-            RequestRecord(
-                arrival_s=round(arrival_s, 6),
-                first_token_s=round(arrival_s + output.ttft, 6) if output.ttft else None,
-                finish_s=round(arrival_s + output.latency, 6) if output.success else None,
-                input_tokens=output.prompt_len,
-                output_tokens=output_len if output.success else (output.output_tokens or 0),
-                itl_s=tuple(round(gap, 6) for gap in output.itl),
-                error=error,
-                **known | {"lateness_s": None if late_s is None else max(0.0, round(late_s, 6))},
-            )
-        )
-    return sorted(records, key=lambda record: record.arrival_s)
-
-
-def _timelines(outputs: list[Any], told: list[str | None]) -> tuple[RequestTimeline, ...]:
-    """Of the answered requests whose server told a readable one, with the client's times as `_records` has them."""
-    origin = min(output.start_time for output in outputs)
-    timelines = []
-    for output, text in zip(outputs, told, strict=True):
-        if text is None or not output.success or not output.ttft:
-            continue
-        with contextlib.suppress(
-            ValueError, TypeError, RecursionError
-        ):  # of another server: it is not JSON, or no object
-            own = {"arrival_s": round(output.start_time - origin, 6), "ttft_s": round(output.ttft, 6)}
-            timelines.append(RequestTimeline.model_validate(json.loads(text) | own))
-    return tuple(sorted(timelines, key=lambda each: each.arrival_s or 0.0))
 
 
 def _request_func(level: ClientLevel) -> RequestFunc:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.bench.slo_search import Search, SearchLimits
+from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import LevelOptions
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core.arguments import MAX_REPEATS, SLO_QUANTILE
@@ -23,7 +23,7 @@ from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
-from pdlab.core.lengths import beside
+from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import flag_names, parse, to_words
@@ -119,7 +119,7 @@ class NamedWorkload(Workload):
         return Workload(**self.model_dump(exclude={"name", "seed", "lengths"}), lengths=self.lengths, seed=seed)
 
 
-class SloSettings(SearchLimits):
+class SloSettings(SearchOptions):
     """A search for the highest rate under an SLO; bounds in ms."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
@@ -188,12 +188,12 @@ class LoadSettings(Frozen):
         ramps = self.ramp or ()
         return tuple(ramp.model_copy(update={"burstiness": self.burstiness}) for ramp in ramps)
 
-    def search(self) -> Search | None:
+    def search(self) -> SloSearchOptions | None:
         """The search of this group, if it is one. Raises UsageError."""
         if self.slo is None:
             return None
-        limits = self.slo.model_dump(include=set(SearchLimits.model_fields))
-        return validate(Search, {**limits, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
+        limits = self.slo.model_dump(include=set(SearchOptions.model_fields))
+        return validate(SloSearchOptions, {**limits, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
 
 
 class TuneBaseline(Frozen):
@@ -350,7 +350,7 @@ def load_experiment_file(name_or_path: str) -> tuple[ExperimentFile, Path]:
     def with_files(data: Any) -> Any:
         workloads = data.get("workloads") if isinstance(data, dict) else None
         return (
-            {**data, "workloads": [_compiled(beside(w, path.parent), path.parent) for w in workloads]}
+            {**data, "workloads": [_compiled(relative_to_folder(w, path.parent), path.parent) for w in workloads]}
             if isinstance(workloads, list)
             else data
         )
@@ -488,7 +488,7 @@ def folder_name(configuration: Configuration, workload: NamedWorkload, file: Exp
 
 def loads_and_searches(
     file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
-) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
+) -> tuple[tuple[Load, ...], tuple[SloSearchOptions, ...]]:
     """The loads and searches of one configuration under one workload. Raises UsageError when there are
     none, or when two are the same level."""
     if (lengths := replayed(workload)) is not None:

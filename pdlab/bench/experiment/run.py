@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TextIO
 
 from pdlab.bench.experiment.file import started
-from pdlab.bench.experiment.schedule import Part, Planned, Schedule, earlier_record, left, settings_of, visit_s
+from pdlab.bench.experiment.schedule import (
+    Part,
+    Planned,
+    Schedule,
+    earlier_record,
+    settings_of,
+    unfinished_work,
+    visit_s,
+)
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import LevelOptions, SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core.commands import python_words
@@ -136,7 +144,7 @@ def _visit(
         launcher.launch(visit)
         writer.update(number, launch_s=round(time.monotonic() - began, 1))
         for part in visit.parts:
-            loads, searches = left(part, visit.repeat, options.out / plan.file.name)
+            loads, searches = unfinished_work(part, visit.repeat, options.out / plan.file.name)
             if loads or searches:
                 with reach(f"http://127.0.0.1:{options.port}"):
                     _sweep(part, visit, plan, options, progress)

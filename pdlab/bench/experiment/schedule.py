@@ -23,7 +23,7 @@ from pdlab.bench.experiment.file import (
     loads_and_searches,
     order,
 )
-from pdlab.bench.slo_search import Search
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import unfinished
 from pdlab.bench.traffic import replayed
 from pdlab.core.errors import UsageError
@@ -45,7 +45,7 @@ class Part(Frozen):
     folder: str
     workload: NamedWorkload
     loads: tuple[Load, ...]
-    searches: tuple[Search, ...]
+    searches: tuple[SloSearchOptions, ...]
 
 
 class Planned(Frozen):
@@ -106,7 +106,7 @@ def _part(file: ExperimentFile, configuration: Configuration, workload: NamedWor
     return Part(folder=folder, workload=workload, loads=loads, searches=searches)
 
 
-def left(part: Part, repeat: int, out: Path) -> tuple[tuple[Load, ...], tuple[Search, ...]]:
+def unfinished_work(part: Part, repeat: int, out: Path) -> tuple[tuple[Load, ...], tuple[SloSearchOptions, ...]]:
     """Loads and searches of a part that are not finished in the experiment's folder ``out``."""
     store = Store(out / part.folder)
     loads = [x for x in part.loads if not store.has(RunKey(kind=x.kind, value=x.value, repeat=repeat))]
@@ -118,7 +118,7 @@ def launch_s(file: ExperimentFile) -> float:
     return file.expect.launch_s or (LOCAL_LAUNCH_S if file.where.local is not None else CLUSTER_LAUNCH_S)
 
 
-def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: tuple[Search, ...]) -> float:
+def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: tuple[SloSearchOptions, ...]) -> float:
     """Estimate of measuring those loads and searches in one visit, the load generator's start included.
 
     A closed loop takes requests / concurrency times the expected time of one, an open loop requests /
@@ -150,7 +150,7 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
 
 def visit_s(plan: Schedule, visit: Planned, out: Path) -> float:
     """Estimate of what is left of a visit; 0 when it is finished."""
-    rest = [(part, *left(part, visit.repeat, out)) for part in visit.parts]
+    rest = [(part, *unfinished_work(part, visit.repeat, out)) for part in visit.parts]
     if not any(loads or searches for _, loads, searches in rest):
         return 0.0
     return launch_s(plan.file) + sum(part_s(plan.file, *item) for item in rest)

@@ -1,11 +1,12 @@
-"""Prefill's first token, sent to the client as soon as prefill has answered: before its KV cache has moved.
+"""Prefill's first token, and where it is decode's too.
 
 Prefill samples the first token from the prompt; decode samples it once more when it has the KV cache, and goes on from
-there. With greedy sampling both take the same token but where two are nearly as likely and round differently. So the
-client is sent prefill's, and decode's text must begin with it: that begin is left out. Where it does not, decode is
-asked anew, to go on from the prompt and prefill's token. Only what is exact for certain is sent early
-(`early_token`; docs/timeline.md has the table). Works on requests and answers of Ray Serve LLM by their public fields;
-runs in its replicas, sent there by value: imports the standard library and its neighbours.
+there. With greedy sampling both take the same token but where two are nearly as likely and round differently.
+`first_token` says where that is so; docs/timeline.md has the table. There decode's engine can be handed the token
+(`FIRST_TOKEN`). And `early_token` can be sent to the client as soon as prefill has answered, before its KV cache has
+moved: decode's text must begin with it, and that begin is left out. Where it does not, decode is asked anew, to go on
+from the prompt and prefill's token. Works on requests and answers of Ray Serve LLM by their public fields; runs in its
+replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from pdlab.deploy.serving.sequences import GREEDY
 _FREE = frozenset({
     "model", "prompt", "stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "user",
     "repetition_penalty", "priority", "request_id", "session_id", "add_special_tokens", "skip_special_tokens",
-    "stream_options",
+    "stream_options", "return_token_ids", "cache_salt",
+    # Of chat.
+    "messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "include_reasoning",
 })  # fmt: skip
+# `pdlab.guard.first_token`, which the replica may not import; a test compares them.
+FIRST_TOKEN = "pdlab_first_token"
 _DATA, _END = "data: ", "\n\n"
 # What a decoder writes for bytes that are no whole character yet.
 _PART_OF_A_CHARACTER = "\ufffd"
@@ -42,16 +47,21 @@ class EarlyToken:
     token_id: int
 
 
-def early_token(
+def first_token(
     request: Any, answer: Any, longest: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
-) -> EarlyToken | None:
-    """The token of prefill's ``answer`` to a completion's ``request`` that may be sent at once; None: none may.
+) -> int | None:
+    """The token of prefill's ``answer`` to a ``request`` that decode would take too, and go on behind; None: it may
+    take another, end with it, or say more of it than prefill did.
 
     ``longest``: tokens of the decode engine's context. ``prompt_ids``, ``token_ids``: of the prompt and the answer, as
     far as prefill told them. A field of the request that is set to anything but its default,
     and that is not known to leave the first token as it is, says None.
     """
-    if not (request.stream and (request.max_tokens or 0) > 1):
+    chat, given = "messages" in type(request).model_fields, vars(request)
+    most = given.get("max_completion_tokens") or given["max_tokens"]  # an attribute of chat's would warn of its age
+    if most is None and chat:  # as long as the context
+        most = longest - len(prompt_ids)
+    if (most or 0) < 2 or len(prompt_ids) + most > longest:
         return None
     if request.temperature is None or not 0 <= request.temperature < GREEDY:
         return None
@@ -59,17 +69,26 @@ def early_token(
     for name in request.model_fields_set:
         if name not in _FREE and (name not in fields or _means_something(getattr(request, name), fields[name])):
             return None
-    if getattr(request.stream_options, "continuous_usage_stats", False):
-        return None
-    if not (isinstance(request.prompt, str) or all(isinstance(token, int) for token in request.prompt or [""])):
+    if not (chat or isinstance(request.prompt, str) or all(isinstance(each, int) for each in request.prompt or [""])):
         return None
     choices: list[Any] = getattr(answer, "choices", None) or []
     if len(choices) != 1:
         return None
-    choice, text = choices[0], choices[0].text
-    if choice.finish_reason != "length" or not prompt_ids or len(token_ids) != 1:
+    if choices[0].finish_reason != "length" or not prompt_ids or len(token_ids) != 1:
         return None
-    if not text or _PART_OF_A_CHARACTER in text or len(prompt_ids) + request.max_tokens > longest:
+    return token_ids[0]
+
+
+def early_token(
+    request: Any, answer: Any, longest: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
+) -> EarlyToken | None:
+    """The `first_token` of a completion that may be sent at once, for it is streamed as text; None: none may."""
+    token = first_token(request, answer, longest, prompt_ids, token_ids)
+    usage = getattr(request.stream_options, "continuous_usage_stats", False)
+    if token is None or not request.stream or request.return_token_ids is not None or usage:
+        return None
+    text = answer.choices[0].text
+    if not text or _PART_OF_A_CHARACTER in text:
         return None
     begin = {
         "index": 0, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None,
@@ -79,7 +98,7 @@ def early_token(
         "id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.model,
         "choices": [begin],
     }  # fmt: skip
-    return EarlyToken(text, _event(chunk), tuple(prompt_ids), token_ids[0])
+    return EarlyToken(text, _event(chunk), tuple(prompt_ids), token)
 
 
 def _means_something(value: Any, field: Any) -> bool:

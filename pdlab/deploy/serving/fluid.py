@@ -100,6 +100,7 @@ class PlaysRoles:
         tokens, computed = self._to_compute(request)
         answered = False
         self._flow.prefill_began(tokens)
+        self._says_what_waits()
         try:
             async for item in await self._engine_alone(method, request, raw):
                 answered = getattr(item, "kv_transfer_params", None) is not None
@@ -108,6 +109,14 @@ class PlaysRoles:
             if answered:
                 count("answered")
             self._flow.prefill_ended(tokens, answered=answered, computed=computed)
+            self._says_what_waits()
+
+    def _says_what_waits(self) -> None:
+        """To those that ask the board who has the beginning of a prompt (`_held`): prompts come and go in less time
+        than passes between two reports."""
+        if self._affinity and self._board is not None:
+            with contextlib.suppress(Exception):  # advice, for which no request may fail
+                self._board.waits.remote(self._name, self._flow.waiting_prompt_tokens)
 
     def _to_compute(self, request: Any) -> tuple[int, int]:
         """Tokens of the request's prompt that it is sent here for, and those that this engine is to compute; from now
@@ -175,22 +184,24 @@ class PlaysRoles:
         answer = self._answers[id(request)]
         route.tokens, route.only = answer.prompt_tokens, self._prefill_by.get(id(request))
         held = await self._held(answer.chunks) if route.only is None else {}
-        route.work = {engine: to_compute(route.tokens, tokens) for engine, tokens in held.items()}
-        self._flow.prompted(answer, min(route.work.values(), default=route.tokens))
+        route.cached = {engine: cached for engine, (cached, _) in held.items() if cached}
+        route.waiting = {engine: waiting for engine, (_, waiting) in held.items()}
+        work = {engine: to_compute(route.tokens, cached) for engine, cached in route.cached.items()}
+        self._flow.prompted(answer, min(work.values(), default=route.tokens))
         prefilled = await super()._call(pd, backend, method, request, raw, route)  # type: ignore[misc]
-        if route.replica in route.work:
+        if route.replica in work:
             count("cached")
-        self._flow.prompted(answer, route.work.get(route.replica or "", route.tokens))
+        self._flow.prompted(answer, work.get(route.replica or "", route.tokens))
         return prefilled
 
-    async def _held(self, chunks: list[int]) -> dict[str, int]:
-        """How many tokens of a prompt with these chunks each other engine has, as the board knows; where it does not
-        say so in time, none."""
+    async def _held(self, chunks: list[int]) -> dict[str, tuple[int, int]]:
+        """How many tokens of a prompt with these chunks each other engine has that prefills, and how many tokens of
+        prompts wait there, as the board knows; of none where it does not say so in time."""
         if not self._affinity or self._board is None or not chunks:
             return {}
         try:
             asked = self._board.held.remote(self._name, chunks)
-            held: dict[str, int] = await asyncio.wait_for(asked, HELD_S)
+            held: dict[str, tuple[int, int]] = await asyncio.wait_for(asked, HELD_S)
         except asyncio.CancelledError:
             raise
         except Exception as error:

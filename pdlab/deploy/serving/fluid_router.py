@@ -12,6 +12,8 @@ import importlib
 import logging
 import random
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,6 +21,7 @@ from ray import serve
 
 from pdlab.deploy.serving.ray_names import ROUTERS
 from pdlab.roles.messages import RoleNews
+from pdlab.roles.prefixes import to_compute
 
 _routers: Any = importlib.import_module(ROUTERS)
 
@@ -37,9 +40,9 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
     *Decode*: of two engines at random that with fewer requests to decode, or that of the request's session. *Prefill*:
     never the engine that asks; of two at random that with fewer prompt tokens waiting, and one on the asking engine's
     node, to which KV cache takes the shortest way, if it has at most one such prompt more to do. Where the route knows
-    which engines have the prompt's beginning, one of those that have most of it, chosen in the same way, if it would be
-    done with the rest of it earlier. Roles are no condition: where there is no engine of the wanted role, another one
-    that is not joining, leaving or draining does it.
+    which engines have the prompt's beginning, one of those that have most of it, chosen in the same way, if it is done
+    with the rest of it no later; such a route also knows what waits there now. Roles are no condition: where there is
+    no engine of the wanted role, another one that is not joining, leaving or draining does it.
     """
 
     def initialize_state(self, *, board: str, prefill: int, by_session: bool = False) -> None:
@@ -89,7 +92,8 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         engines = self._playing("decode", frozenset())
         if not engines:
             return None
-        chosen = self._of_session(engines, session) if session else self._lighter(engines, 1)
+        lighter = partial(self._lighter, engines, lambda each: self._load(each, 1))
+        chosen = self._of_session(engines, session) if session else lighter()
         self._count(chosen, 1, 1)
         return chosen
 
@@ -103,15 +107,23 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         if not engines:
             route.no_other = True
             raise LookupError("there is no other replica")
-        chosen = self._lighter_or_near(engines, route.tokens)
 
-        def work(replica: Any) -> int:
-            tokens: int = route.work.get(replica.replica_id.unique_id, route.tokens)
+        def load(replica: Any) -> int:
+            waiting: int | None = route.waiting.get(replica.replica_id.unique_id)
+            return self._load(replica, 0) if waiting is None else waiting
+
+        def cached(replica: Any) -> int:
+            tokens: int = route.cached.get(replica.replica_id.unique_id, 0)
             return tokens
 
-        if (least := min(map(work, engines))) < route.tokens:
-            holder = self._lighter_or_near([each for each in engines if work(each) == least], least)
-            if self._load(holder, 0) + least < self._load(chosen, 0) + work(chosen):
+        def work(replica: Any) -> int:
+            return to_compute(route.tokens, cached(replica))
+
+        chosen = self._lighter_or_near(engines, route.tokens, load)
+        if most := max(map(cached, engines)):
+            holders = [each for each in engines if cached(each) == most]
+            holder = self._lighter_or_near(holders, work(holders[0]), load)
+            if load(holder) + work(holder) <= load(chosen) + work(chosen):
                 chosen = holder
         self._count(chosen, 0, work(chosen))
         return chosen
@@ -125,19 +137,19 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
 
         return max(engines, key=score)
 
-    def _lighter_or_near(self, engines: list[Any], tokens: int) -> Any:
+    def _lighter_or_near(self, engines: list[Any], tokens: int, load: Callable[[Any], int]) -> Any:
         """Who prefills so many tokens, wherever they are cached."""
-        chosen = self._lighter(engines, 0)
+        chosen = self._lighter(engines, load)
         near = [each for each in engines if each.node_id == self._self_node_id]
         if near and chosen not in near:
-            nearest = self._lighter(near, 0)
-            if self._load(nearest, 0) <= self._load(chosen, 0) + tokens:
+            nearest = self._lighter(near, load)
+            if load(nearest) <= load(chosen) + tokens:
                 return nearest
         return chosen
 
-    def _lighter(self, engines: list[Any], kind: int) -> Any:
+    def _lighter(self, engines: list[Any], load: Callable[[Any], int]) -> Any:
         """Of two at random: loads are a moment old, and all routers would send to the one that was lightest of all."""
-        return min(random.sample(engines, min(2, len(engines))), key=lambda each: self._load(each, kind))
+        return min(random.sample(engines, min(2, len(engines))), key=load)
 
     def _load(self, replica: Any, kind: int) -> int:
         """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since it told are added."""

@@ -15,9 +15,18 @@ import importlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from pdlab.deploy.serving.early_token import AnotherBegin, EarlyToken, WithoutBegin, counted, early_token, going_on
+from pdlab.deploy.serving.early_token import (
+    FIRST_TOKEN,
+    AnotherBegin,
+    EarlyToken,
+    WithoutBegin,
+    counted,
+    early_token,
+    first_token,
+    going_on,
+)
 from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.timeline import IDS_KEY, TIMES_KEY, current, unpacked
 from pdlab.deploy.serving.usage import cached_in_prefill
@@ -40,6 +49,7 @@ COUNTERS = {
     "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
 }
 _SERVER_ERRORS = 500
+_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True)
@@ -47,25 +57,29 @@ class PrefillRules:
     """``timeout_s``: how long prefill may take to answer. ``absent_s``: how long a call may wait for a prefill replica
     that takes it; Ray waits for one without a limit. ``on_failure``: what is tried after a failed or late call, in this
     order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt), ``fail``. Behind the
-    last step the request fails with HTTP 503. ``early_token``: prefill's first token is sent to the client at once
-    where that is exact (`pdlab.deploy.serving.early_token`)."""
+    last step the request fails with HTTP 503. Where that is exact (`pdlab.deploy.serving.early_token`), prefill's
+    first token is sent to the client at once (``early_token``), and handed to decode's engine
+    (``reuse_first_token``)."""
 
     timeout_s: float = 120.0
     absent_s: float = 5.0  # a replica that is slow to say how much it has to do is asked again after 1 s at most
     on_failure: tuple[str, ...] = ("retry", "local")
     early_token: bool = False
+    reuse_first_token: bool = False
 
 
 class Route:
     """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process.
 
-    ``tokens``: of its prompt, ``work``: how many of them those replicas are to compute that have others, and ``only``:
-    the one replica that may do it, are looked at by `pdlab.deploy.serving.fluid_router`."""
+    ``tokens``: of its prompt, ``cached``: how many of them those replicas have that have some, ``waiting``: the tokens
+    of prompts that wait there now (a replica that is not named: not known), and ``only``: the one replica that may do
+    it, are looked at by `pdlab.deploy.serving.fluid_router`."""
 
     def __init__(self, avoid: frozenset[str] = frozenset()) -> None:
         self.avoid = avoid
         self.tokens = 0
-        self.work: dict[str, int] = {}
+        self.cached: dict[str, int] = {}
+        self.waiting: dict[str, int] = {}
         self.only: str | None = None
         self.replica: str | None = None
         self.no_other = False
@@ -109,12 +123,19 @@ class CallsPrefill:
         began = False
         stream: Any = None
         early: EarlyToken | None = None
-        if answer is not None and method == "completions" and self.prefill_rules.early_token:
-            early = self._early(request, answer, prompt_ids, first_ids)
+        reused: int | None = None
+        if answer is not None:
+            told_of = (request, answer, prompt_ids, first_ids)
+            if self.prefill_rules.early_token and method == "completions":
+                early = self._where_exact(early_token, *told_of)
+            if self.prefill_rules.reuse_first_token:
+                reused = self._where_exact(first_token, *told_of)
         try:
             decode_request = request
             if answer is not None:
                 decode_request = backend.prepare_decode_request(request=request, peer=None, prefill_response=answer)
+                if reused is not None and decode_request.kv_transfer_params:
+                    decode_request.kv_transfer_params[FIRST_TOKEN] = reused
             with pd._reuse_prompt_token_ids(prompt_ids):
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
                 began = True  # from here on vLLM itself tells prefill of a request that ends early
@@ -131,14 +152,18 @@ class CallsPrefill:
                 with contextlib.suppress(Exception):
                     await stream.aclose()
 
-    def _early(self, request: Any, answer: Any, prompt_ids: list[int], first_ids: list[int]) -> EarlyToken | None:
-        """The token that may be sent at once. Never a reason for a request to fail."""
+    def _where_exact(
+        self, tell: Callable[..., _Told], request: Any, answer: Any, prompt_ids: list[int], first_ids: list[int]
+    ) -> _Told | None:
+        """What `first_token` or `early_token` (``tell``) says. Never a reason for a request to fail."""
         try:
             engine: Any = self.engine  # type: ignore[attr-defined]
-            longest = int(engine._engine_client.model_config.max_model_len)
-            return early_token(request, answer, longest, prompt_ids, first_ids)
+            model = engine._engine_client.model_config
+            if model.has_inner_state:  # as Mamba's: vLLM has prefill leave out the prompt's last token
+                return None
+            return tell(request, answer, int(model.max_model_len), prompt_ids, first_ids)
         except Exception as error:  # another vLLM, whose requests and answers have other fields
-            logging.getLogger("ray.serve").warning("no first token is sent early: %s", _in_words(error))
+            logging.getLogger("ray.serve").warning("prefill's first token is not used: %s", _in_words(error))
             return None
 
     async def _after_early(
@@ -223,7 +248,8 @@ class CallsPrefill:
         exceptions: Any = importlib.import_module("ray.exceptions")
         prefill_request = backend.prepare_prefill_request(request=request, peer=None)
         # Ray asks for them in a field of the answer, as a list of integers. A prompt of ids decode has itself.
-        if self._pd_tokenize_once and (self.prefill_rules.early_token or not _of_ids(request)):
+        uses_first = self.prefill_rules.early_token or self.prefill_rules.reuse_first_token
+        if self._pd_tokenize_once and (uses_first or not _of_ids(request)):
             prefill_request.kv_transfer_params[IDS_KEY] = True
         if (timing := current()) is not None:
             timing.called()

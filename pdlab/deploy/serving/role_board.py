@@ -139,11 +139,20 @@ class RoleBoard:
         (`pdlab.roles.prefixes.Prefixes.keep`)."""
         self._prefixes.keep(engine, chunks, pool_tokens, pulled=pulled, sparse=sparse)
 
-    async def held(self, engine: str, chunks: list[int]) -> dict[str, int]:
+    async def waits(self, engine: str, tokens: int) -> None:
+        """So many tokens of prompts wait at the engine from now on; its next report would say so a quarter of a second
+        later."""
+        if engine in self._engines:
+            self._engines[engine].now.waiting_prompt_tokens = tokens
+
+    async def held(self, engine: str, chunks: list[int]) -> dict[str, tuple[int, int]]:
         """How many tokens of a prompt with these chunks, which ``engine`` is to decode, every other engine that
-        prefills has; only those that have some."""
-        others = [name for name, role in self._roles.items() if role == "prefill" and name != engine]
-        return {name: count for name in others if (count := self._prefixes.tokens(name, chunks))}
+        prefills has, and how many tokens of prompts wait there."""
+        prefill = (name for name in self._engines if self._roles.get(name) == "prefill" and name != engine)
+        return {
+            name: (self._prefixes.tokens(name, chunks), self._engines[name].now.waiting_prompt_tokens)
+            for name in prefill
+        }
 
     async def set_split(self, text: str) -> dict[str, Any]:
         """`AUTO` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""

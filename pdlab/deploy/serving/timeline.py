@@ -276,7 +276,7 @@ class Book:
             if output.events and (timing := self._timings.get(output.request_id)) is not None:
                 for event in output.events:
                     timing.event(event.type.name.lower(), event.timestamp)
-                if output.new_token_ids:
+                if output.new_token_ids and "first" not in timing.marks:
                     timing.event("first", outputs.timestamp)
                     timing.first_ids = output.new_token_ids
 

@@ -26,7 +26,7 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 
 def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
-    arguments = _beside(file, "benchmark_args.json")
+    arguments = _neighbour_file(file, "benchmark_args.json")
     completed = content["Success Requests"]
     rate = content.get("Request Rate (req/s)")
     level: dict[str, Any] = {
@@ -46,7 +46,7 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
     for column, (metric, to_ms) in _MEANS.items():
         if isinstance(content.get(column), int | float):
             level[f"mean_{metric}_ms"] = content[column] * to_ms
-    rows = _beside(file, "benchmark_percentile.json")
+    rows = _neighbour_file(file, "benchmark_percentile.json")
     for row in rows if isinstance(rows, list) else []:
         percent = str(row.get("Percentiles", "")).removesuffix("%")
         if not percent.replace(".", "", 1).isdigit():
@@ -62,7 +62,7 @@ def _total(mean: Any, completed: float) -> float | None:
     return mean * completed if isinstance(mean, int | float) else None
 
 
-def _beside(file: Path, name: str) -> Any:
+def _neighbour_file(file: Path, name: str) -> Any:
     try:
         return json.loads((file.parent / name).read_bytes())
     except (OSError, ValueError):

@@ -14,16 +14,10 @@ import yaml
 
 from pdlab.core.schema import parse_yaml
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import REGULAR, keyed
+from pdlab.results.readers.statistics import METRICS, REGULAR, keyed
 
 TOOL = "inference-perf"
 CONFIG = "config.yaml"
-_METRICS = {
-    "time_to_first_token": "ttft",
-    "time_per_output_token": "tpot",
-    "inter_token_latency": "itl",
-    "request_latency": "e2el",
-}
 
 
 def read(file: Path, content: Any) -> FileReading | None:
@@ -73,7 +67,7 @@ def _level(content: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     }
     if level["max_concurrency"]:
         level["request_rate"] = level["burstiness"] = None
-    for theirs, ours in _METRICS.items():
+    for theirs, ours in METRICS.items():
         statistics = (good.get("latency") or {}).get(theirs)
         if isinstance(statistics, dict):
             level |= keyed(ours, statistics, to_ms=1000.0)

@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import keyed, of_export
+from pdlab.results.readers.statistics import METRICS, keyed, of_export
 
 TOOL = "llm-d benchmark report"
 _OF_INFERENCE_PERF = re.compile(r"inference-perf\.(?:partial\.)?stage_(\d+)")
-_METRICS = {
-    "time_to_first_token": "ttft",
-    "time_per_output_token": "tpot",
-    "inter_token_latency": "itl",
-    "request_latency": "e2el",
-}
 
 
 def read(file: Path, content: Any) -> FileReading | None:
@@ -61,7 +55,7 @@ def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, An
         **_scenario(content.get("scenario") or {}),
         **of_export(content),
     }
-    for theirs, ours in _METRICS.items():
+    for theirs, ours in METRICS.items():
         statistics = performance["latency"].get(theirs)
         if isinstance(statistics, dict):
             in_ms = str(statistics.get("units", "s")).startswith("ms")

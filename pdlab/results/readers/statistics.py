@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 90, 95, 99)
 # Arrivals at a constant rate are less bursty than Poisson's: a burstiness without end. 1000 is as regular as it gets.
 REGULAR = 1000.0
+# Names that several clients write out -> ours.
+METRICS = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "itl",
+    "request_latency": "e2el",
+}
 
 
 def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float] | NDArray[np.float64]) -> None:

@@ -14,7 +14,7 @@ MAX_SKEW_S = 1.0
 SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000, "fluid": 20000}  # Ray Serve LLM 2.60
 
 
-class Listening(NamedTuple):
+class ListeningProcess(NamedTuple):
     """A process that listens: pattern of its command line or title, what a caller can do there, and whether Ray's
     token, if it is on, protects it."""
 
@@ -25,34 +25,38 @@ class Listening(NamedTuple):
 
 
 LISTENING = (
-    Listening(r"/gcs_server\b", "Ray's GCS", "runs code on every node (starts actors)", True),
-    Listening(r"/raylet/raylet\b", "raylet", "runs code on this node (starts workers), reads and writes objects", True),
-    Listening(
+    ListeningProcess(r"/gcs_server\b", "Ray's GCS", "runs code on every node (starts actors)", True),
+    ListeningProcess(
+        r"/raylet/raylet\b", "raylet", "runs code on this node (starts workers), reads and writes objects", True
+    ),
+    ListeningProcess(
         r"^ray::DashboardAgent",
         "Ray's dashboard agent",
         "runs commands (job API) and reads logs; metrics, without a token",
         True,
     ),
-    Listening(r"^ray::RuntimeEnvAgent", "Ray's runtime-env agent", "runs code (runtime environments)", True),
-    Listening(r"ray\.util\.client\.server", "Ray Client server", "runs code on the cluster", True),
-    Listening(
+    ListeningProcess(r"^ray::RuntimeEnvAgent", "Ray's runtime-env agent", "runs code (runtime environments)", True),
+    ListeningProcess(r"ray\.util\.client\.server", "Ray Client server", "runs code on the cluster", True),
+    ListeningProcess(
         r"ray/dashboard/dashboard\.py", "Ray's dashboard", "runs commands (job API); metrics, without a token", True
     ),
-    Listening(r"ray/autoscaler/\S*monitor\.py", "Ray's autoscaler monitor", "reads its metrics", False),
-    Listening(r"/haproxy\b", "Ray Serve's HAProxy", "uses the served endpoint, or reads statistics and metrics", False),
-    Listening(
+    ListeningProcess(r"ray/autoscaler/\S*monitor\.py", "Ray's autoscaler monitor", "reads its metrics", False),
+    ListeningProcess(
+        r"/haproxy\b", "Ray Serve's HAProxy", "uses the served endpoint, or reads statistics and metrics", False
+    ),
+    ListeningProcess(
         r"^VLLM::|RayWorkerWrapper",
         "vLLM's engine (NIXL side channel, UCX)",
         "reads where KV blocks are, and with that reads and writes them: KV cache of other requests",
         False,
     ),
-    Listening(
+    ListeningProcess(
         r"^ray::ProxyActor", "Ray Serve's proxy", "uses the served endpoint, or runs code (gRPC of a worker)", True
     ),
-    Listening(
+    ListeningProcess(
         r"^ray::ServeReplica", "Ray Serve's replica", "runs code (gRPC), or uses an engine where it serves HTTP", True
     ),
-    Listening(r"^ray::", "Ray's worker", "runs code in it", True),
+    ListeningProcess(r"^ray::", "Ray's worker", "runs code in it", True),
 )
 ENGINES = ("VLLM::", "ray::")  # titles of vLLM's and Ray's processes
 
@@ -241,7 +245,7 @@ def _auth(facts: Facts) -> Iterator[DoctorFinding]:
 def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         guarded = fact.get("auth", {}).get("mode") == "token"
-        by_kind: dict[Listening, list[str]] = {}
+        by_kind: dict[ListeningProcess, list[str]] = {}
         foreign: list[str] = []
         for port in fact.get("open_ports", ()):
             kind = _listening(port["process"])
@@ -271,7 +275,7 @@ def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
             )
 
 
-def _listening(process: str | None) -> Listening | None:
+def _listening(process: str | None) -> ListeningProcess | None:
     """The kind of that process; None if it is not Ray's or vLLM's, or not readable by the doctor."""
     return next((kind for kind in LISTENING if process and re.search(kind.pattern, process)), None)
 

@@ -127,7 +127,7 @@ def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int,
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongWord:
     """One wrong word: the expected and the actual code."""
 
     rank: int
@@ -147,7 +147,7 @@ class Inspection:
     words: int
     outside_words: int
     wrong_words: int = 0
-    first: Wrong | None = None
+    first: WrongWord | None = None
     patterns: tuple[tuple[str, int], ...] = ()
 
     def text(self) -> str:
@@ -220,7 +220,7 @@ class _WrongWords:
         region, block, word, inside, expected, actual = (np.concatenate(column) for column in columns)
         order = np.lexsort((word, block, region))
         first_index = int(order[0])
-        wrong = Wrong(
+        wrong = WrongWord(
             rank, int(region[first_index]), int(block[first_index]), int(word[first_index]), bool(inside[first_index]),
             book.decode(int(expected[first_index])), int(actual[first_index]), book.decode(int(actual[first_index])),
         )  # fmt: skip

@@ -59,7 +59,7 @@ class RankOptions(CheckOptions):
 
 
 @dataclass(frozen=True)
-class Moved:
+class TransferTimes:
     """Times and sizes of a transfer by this rank. ``begin_s`` and ``end_s`` are readings of the host's monotonic clock.
 
     ``request_s``: per request, from its own start to its last descriptor. ``post_s``: NIXL's own count of

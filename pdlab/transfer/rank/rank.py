@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from pdlab.remote.network import RankHost, counters, host_facts, moved, settled_counters
+from pdlab.remote.network import RankHost, bytes_between, counters, host_facts, settled_counters
 from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import misplace, rewrite
 from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors, pairs
 from pdlab.transfer.rank.memory import KvMemory
-from pdlab.transfer.rank.messages import Moved, RankError, RankOptions
+from pdlab.transfer.rank.messages import RankError, RankOptions, TransferTimes
 from pdlab.transfer.rank.nixl_import import nixl_api
 from pdlab.transfer.rank.raw_ucx import Exposed, RawUcx
-from pdlab.transfer.rank.side_channel import Registered, SideChannel, ask
+from pdlab.transfer.rank.side_channel import Registered, SideChannel, fetch_registration
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
 NOTICE_S = 0.005  # between two looks for a notification, outside of any timing
@@ -128,7 +128,7 @@ class Rank:
         for pair in self._pairs():
             peer = pair.prefill if options.side == "decode" else pair.decode
             try:
-                registered = ask(host, port, peer, min(options.timeout_s, 10.0))
+                registered = fetch_registration(host, port, peer, min(options.timeout_s, 10.0))
             except (OSError, ValueError) as error:
                 raise RankError(
                     "side-channel",
@@ -175,7 +175,7 @@ class Rank:
             self.memory.push(blocks)
         return time.monotonic()
 
-    def transfer(self, tables: Sequence[Table], start_s: float = 0.0) -> Moved:
+    def transfer(self, tables: Sequence[Table], start_s: float = 0.0) -> TransferTimes:
         """Move the requests, all in flight together, polling without a pause.
 
         ``start_s``: not before that reading of the monotonic clock. Raises RankError (peer, timeout).
@@ -228,11 +228,11 @@ class Rank:
         except Exception as error:  # the bindings' nixlRemoteDisconnectError and its like
             raise RankError("peer", f"{options.name}: lost its peer during a transfer: {error}") from error
         end_s = time.monotonic()
-        traffic = moved(before, settled_counters())
+        traffic = bytes_between(before, settled_counters())
         telemetry = [agent.get_xfer_telemetry(handle) for handle in finished]
         for handle in finished:
             agent.release_xfer_handle(handle)
-        return Moved(
+        return TransferTimes(
             begin_s,
             end_s,
             tuple(ended[table.request] - begun[table.request] for table in tables),

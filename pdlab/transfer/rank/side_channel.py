@@ -61,7 +61,7 @@ class SideChannel:
         self._socket.close()
 
 
-def ask(host: str, port: int, rank: int, timeout_s: float) -> Registered:
+def fetch_registration(host: str, port: int, rank: int, timeout_s: float) -> Registered:
     """The registration of rank ``rank`` of the peer.
 
     Raises OSError without an answer, ValueError for an invalid one.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,7 +147,8 @@ def test_sessions_that_wait_for_each_other_are_sent_by_one_process(
     whole = level(path, server, tokenizer)
     assert whole.replay and whole.replay.groups == 5
     shares = [
-        {each.session for each in own_requests(whole.model_copy(update={"part": k, "parts": 3}))} for k in range(3)
+        {requests[number].session for number in own_requests(whole.model_copy(update={"part": k, "parts": 3})).order}
+        for k in range(3)
     ]
     assert sorted(session for share in shares for session in share) == sorted({each.session for each in requests})
     assert sum({"c0", "c1", "other"} <= share for share in shares) == 1 and all(shares)
@@ -308,7 +311,7 @@ def test_a_replay_of_another_number_of_requests_is_refused(
 
 
 def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
-    """A hundred blocks take some 15 kB as objects; a request that is planned takes less than one."""
+    """A hundred blocks take some 15 kB as objects, and a request that is planned some 30 bytes."""
     blocks = [tuple((f"b{n}-{k}", 5) for k in range(100)) for n in range(2000)]
     many = [TrafficRequest(f"r{n}", f"s{n}", each, 3, at_s=0.0) for n, each in enumerate(blocks)]
     plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2000)
@@ -320,8 +323,88 @@ def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         planned = own_requests(asked)
-        held = tracemalloc.get_traced_memory()[0]
+        # pydantic keeps some thousands of the latest strings.
+        kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*pydantic*")])
+        held = sum(each.size for each in kept.statistics("filename"))
     finally:
         tracemalloc.stop()
-    assert held / len(planned) < 1000
-    assert [request_at(Path(plan.path), each.offset) for each in planned] == many
+    assert held / len(planned.order) < 60
+    assert [request_at(Path(plan.path), planned.offsets[number]) for number in planned.order] == many
+
+
+def test_requests_are_handed_over_when_they_are_due_or_with_what_they_wait_for(tmp_path: Path) -> None:
+    many = [
+        TrafficRequest("a", "s", (("a", 5),), 3, at_s=4.0),
+        TrafficRequest("b", "s", (("b", 5),), 3, parent="a"),
+        TrafficRequest("c", "t", (("c", 5),), 3, at_s=1.0),
+        TrafficRequest("d", "t", (("d", 5),), 3, parent="c", waits=("c",), at_s=6.0),
+    ]
+    plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2)
+    planned = own_requests(
+        ClientLevel(
+            name="replay1", base_url="http://x", input_tokens=5, output_tokens=3, seed=5, num_requests=4, model="m",
+            tokenizer="t", replay=plan,
+        )
+    )  # fmt: skip
+    assert [many[number].id for number in planned.order] == ["c", "a", "b", "d"]
+    assert [*planned.due_s] == [4.0, 4.0, 1.0, 6.0] and [*planned.turns] == [1, 2, 1, 2]
+    assert [*planned.followers] == [1, 0, 2, 0] and not planned.has_text
+
+
+# A sender whose requests are answered at once, each with 50 tokens; the file's times are a millionth of what they are.
+SEND = """
+import asyncio, io, re, sys, time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from pdlab.bench.client import replay
+from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
+from pdlab.bench.client.worker import Meter
+
+@dataclass
+class Asked:
+    prompt: list
+    prompt_len: int
+    output_len: int
+    request_id: str
+    extra_headers: dict | None = None
+
+async def answer(asked, session, pbar):
+    own = replay._answer.get()
+    own.begun, own.ids = True, [7] * 50
+    now_s, gaps_s = time.perf_counter(), [0.001 * number for number in range(49)]
+    return SimpleNamespace(success=True, start_time=now_s, ttft=0.1, latency=2.0, prompt_len=len(asked.prompt),
+                           output_tokens=50, itl=gaps_s, error="", generated_text="")
+
+path, count = sys.argv[1], int(sys.argv[2])
+level = ClientLevel(name="replay1", base_url="http://x", input_tokens=5, output_tokens=3, seed=5, num_requests=count,
+                    model="m", tokenizer="t", replay=ReplayedPlan(path=path, groups=count, stretch=1e-6))
+words = replay.Words(range(1000), ["w"] * 1000, 1, list)
+sender, meter = replay.SessionSender(level, replay.own_requests(level), words), Meter(level, io.StringIO())
+asyncio.run(sender.run(Asked, partial(meter.request, answer), meter.keep, None))
+records = sum(len(part.records) for part in meter.ended.parts())
+failed, waiting = meter.ended.failed, len(sender._awaited)
+print(records, failed, waiting, re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.long
+def test_peak_memory_of_ten_times_as_many_requests(tmp_path: Path) -> None:
+    """Every tenth request has a follow-up. What is kept of a request that has ended is where its line begins, and when
+    it was due; its record would take 3 kB."""
+    peaks_mb = []
+    for count in (59_000, 590_000):
+        path = tmp_path / f"{count}.jsonl"
+        with path.open("w") as stream:
+            stream.write(json.dumps({"traffic": 1}) + "\n")
+            for n in range(count):
+                row = {"id": f"r{n}", "session": f"s{n - n % 10 // 9}", "blocks": [[f"b{n}", 5 + n % 9]], "out": 50}
+                stream.write(json.dumps(row | ({"parent": f"r{n - 1}"} if n % 10 == 9 else {"at_s": n / 10})) + "\n")
+        words = [sys.executable, "-c", SEND, str(path), str(count)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        records, failed, waiting, peak_kb = map(int, done.stdout.split())
+        assert (records, failed, waiting) == (count, 0, 0)
+        peaks_mb.append(peak_kb / 1024)
+    print(peaks_mb)
+    assert peaks_mb[1] - peaks_mb[0] < 40, peaks_mb

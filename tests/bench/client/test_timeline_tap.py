@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pdlab.bench.client.ended import Ended, timeline_of
 from pdlab.bench.client.protocol import ClientAnswer, merged
 from pdlab.bench.client.timeline_tap import TappedSession
-from pdlab.bench.client.worker import _timelines
 from pdlab.deploy.serving.timeline import HEADER
 from pdlab.results.timeline import RequestTimeline
 
@@ -64,15 +63,16 @@ def test_a_header_is_found_and_other_comments_are_not() -> None:
     assert read([b": ping\n\ndata: 1\n\n"])[1] == []
 
 
-def output(start_s: float, ttft_s: float = 0.5, *, success: bool = True) -> Any:
-    return SimpleNamespace(start_time=start_s, ttft=ttft_s, success=success)
+def told(start_s: float, text: str | None, *, ok: bool = True) -> RequestTimeline | None:
+    ended = Ended(start_s, 0.5, 1.0, ok, 8, 4, (), "", None, False, None, {}, text, None)
+    return timeline_of(ended, origin_s=2.0)
 
 
 def test_timelines_have_the_clients_times_and_unreadable_ones_are_left_out() -> None:
     good = '{"v":1,"id":"x","path":"collocated","t":{"first_byte":400.0}}'
-    outputs = [output(3.0), output(2.0), output(2.5), output(2.6, success=False)]
-    (one,) = _timelines(outputs, [good, None, '{"v":2}', good])
-    assert (one.arrival_s, one.ttft_s) == (1.0, 0.5)
+    one = told(3.0, good)
+    assert told(2.0, None) is None and told(2.5, '{"v":2}') is None and told(2.6, good, ok=False) is None
+    assert one is not None and (one.arrival_s, one.ttft_s) == (1.0, 0.5)
     assert sum(part.seconds for part in one.parts()) == pytest.approx(0.5)
 
 
@@ -90,9 +90,7 @@ NAMED = '"v":1,"id":"x","path":"pd"'
 )  # fmt: skip
 def test_what_no_server_of_ours_tells_loses_no_request(text: str) -> None:
     """Whatever server is measured: a level's records are not lost for it, and what is kept can be read again."""
-    good = '{"v":1,"id":"x","path":"collocated","t":{"first_byte":400.0}}'
-    (one,) = _timelines([output(1.0), output(2.0)], [text, good])
-    assert one.arrival_s == 1.0
+    assert told(2.0, text) is None
 
 
 def test_timelines_of_several_processes_are_on_one_clock() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
-from pdlab.bench.client.worker import Meter, _own_lengths, _records
+from pdlab.bench.client.worker import Meter, _own_lengths
 from pdlab.results.schema import RequestRecord
 
 
@@ -20,20 +21,35 @@ def level(**load: Any) -> ClientLevel:
     return ClientLevel(name="x", base_url="http://h", seed=1, **fields, **load)
 
 
+def answered(start_s: float, **changes: Any) -> Any:
+    """What vLLM's request function returns."""
+    fields: dict[str, Any] = {"success": True, "start_time": start_s, "ttft": 0.1, "latency": 0.2, "prompt_len": 8}
+    fields |= {"output_tokens": 4, "itl": [0.1], "error": "", "generated_text": ""}
+    return SimpleNamespace(**fields | changes)
+
+
+def records_of(meter: Meter) -> list[RequestRecord]:
+    return sorted((each for part in meter.ended.parts() for each in part.records), key=lambda each: each.arrival_s)
+
+
 def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
     meter = Meter(level(concurrency=1, request_timeout_s=0.05), io.StringIO())
 
     async def serve(request: Any, *_: Any) -> Any:
         await asyncio.sleep(request.takes_s)
-        return SimpleNamespace(success=False, start_time=time.perf_counter())
+        return answered(time.perf_counter(), success=False, error="HTTP 500")
 
     async def run() -> None:
         for name, takes_s in (("hangs", 9.0), ("fails", 0.0)):
             asked = SimpleNamespace(request_id=name, takes_s=takes_s, prompt_len=1)
-            await meter.request(serve, asked, None)
+            meter.keep(name, await meter.request(serve, asked, None))
 
     asyncio.run(run())
-    assert meter.timed_out == {"hangs"} and meter.failed == 2
+    assert meter.ended.failed == meter.ended.count == 2 and not meter.timed_out and not meter.waited_s
+    hangs, fails = records_of(meter)
+    assert (hangs.timed_out, fails.timed_out) == (True, False)
+    assert hangs.error == "no complete answer within 0.05 s" and fails.error == "HTTP 500"
+    assert fails.lateness_s is not None and fails.lateness_s < 0.05
 
 
 def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
@@ -84,17 +100,49 @@ def test_a_process_that_begins_late_is_late_by_the_common_schedule() -> None:
 def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
     lengths = tuple((number, 2) for number in range(1, 10))
     own = level(rate_rps=1.0, lengths=lengths).model_copy(update={"part": 1, "parts": 4})
-    outputs = [
-        SimpleNamespace(start_time=9.0 - k, success=True, ttft=0.1, latency=0.2, prompt_len=2 + 4 * k, itl=[0.1])
-        for k in range(2)
-    ]
-    facts = [
-        {"asked": asked, "timed_out": late} for asked, late in zip(_own_lengths(own) or (), (False, True), strict=False)
-    ]
-    records = _records(outputs, [2, 2], facts)
-    assert [record.asked for record in records] == [(6, 2), (2, 2)], "by arrival"
-    assert [record.timed_out for record in records] == [True, False], "by arrival"
-    assert all(record.asked and record.asked[0] == record.input_tokens for record in records)
-    assert _own_lengths(level(rate_rps=1.0)) is None
-    plain = _records(outputs, [2, 2], [{}, {}])
-    assert "asked" not in plain[0].model_dump(exclude_defaults=True)
+    assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(level(rate_rps=1.0)) is None
+    meter = Meter(own, io.StringIO())
+    for start_s, asked in zip((9.0, 8.5), _own_lengths(own) or (), strict=True):
+        meter.keep(str(start_s), answered(start_s), due_s=start_s - 7.0, asked=asked)
+    meter.keep("plain", answered(8.0), due_s=0.75)
+    records = records_of(meter)
+    assert [(record.arrival_s, record.asked) for record in records] == [(0.0, None), (0.5, (6, 2)), (1.0, (2, 2))]
+    # The schedule began at 7.0, by the two that were sent then and not a quarter of a second later.
+    assert [record.lateness_s for record in records] == [0.25, 0.0, 0.0] and meter.ended.schedule_s == 7.0
+    assert "asked" not in records[0].model_dump(exclude_defaults=True)
+
+
+def test_what_waited_for_others_is_late_by_them() -> None:
+    meter = Meter(level(rate_rps=1.0), io.StringIO())
+    meter.keep("root", answered(8.0), due_s=1.0)
+    meter.keep("next", answered(9.0), due_s=1.0, waited=True, lateness_s=0.125)
+    meter.keep("unsent", answered(9.5, success=False, error="not sent"), due_s=1.0, waited=True)
+    assert [record.lateness_s for record in records_of(meter)] == [0.0, 0.125, None]
+
+
+def test_tokens_that_the_server_does_not_tell_are_counted_in_the_text() -> None:
+    def tokenizer(text: str, **_: Any) -> Any:
+        return SimpleNamespace(input_ids=text.split())
+
+    meter = Meter(level(concurrency=1), io.StringIO(), tokenizer)
+    meter.keep("told", answered(1.0, generated_text="a b c"))
+    meter.keep("not told", answered(2.0, output_tokens=None, generated_text="a b c"))
+    meter.keep("failed", answered(3.0, output_tokens=None, success=False))
+    assert [record.output_tokens for record in records_of(meter)] == [4, 3, 0]
+
+
+def test_what_has_ended_is_not_kept_in_memory() -> None:
+    meter = Meter(level(concurrency=1), io.StringIO())
+    gaps_s = [0.001 * number for number in range(200)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(2000):
+            meter.keep(f"r{number}", answered(float(number), itl=[*gaps_s]))
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 100_000, "the gaps of one request take 1,600 bytes"
+    records = records_of(meter)
+    assert [record.arrival_s for record in records] == [float(number) for number in range(2000)]
+    assert all(record.itl_s == tuple(round(gap_s, 6) for gap_s in gaps_s) for record in records)

@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from support.processes import wait_for
 from support.sweep import ROOT, WARM, Oracle
 
 from pdlab.bench.experiment import run
@@ -177,10 +177,8 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     first = lab.folder / "bm" / "trial" / "fine" / "concurrency2.json"
     other = first.with_name("concurrency4.json")
     with lab.start() as process:
-        deadline = time.monotonic() + 120
-        while not (first.exists() or other.exists()):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: first.exists() or other.exists() or process.poll() is not None)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

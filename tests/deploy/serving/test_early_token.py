@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from pdlab.deploy.serving import prefill_call
-from pdlab.deploy.serving.early_token import AnotherBegin, EarlyToken, WithoutBegin, counted, early_token, going_on
+from pdlab.deploy.serving.early_token import (
+    AnotherBegin,
+    EarlyToken,
+    WithoutBegin,
+    counted,
+    early_token,
+    first_token,
+    going_on,
+)
 from pdlab.deploy.serving.prefill_call import CallsPrefill
 from pdlab.deploy.serving.timeline import Timing
 
@@ -76,33 +84,76 @@ def test_a_greedy_streamed_completion_has_an_early_token() -> None:
 )  # fmt: skip
 def test_what_leaves_the_token_as_it_is(changes: dict[str, Any]) -> None:
     assert early_token(request(**changes), answer(), LONGEST, PROMPT, [9]) is not None
+    assert first_token(request(**changes), answer(), LONGEST, PROMPT, [9]) == 9
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"stream": False}, {"temperature": None}, {"temperature": 0.7}, {"temperature": -1.0}, {"max_tokens": 1},
+        {"temperature": None}, {"temperature": 0.7}, {"temperature": -1.0}, {"max_tokens": 1},
         {"max_tokens": None}, {"n": 2}, {"logprobs": 0}, {"logprobs": 3}, {"echo": True}, {"suffix": "x"},
         {"stop": ["u"]}, {"stop": "u"}, {"stop_token_ids": [4]}, {"min_tokens": 1}, {"presence_penalty": 0.5},
         {"bad_words": ["x"]}, {"logit_bias": {"5": 1.0}}, {"response_format": {"type": "json_object"}},
-        {"return_token_ids": True}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"prompt": None},
+        {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"prompt": None},
         {"vllm_xargs": {"x": 1}}, {"max_tokens": LONGEST - 2},
-        {"stream_options": SimpleNamespace(continuous_usage_stats=True)},
     ],
 )  # fmt: skip
 def test_what_falls_back(changes: dict[str, Any]) -> None:
+    assert first_token(request(**changes), answer(), LONGEST, PROMPT, [9]) is None
     assert early_token(request(**changes), answer(), LONGEST, PROMPT, [9]) is None
 
 
+@pytest.mark.parametrize("given", [answer(finish_reason="stop"), SimpleNamespace(choices=[]), SimpleNamespace(error=1)])
+def test_answers_of_prefill_that_have_none(given: Any) -> None:
+    assert first_token(request(), given, LONGEST, PROMPT, [9]) is None
+    assert early_token(request(), given, LONGEST, PROMPT, [9]) is None
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("changes", "given"),
     [
-        answer(""), answer("\ufffd"), answer(finish_reason="stop"), SimpleNamespace(choices=[]),
-        SimpleNamespace(error="no"),
+        ({"stream": False}, answer()),
+        ({"return_token_ids": True}, answer()),
+        ({"return_token_ids": False}, answer()),
+        ({"stream_options": SimpleNamespace(continuous_usage_stats=True)}, answer()),
+        ({}, answer("")),
+        ({}, answer("\ufffd")),
+    ],
+)
+def test_what_decode_may_be_handed_and_the_client_may_not(changes: dict[str, Any], given: Any) -> None:
+    assert early_token(request(**changes), given, LONGEST, PROMPT, [9]) is None
+    assert first_token(request(**changes), given, LONGEST, PROMPT, [9]) == 9
+
+
+class Chat(Request):
+    """As vLLM's."""
+
+    messages: list[Any] = []
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | None = "none"
+    reasoning_effort: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("changes", "token"),
+    [
+        ({}, 9), ({"max_tokens": 2}, 9), ({"max_tokens": 1}, None), ({"max_completion_tokens": 1}, None),
+        ({"max_completion_tokens": LONGEST - 3}, 9), ({"max_completion_tokens": LONGEST - 2}, None),
+        ({"reasoning_effort": "low"}, 9), ({"temperature": 1.0}, None), ({"tools": [1]}, None),
+        ({"tools": [], "tool_choice": "none"}, 9), ({"response_format": {"type": "json_object"}}, None),
     ],
 )  # fmt: skip
-def test_answers_of_prefill_that_have_none(given: Any) -> None:
-    assert early_token(request(), given, LONGEST, PROMPT, [9]) is None
+def test_chat_may_be_handed_its_first_token(changes: dict[str, Any], token: int | None) -> None:
+    asked = Chat(**{"messages": [{"role": "user", "content": "ba"}], "temperature": 0.0, **changes})
+    assert first_token(asked, answer(), LONGEST, PROMPT, [9]) == token
+
+
+def test_chat_as_long_as_the_context_has_room_for_a_second_token() -> None:
+    asked = Chat(messages=[{"role": "user", "content": "ba"}], temperature=0.0)
+    assert first_token(asked, answer(), len(PROMPT) + 2, PROMPT, [9]) == 9
+    assert first_token(asked, answer(), len(PROMPT) + 1, PROMPT, [9]) is None
 
 
 @pytest.mark.parametrize(("prompt_ids", "token_ids"), [([], [9]), (PROMPT, []), (PROMPT, [9, 9])])
@@ -259,12 +310,23 @@ def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list
     asyncio.run(run())
 
 
+def engine_of(**model: Any) -> Any:
+    return SimpleNamespace(_engine_client=SimpleNamespace(model_config=SimpleNamespace(**model)))
+
+
 def test_a_request_does_not_fail_where_the_engine_has_other_fields() -> None:
     decode = Decode([], [])
     decode.engine = SimpleNamespace()  # type: ignore[attr-defined]
-    assert decode._early(request(), answer(), PROMPT, [9]) is None
-    decode.engine = SimpleNamespace(  # type: ignore[attr-defined]
-        _engine_client=SimpleNamespace(model_config=SimpleNamespace(max_model_len=LONGEST))
+    assert decode._where_exact(first_token, request(), answer(), PROMPT, [9]) is None
+    decode.engine = engine_of(max_model_len=LONGEST, has_inner_state=False)  # type: ignore[attr-defined]
+    assert decode._where_exact(first_token, request(), answer(), PROMPT, [9]) == 9
+    assert (
+        decode._where_exact(first_token, request(), SimpleNamespace(choices=[SimpleNamespace()]), PROMPT, [9]) is None
     )
-    assert decode._early(request(), answer(), PROMPT, [9]) is not None
-    assert decode._early(request(), SimpleNamespace(choices=[SimpleNamespace()]), PROMPT, [9]) is None
+
+
+def test_where_prefill_leaves_out_the_last_token_of_a_prompt_its_answer_is_not_the_first() -> None:
+    """As vLLM has it for Mamba."""
+    decode = Decode([], [])
+    decode.engine = engine_of(max_model_len=LONGEST, has_inner_state=True)  # type: ignore[attr-defined]
+    assert decode._where_exact(early_token, request(), answer(), PROMPT, [9]) is None

@@ -38,7 +38,7 @@ class Orchestrates:
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         self.routes.append(route)
-        route.replica = self.to or min(route.work, key=lambda name: route.work[name], default="any")
+        route.replica = self.to or max(route.cached, key=lambda name: route.cached[name], default="any")
         await self.answered.wait()
         return PD.ErrorResponse() if self.fails else "elsewhere"
 
@@ -46,18 +46,20 @@ class Orchestrates:
 class Board:
     """Stands for the board's actor."""
 
-    def __init__(self, answer: Callable[[], Awaitable[dict[str, int]]] | None = None) -> None:
+    def __init__(self, answer: Callable[[], Awaitable[dict[str, tuple[int, int]]]] | None = None) -> None:
         self.answer = answer
         self.kept: list[tuple[str, int, bool]] = []
         self.asked: list[tuple[str, int]] = []
+        self.waiting: list[int] = []
         self.keeps = SimpleNamespace(remote=self._keeps)
+        self.waits = SimpleNamespace(remote=lambda name, tokens: self.waiting.append(tokens))
         self.held = SimpleNamespace(remote=self._held)
 
     def _keeps(self, name: str, chunks: list[int], pool_tokens: int | None, pulled: bool, sparse: bool = False) -> None:
         assert pool_tokens is not None
         self.kept.append((name, len(chunks), pulled))
 
-    def _held(self, name: str, chunks: list[int]) -> Awaitable[dict[str, int]]:
+    def _held(self, name: str, chunks: list[int]) -> Awaitable[dict[str, tuple[int, int]]]:
         self.asked.append((name, len(chunks)))
         assert self.answer is not None
         return self.answer()
@@ -105,11 +107,11 @@ def prompt(tokens: int, first: int = 0) -> Any:
     return SimpleNamespace(model="m", cache_salt=None, prompt=list(range(first, first + tokens)))
 
 
-async def on_a() -> dict[str, int]:
-    return {"a": 640, "b": 64}
+async def on_a() -> dict[str, tuple[int, int]]:
+    return {"a": (640, 0), "b": (64, 30), "c": (0, 900)}
 
 
-async def _none() -> dict[str, int]:
+async def _none() -> dict[str, tuple[int, int]]:
     return {}
 
 
@@ -143,10 +145,12 @@ def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> N
     engine = Engine(board=board)
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
     (route,) = engine.routes
-    assert route.work == {"a": 1280 - 640, "b": 1280 - 64} and route.tokens == 20 * CHUNK_TOKENS
+    assert route.cached == {"a": 640, "b": 64} and route.tokens == 20 * CHUNK_TOKENS
+    assert route.waiting == {"a": 0, "b": 30, "c": 900}
     assert board.asked == [("me", 20)] and counted == ["cached"]
     engine.prefills(prompt(3 * CHUNK_TOKENS, first=10_000))
     assert board.kept == [("me", 20, True), ("me", 3, False)]
+    assert board.waiting == [192, 0]
 
 
 def test_nothing_is_kept_before_it_is_there() -> None:
@@ -219,23 +223,23 @@ def test_the_controller_hears_of_prompts_that_stay() -> None:
     assert counts.local == {size_class(300): 1} and counts.prompts == {}
 
 
-async def _late() -> dict[str, int]:
+async def _late() -> dict[str, tuple[int, int]]:
     await asyncio.sleep(60)
     raise AssertionError("nobody waited")
 
 
-async def _dead() -> dict[str, int]:
+async def _dead() -> dict[str, tuple[int, int]]:
     raise RuntimeError("the actor died")
 
 
 @pytest.mark.parametrize("answer", [_late, _dead, _none])
 def test_a_board_that_does_not_know_costs_no_request(
-    answer: Callable[[], Awaitable[dict[str, int]]], counted: list[str], monkeypatch: pytest.MonkeyPatch
+    answer: Callable[[], Awaitable[dict[str, tuple[int, int]]]], counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fluid, "HELD_S", 0.01)
     engine = Engine(board=Board(answer))
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
-    assert engine.routes[0].work == {} and counted == []
+    assert engine.routes[0].cached == {} and counted == []
 
 
 def test_without_the_flags_nothing_is_asked_or_kept() -> None:
@@ -243,7 +247,7 @@ def test_without_the_flags_nothing_is_asked_or_kept() -> None:
     engine._board = board = Board()
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
     engine.prefills(prompt(20 * CHUNK_TOKENS))
-    assert board.asked == board.kept == []
+    assert board.asked == board.kept == board.waiting == []
 
 
 def test_a_prompt_too_short_for_a_chunk_is_not_asked_for() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import prefill_call, timeline
+from pdlab.deploy.serving.early_token import FIRST_TOKEN
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
 from pdlab.deploy.serving.ttft_metrics import parts_of
 
@@ -166,6 +167,26 @@ def test_one_that_answers_is_read_by_decode(server: Made, counted: dict[str, int
     assert answer(decode) == ["one", "two"]
     assert decode.decoded == [("a prompt", given)] and decode.told == []
     assert counted == {"calls": 1}
+
+
+@pytest.mark.parametrize("reuses", [False, True])
+def test_the_first_token_is_handed_to_decodes_engine(
+    server: Made, monkeypatch: pytest.MonkeyPatch, reuses: bool
+) -> None:
+    monkeypatch.setattr(prefill_call, "first_token", lambda request, answer, longest, prompt_ids, token_ids: token_ids)
+    ids = (timeline.packed([5, 6]), timeline.packed([9]))
+    decode = server(Prefill([SimpleNamespace(kv_transfer_params={"remote_request_id": "p", timeline.IDS_KEY: ids})]))
+    decode.prefill_rules, decode._pd_tokenize_once = PrefillRules(reuse_first_token=reuses), True
+    decode.engine._engine_client.model_config = SimpleNamespace(max_model_len=100, has_inner_state=False)
+    backend = decode._get_connector_backend()
+    backend.prepare_decode_request = lambda request, peer, prefill_response: prefill_response
+    decode._get_connector_backend = lambda: backend
+    asked = SimpleNamespace(prompt=[5, 6], kv_transfer_params={})
+    assert answer(decode, asked) == ["one", "two"]
+    assert asked.kv_transfer_params == ({timeline.IDS_KEY: True} if reuses else {}), "a prompt of ids decode has itself"
+    (given,) = decode.decoded
+    handed = {FIRST_TOKEN: [9]} if reuses else {}
+    assert given.kv_transfer_params == {"remote_request_id": "p", **handed}
 
 
 @pytest.mark.parametrize("failure", [DEAD, BUSY, "hangs", StopAsyncIteration()], ids=["dead", "500", "hangs", "empty"])

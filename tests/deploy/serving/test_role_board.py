@@ -278,7 +278,7 @@ def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None
     chunks = chunks_of([7] * 4 * CHUNK_TOKENS)
 
     def held(engine: str) -> dict[str, int]:
-        return asyncio.run(of.held(engine, chunks))
+        return {name: tokens for name, (tokens, _) in asyncio.run(of.held(engine, chunks)).items() if tokens}
 
     asyncio.run(of.keeps(decoding[0], chunks, None, True))
     assert held(decoding[1]) == {}, "who decodes it prefills nothing"
@@ -286,6 +286,12 @@ def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None
     asyncio.run(of.keeps(second, chunks, 2 * CHUNK_TOKENS, False))
     assert held(decoding[0]) == {first: 3 * CHUNK_TOKENS, second: 2 * CHUNK_TOKENS}, "a pool holds no more than it does"
     assert held(first) == {second: 2 * CHUNK_TOKENS}, "never the engine that asks"
+    asyncio.run(of.waits(second, 700))
+    asyncio.run(of.waits("nobody", 700))
+    assert {name: waiting for name, (_, waiting) in asyncio.run(of.held(decoding[0], chunks)).items()} == {
+        first: 0,
+        second: 700,
+    }
     asyncio.run(of.set_roles({**dict.fromkeys("abcd", "decode"), decoding[0]: "prefill"}))
     assert held(first) == {decoding[0]: 4 * CHUNK_TOKENS}, "what it decoded before its role changed"
     clock.now += SILENT_S + 0.1

@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.cluster import loopback
 from pdlab.transfer.rank import side_channel
-from pdlab.transfer.rank.side_channel import Registered, SideChannel, ask
+from pdlab.transfer.rank.side_channel import Registered, SideChannel, fetch_registration
 
 RANK = Registered(1, b"agent", (1000, 2000), 8, 64, 0, {"vllm": "x"})
 
@@ -23,7 +23,7 @@ def test_it_answers_after_garbage(line: bytes) -> None:
         with socket.create_connection(("127.0.0.1", channel.port), 60) as caller, contextlib.suppress(ConnectionError):
             caller.sendall(line)
             assert caller.recv(100) == b""
-        assert ask("127.0.0.1", channel.port, 1, 60) == RANK
+        assert fetch_registration("127.0.0.1", channel.port, 1, 60) == RANK
     finally:
         channel.close()
 

@@ -20,7 +20,7 @@ SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
 HAS_FINDINGS = 3
 
 
-class ChaosScene(NamedTuple):
+class ChaosDeployment(NamedTuple):
     """One deployment and the plans for it. ``root``: it needs root, and is left out without."""
 
     name: str
@@ -29,39 +29,39 @@ class ChaosScene(NamedTuple):
     root: bool = False
 
 
-SCENES = (
-    ChaosScene("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
-    ChaosScene("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
-    ChaosScene("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
-    ChaosScene(
+DEPLOYMENTS = (
+    ChaosDeployment("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
+    ChaosDeployment("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
+    ChaosDeployment("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
+    ChaosDeployment(
         "two hosts with a link of 1 Gbit/s and 0.2 ms",
         ("--pd-spread", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.2"),
         ("all",),
         root=True,
     ),
 )
-SHORT = (SCENES[0]._replace(plans=("short",)),)
+SHORT = (DEPLOYMENTS[0]._replace(plans=("short",)),)
 
 
 def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, short: bool) -> int:
-    """Launch each scene, make its plans' faults, take it down. ``words``: further flags of chaos, ``flags``: of the
-    launch. Returns the worst exit code."""
+    """Launch each deployment, make its plans' faults, take it down. ``words``: further flags of chaos; ``flags``: of
+    the launch. Returns the worst exit code."""
     worst = 0
     runner = StepRunner()
-    for scene in SHORT if short else SCENES:
-        if scene.root:
+    for deployment in SHORT if short else DEPLOYMENTS:
+        if deployment.root:
             try:
                 two_hosts.require()
             except UsageError as error:
-                print(f"left out, {scene.name}: {error}", file=sys.stderr)
+                print(f"left out, {deployment.name}: {error}", file=sys.stderr)
                 continue
-        print(f"\n{scene.name}", file=sys.stderr, flush=True)
+        print(f"\n{deployment.name}", file=sys.stderr, flush=True)
         where = ["--local", "--detach", "--port", str(port)]
-        code = runner.run_shown(*python_words("launch"), *scene.launch, *where, *SMALL, *flags)
+        code = runner.run_shown(*python_words("launch"), *deployment.launch, *where, *SMALL, *flags)
         try:
             if code:
                 return code
-            for plan in scene.plans:
+            for plan in deployment.plans:
                 url = ["--base-url", f"http://127.0.0.1:{port}"]
                 code = runner.run_shown("-m", "pdlab", "chaos", plan, *url, *words)
                 if code not in (0, HAS_FINDINGS):

@@ -1,0 +1,579 @@
+"""Curves as a figure that is a value: the picture file and the page draw the same one.
+
+What is drawn is decided here and nowhere else: looks and names of series, which levels a line joins, intervals, which
+levels compete for the frontier, and names and scales of axes. `pdlab.report.plots` draws it with matplotlib, and
+``assets/report.js`` from its JSON. Both only look up columns and place marks and names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pdlab.analysis.comparable import groups
+from pdlab.analysis.curves import METRICS, Curve, Point, Rate, own
+from pdlab.analysis.ranking import pareto
+from pdlab.analysis.view import View
+from pdlab.core import text as core_text
+from pdlab.core.bounds import Metric, Statistic
+from pdlab.core.workload import LoadKind
+from pdlab.report import captions, tables
+from pdlab.report.build import Report
+from pdlab.report.highlight import highlighted, named_groups, panels
+from pdlab.report.scales import LOGARITHMIC, loads_are_logarithmic, logarithmic, spans
+from pdlab.report.style import Style, styles, text_color
+
+TAIL: Statistic = "p99"
+STATISTICS: tuple[Statistic, ...] = ("mean", "p50", "p90", "p95", "p99")
+EVERY = ""  # the group of all series
+MARK, THIN_MARK, LOAD_MARK, QUIET_MARK = 6.0, 4.0, 4.5, 2.2  # points
+LATENCIES: dict[str, dict[str, Any]] = {
+    "token": {"latency_mode": "token", "use_interactivity": False},
+    "first_token": {"latency_mode": "first_token", "use_interactivity": False},
+    "chunk": {"latency_mode": "chunk", "use_interactivity": False},
+    "interactivity": {"latency_mode": "token", "use_interactivity": True},
+    "e2el": {},
+}
+LOAD_METRICS: tuple[Metric, ...] = ("tpot", "ttft")
+METRIC_OF: dict[str, Metric] = {"token": "tpot", "first_token": "ttft", "e2el": "e2el"}
+
+Value = tuple[float, ...]
+"""A figure, and where its interval is known the ends of that."""
+Column = tuple[Value | None, ...]
+"""One figure of every level; None where it is not known or has no place."""
+
+
+class LoadAxis(NamedTuple):
+    """``name``: at the axis; ``title``: in the title of a panel; ``level``: one load in words, ``{}`` its value."""
+
+    name: str
+    title: str
+    level: str
+
+
+LOAD_AXES: dict[LoadKind, LoadAxis] = {
+    "concurrency": LoadAxis("concurrency (in flight, whole deployment)", "concurrency", "concurrency {}"),
+    "rate": LoadAxis("request rate (requests/s, whole deployment)", "request rate", "{} requests/s"),
+    "ramp": LoadAxis(
+        "rate at the end of a ramp (requests/s, whole deployment)", "request rate", "ramp to {} requests/s"
+    ),
+    "replay": LoadAxis("speed of a replay (times that of its source)", "speed of the replay", "replay at {} times"),
+}
+
+
+class Band(NamedTuple):
+    """How far a predicted curve may be off: relative half-widths of its latencies."""
+
+    tpot: float
+    ttft: float
+
+    def around(self, value: float, metric: str) -> Value:
+        """Higher is a factor, lower its inverse."""
+        error = 1 + (self.tpot if metric == "tpot" else self.ttft)
+        return value, value / error, value * error
+
+
+class FigureSeries(NamedTuple):
+    """A curve. ``ink``: the colour of its texts. ``facts``: its size and workload. ``groups``: names of the groups in
+    which it is shown; ``published``: it competes with none."""
+
+    label: str
+    name: str
+    facts: str
+    style: Style
+    ink: str
+    groups: tuple[str, ...]
+    published: bool
+
+
+class FigureLevel(NamedTuple):
+    """A load of a series. ``note``: its requests/s, written beside it. ``spread``: its intervals are of several starts
+    (or of a prediction) and tell of the configuration, not of one run."""
+
+    series: int
+    load: str
+    valid: bool
+    spread: bool
+    note: str
+    repeats: int
+    excluded: int
+    window: str
+    reasons: tuple[str, ...]
+
+
+class SeriesLine(NamedTuple):
+    """Levels of one kind of load, by load. ``joined``: valid ones; ``off``: the others. ``mark``: size of the marks in
+    points, to which the width of the line is in proportion."""
+
+    series: int
+    joined: tuple[int, ...]
+    off: tuple[int, ...]
+    mark: float
+
+
+class Axis(NamedTuple):
+    """``column``: what it shows. ``name``: in a title; ``label``: beside it, ``log_label`` if it is logarithmic.
+    ``log``: names of the groups for which it is. ``free``: a reader may choose its scale. ``better``: the side of
+    better values, for which intervals are known; empty: no side is. ``at_values``: ticks are at the values.
+
+    It goes beyond the values by ``shares`` of their span (``zero``: from 0, and of the highest), and if it is
+    logarithmic by ``factors``.
+    """
+
+    column: str
+    name: str
+    label: str
+    log_label: str
+    log: tuple[str, ...] = ()
+    free: bool = False
+    better: Literal["", "left", "right"] = ""
+    at_values: bool = False
+    zero: bool = True
+    shares: tuple[float, float] = (0.0, 0.08)
+    factors: tuple[float, float] = (1.2, 1.2)
+
+    def limits(self, values: Sequence[float], log: bool) -> tuple[float, float]:
+        """Ends of the axis for these values."""
+        low, high = min(values), max(values)
+        if log:
+            return low / self.factors[0], high * self.factors[1]
+        if self.zero:
+            return 0.0, high * (1 + self.shares[1]) or 1.0
+        span = high - low or high or 1.0
+        return max(0.0, low - self.shares[0] * span), high + self.shares[1] * span
+
+
+class AxisChoice(NamedTuple):
+    """The axes that one side of a panel may have, by what is chosen for each of ``by``, joined by a dot."""
+
+    by: tuple[str, ...]
+    axes: Mapping[str, Axis]
+
+    def of(self, chosen: Mapping[str, str]) -> Axis:
+        return self.axes[".".join(chosen[name] for name in self.by)]
+
+
+class CurvePanel(NamedTuple):
+    """``main``: throughput against latency, with frontiers and names; else a latency against a load."""
+
+    main: bool
+    x: AxisChoice
+    y: AxisChoice
+    lines: tuple[SeriesLine, ...]
+
+
+class ShownPanel(NamedTuple):
+    """A panel with its axes chosen. ``at``: (x, y) of the levels that have a place. ``frontiers``: their levels."""
+
+    x: Axis
+    y: Axis
+    log_x: bool
+    log_y: bool
+    lines: list[SeriesLine]
+    at: dict[int, tuple[float, float]]
+    frontiers: list[list[int]]
+
+    @property
+    def title(self) -> str:
+        return f"{self.y.name} against {self.x.name}"
+
+
+class CurveFigure(NamedTuple):
+    """``columns``: figures of the levels by name. ``rivals``: levels of which the best are on one frontier.
+    ``groups``: names of those that may be compared, largest first; ``facets``: those with a panel of their own in a
+    picture file. ``choices``: (key, words) of what may be chosen; ``chosen``: what is, at first. ``beside``:
+    statistics with panels beside each other in a picture file. ``remarks`` and ``footnotes``: lines below it."""
+
+    title: str
+    subtitle: str
+    series: tuple[FigureSeries, ...]
+    levels: tuple[FigureLevel, ...]
+    columns: Mapping[str, Column]
+    panels: tuple[CurvePanel, ...]
+    rivals: tuple[tuple[int, ...], ...]
+    groups: tuple[str, ...]
+    facets: tuple[str, ...]
+    choices: Mapping[str, tuple[tuple[str, str], ...]]
+    chosen: Mapping[str, str]
+    beside: tuple[str, ...]
+    remarks: tuple[str, ...]
+    footnotes: tuple[str, ...]
+
+    def members(self, group: str) -> list[int]:
+        """The series of a group, by index."""
+        return [i for i, each in enumerate(self.series) if group in (EVERY, *each.groups)]
+
+    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> ShownPanel:
+        """A panel of a group; ``chosen`` beside what is chosen at first."""
+        choice = {**self.chosen, **chosen}
+        x, y = panel.x.of(choice), panel.y.of(choice)
+        log_x, log_y = group in x.log, group in y.log
+        members = self.members(group)
+        lines = [line for line in panel.lines if line.series in members]
+        at = {}
+        for level in sorted(level for line in lines for level in (*line.joined, *line.off)):
+            across, up = self.columns[x.column][level], self.columns[y.column][level]
+            if across and up:
+                at[level] = across[0], up[0]
+        frontiers = []
+        for rivals in self.rivals if panel.main else ():
+            if placed := [level for level in rivals if level in at]:
+                frontiers.append([placed[i] for i in pareto([at[level] for level in placed], x.better == "left")])
+        # A logarithmic axis has no place for 0.
+        at = {level: (x, y) for level, (x, y) in at.items() if (x > 0 or not log_x) and (y > 0 or not log_y)}
+        return ShownPanel(
+            x, y, log_x, log_y, lines, at, [[level for level in each if level in at] for each in frontiers]
+        )
+
+    def band(self, shown: ShownPanel, line: SeriesLine, *, main: bool) -> list[tuple[float, float]]:
+        """The outline of the area that the intervals of a line cover: along the better ends of both figures, and back
+        along the worse ones. Empty where fewer than two levels have them."""
+        better, worse = [], []
+        for level in line.joined if not self.series[line.series].style.quiet else ():
+            x, y = self.columns[shown.x.column][level], self.columns[shown.y.column][level]
+            across = x[1:] if x and shown.x.better else (x[0], x[0]) if x else ()
+            if across and y and y[1:] and (self.levels[level].spread or not main):
+                quick, slow = across if shown.x.better != "right" else across[::-1]
+                better.append((quick, y[2]))
+                worse.append((slow, y[1]))
+        return [*better, *reversed(worse)] if len(better) > 1 else []
+
+    def page(self) -> dict[str, Any]:
+        """What the page draws, as plain values."""
+        left_out = {"title", "subtitle", "facets", "beside", "remarks", "footnotes"}
+        return {name: _plain(value) for name, value in self._asdict().items() if name not in left_out}
+
+
+def of_report(
+    report: Report, *, every: bool = False, log_latency: bool | None = None, log_load: bool | None = None
+) -> CurveFigure:
+    """The curves of a report; see `curve_figure`."""
+    remarks, best = [*report.remarks, *report.doubts], report.best
+    return curve_figure(
+        report.curves, report.view, every=every, log_latency=log_latency, log_load=log_load, remarks=remarks, best=best
+    )
+
+
+def curve_figure(
+    curves: Sequence[Curve],
+    view: View,
+    *,
+    every: bool = False,
+    log_latency: bool | None = None,
+    log_load: bool | None = None,
+    bands: Mapping[str, Band] | None = None,
+    notes: Sequence[str] | None = None,
+    remarks: Sequence[str] = (),
+    best: Sequence[str] = (),
+) -> CurveFigure:
+    """The figure of curves.
+
+    ``every``: with all that a reader of a page may choose, not ``view`` alone. ``log_latency`` and ``log_load`` None:
+    an axis is logarithmic where one curve or load would press the others together. ``bands``: of predicted curves by
+    name, in place of those from repeats; ``notes``: footnotes in place of the usual ones; ``remarks``: lines above the
+    footnotes, darker. ``best``: labels that have a colour before others do where the curves are too many for all to
+    have one (`pdlab.report.highlight`).
+    """
+    return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best)
+
+
+class _Builder:
+    """The parts of a figure; a column is made when an axis first needs it."""
+
+    def __init__(
+        self,
+        curves: Sequence[Curve],
+        view: View,
+        every: bool,
+        log_latency: bool | None,
+        log_load: bool | None,
+        bands: Mapping[str, Band],
+    ) -> None:
+        self.curves, self.view, self.every, self.bands = curves, view, every, bands
+        self.log_latency, self.log_load = log_latency, log_load
+        self.columns: dict[str, Column] = {}
+        self.looks: dict[int, Style] = {}
+        self.levels = [(i, curve, point) for i, curve in enumerate(curves) for point in curve.points]
+        self.kinds = [kind for kind in LOAD_AXES if any(kind in curve.lines() for curve in own(curves))]
+        named = named_groups(curves, view)
+        self.groups_of = [
+            tuple(name for name, members in named if any(each is curve for each in members)) or (curve.workload,)
+            for curve in curves
+        ]
+        self.group_names = tuple(
+            dict.fromkeys([*(name for name, _ in named), *(n for of in self.groups_of for n in of)])
+        )
+        self.latency = "interactivity" if view.use_interactivity else view.latency_mode
+        self.per = "whole" if not view.normalized else "gpu" if view.gpus_per_node == 1 else "node"
+        self.views = self._views()
+
+    def _views(self) -> dict[str, tuple[View, str]]:
+        """The ways to count throughput, with their names."""
+        given = self.view
+        if not self.every:
+            return {self.per: (given, tables.node_name(self.curves, given))}
+        node = given if given.normalized else _with(given, normalized=True, role="all")
+        unit = tables.unit(self.curves)
+        ways = {
+            "node": (node, tables.node_name(self.curves, node)),
+            "gpu": (_with(node, gpus_per_node=1), unit if node.role == "all" else f"{node.role} {unit}"),
+            "whole": (_with(given, normalized=False), tables.node_name(self.curves, _with(given, normalized=False))),
+        }
+        return ways if node.gpus_per_node > 1 else {"gpu": ways["node"], "whole": ways["whole"]}
+
+    def figure(self, notes: Sequence[str] | None, remarks: Sequence[str], best: Sequence[str]) -> CurveFigure:
+        curves, view = self.curves, self.view
+        facets = panels(curves, view)
+        chosen = highlighted(curves, view, best)
+        for _, members in ((EVERY, curves), *reversed(facets)):
+            self.looks |= dict(zip(map(id, members), styles(members, chosen), strict=True))
+        statistics, beside = self._statistics()
+        latencies = [each for each in LATENCIES if self._is_known(each, statistics)] if self.every else [self.latency]
+        rates = tables.RATES if self.every else (view.throughput_metric,)
+        shown = [self._main(latencies, statistics, rates)]
+        shown += [self._load(kind, metric, statistics) for kind in self.kinds for metric in LOAD_METRICS]
+        if self.every:  # and what the page tells of a level
+            for metric in METRICS:
+                for statistic in statistics:
+                    self.column(f"{metric}.{statistic}")
+        return CurveFigure(
+            title=captions.title(curves, view),
+            subtitle=captions.subtitle(curves, view),
+            series=tuple(map(self._series, curves, self.groups_of)),
+            levels=tuple(self._level(*each) for each in self.levels),
+            columns=self.columns,
+            panels=tuple(shown),
+            rivals=tuple(self._rivals()),
+            groups=self.group_names,
+            facets=tuple(name for name, _ in facets),
+            choices={
+                "latency": tuple((each, self._latency(each)[0]) for each in latencies),
+                "stat": tuple((each, "p50 (median)" if each == "p50" else each) for each in statistics),
+                "rate": tuple((rate, _rate_name(rate)) for rate in rates),
+                "per": tuple((key, name) for key, (_, name) in self.views.items()),
+            },
+            chosen={"latency": self.latency, "stat": view.statistic, "rate": view.throughput_metric, "per": self.per},
+            beside=beside,
+            remarks=tuple(captions.wrapped(remarks)),
+            footnotes=tuple(captions.usual_footnotes(curves, view) if notes is None else captions.footnotes(notes)),
+        )
+
+    def _statistics(self) -> tuple[list[Statistic], tuple[Statistic, ...]]:
+        """Those that may be chosen, and those beside each other in a picture file."""
+        points = [point for _, _, point in self.levels]
+        known = {statistic for point in points for values in point.latency_ms.values() for statistic in values}
+        # Tails beside the medians; with two kinds of load the picture would grow too wide, the tables have them.
+        tail = any(point.ms(metric, TAIL) is not None for point in points for metric in LOAD_METRICS)
+        beside: tuple[Statistic, ...] = (self.view.statistic, TAIL)
+        if len(self.kinds) > 1 or not tail or self.view.statistic == TAIL:
+            beside = beside[:1]
+        return [each for each in STATISTICS if each in known] if self.every else list(beside), beside
+
+    def _is_known(self, latency: str, statistics: Sequence[Statistic]) -> bool:
+        return any(value for each in statistics for value in self.column(_latency_column(latency, each)))
+
+    def _latency(self, key: str) -> tuple[str, str]:
+        """Name and unit."""
+        if key == "e2el":
+            return "E2EL", "ms"
+        view = _with(self.view, **LATENCIES[key])
+        return view.latency_name, view.latency_unit
+
+    def column(self, name: str) -> Column:
+        """One figure of every level; ``name``: a kind of load, a latency and its statistic, or a rate and per what."""
+        if name not in self.columns:
+            of, _, choice = name.partition(".")
+            self.columns[name] = tuple(self._value(curve, point, of, choice) for _, curve, point in self.levels)
+        return self.columns[name]
+
+    def _value(self, curve: Curve, point: Point, of: str, choice: Any) -> Value | None:
+        if of in LOAD_AXES:
+            return (point.value,) if point.kind == of else None
+        band, estimate = self.bands.get(curve.name), None
+        if of in tables.RATES:
+            rate: Any = of
+            estimate = point.rate_estimate(rate).scaled(curve.scale(self.views[choice][0]))
+            if band:
+                return (estimate.value,) * 3
+        elif of in LATENCIES:
+            estimate = point.latency_estimate(_with(self.view, statistic=choice, **LATENCIES[of]))
+        else:
+            metric: Any = of
+            estimate = point.ms_estimate(metric, choice)
+            if band and estimate:
+                return band.around(estimate.value, of)
+        if estimate is None:
+            return None
+        interval = estimate.interval(self.view.confidence)
+        return (estimate.value, interval.low, interval.high) if interval else (estimate.value,)
+
+    def _series(self, curve: Curve, groups_of: tuple[str, ...]) -> FigureSeries:
+        look, gpus = self.looks[id(curve)], curve.gpus
+        unit = gpus.unit + ("" if gpus.total == 1 else "s")
+        roles = f" ({gpus.prefill} prefill, {gpus.decode} decode)" if gpus.prefill else ""
+        facts = f"{gpus.total} {unit}{roles}, {curve.workload} tokens"
+        return FigureSeries(
+            curve.label, curve.name, facts, look, text_color(look.color), groups_of, curve.published is not None
+        )
+
+    def _level(self, number: int, curve: Curve, point: Point) -> FigureLevel:
+        return FigureLevel(
+            series=number,
+            load=LOAD_AXES[point.kind].level.format(f"{point.value:g}"),
+            valid=point.valid,
+            spread=point.repeats > 1 or curve.name in self.bands,
+            note=core_text.number(point.requests_per_s * curve.scale(self.view)),
+            repeats=point.repeats,
+            excluded=point.excluded,
+            window=point.window,
+            reasons=point.reasons,
+        )
+
+    def _rivals(self) -> Iterator[tuple[int, ...]]:
+        """Of each group and kind of load the valid levels: what a closed loop serves beats nothing that arrives by
+        itself, nor the other way."""
+        for group in groups(self.curves, self.view):
+            members = {id(curve) for curve in group.curves}
+            kinds = dict.fromkeys(point.kind for curve in group.curves for point in curve.points if point.valid)
+            for kind in kinds:
+                yield tuple(
+                    number
+                    for number, (_, curve, point) in enumerate(self.levels)
+                    if id(curve) in members and point.valid and point.kind == kind
+                )
+
+    def _line(self, series: int, kind: LoadKind, mark: float, kept: Collection[int] | None = None) -> SeriesLine:
+        of = [
+            (number, point.valid)
+            for number, (i, _, point) in enumerate(self.levels)
+            if i == series and point.kind == kind and (kept is None or number in kept)
+        ]
+        quiet = self.looks[id(self.curves[series])].quiet
+        joined = tuple(number for number, valid in of if valid)
+        off = () if quiet else tuple(number for number, valid in of if not valid)
+        return SeriesLine(series, joined, off, QUIET_MARK if quiet else mark)
+
+    def _main(self, latencies: Sequence[str], statistics: Sequence[Statistic], rates: Sequence[Rate]) -> CurvePanel:
+        lines = tuple(
+            self._line(i, kind, THIN_MARK if kind == "rate" and len(curve.lines()) > 1 else MARK)
+            for i, curve in enumerate(self.curves)
+            for kind in curve.lines()
+        )
+        across = {
+            f"{latency}.{statistic}": self._latency_axis(latency, statistic, lines)
+            for latency in latencies
+            for statistic in statistics
+        }
+        up = {f"{rate}.{per}": self._rate_axis(rate, per, lines) for rate in rates for per in self.views}
+        return CurvePanel(True, AxisChoice(("latency", "stat"), across), AxisChoice(("rate", "per"), up), lines)
+
+    def _latency_axis(self, latency: str, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:
+        (name, unit), falls = self._latency(latency), latency != "interactivity"
+        column, side = _latency_column(latency, statistic), "left" if falls else "right"
+        return Axis(
+            column=column,
+            name=name,
+            label=f"{name} {statistic}, {unit}  ({side} is better)",
+            log_label=f"{name} {statistic}, {unit}  ({side} is better, {LOGARITHMIC})",
+            log=self._groups_where(lines, column, lambda *values: falls and self._latency_is_logarithmic(*values)),
+            free=falls,
+            better="left" if falls else "right",
+            zero=False,
+            # Room for the names at the line ends, which are at high latency, so at low interactivity.
+            shares=(0.06, 0.12) if falls else (0.18, 0.06),
+            factors=(1.12, 1.18),
+        )
+
+    def _rate_axis(self, rate: Rate, per: str, lines: Sequence[SeriesLine]) -> Axis:
+        view, counted = self.views[per]
+        label = f"{_rate_name(rate)}, {'per ' if view.normalized else ''}{counted}"
+        return Axis(
+            column=f"{rate}.{per}",
+            name=f"{'request' if rate == 'requests' else rate} throughput".capitalize(),
+            label=label,
+            log_label=f"{label}  ({LOGARITHMIC})",
+            log=self._groups_where(lines, f"{rate}.{per}", lambda valid, _: spans(valid)),
+        )
+
+    def _load(self, kind: LoadKind, metric: Metric, statistics: Sequence[Statistic]) -> CurvePanel:
+        """Loads of other systems would stretch the axis, and are left out."""
+        columns = [self.column(f"{metric}.{statistic}") for statistic in statistics]
+        kept = {number for column in columns for number, value in enumerate(column) if value}
+        found = [self._line(i, kind, LOAD_MARK, kept) for i, each in enumerate(self.curves) if each.published is None]
+        lines = tuple(line for line in found if line.joined or line.off)
+        loads = [self.levels[number][2].value for line in lines for number in (*line.joined, *line.off)] or [1.0]
+        named, room = LOAD_AXES[kind], (max(loads) / min(loads)) ** 0.05 if min(loads) > 0 else 1.0
+        across = Axis(
+            column=kind,
+            name=named.title,
+            label=named.name,
+            log_label=f"{named.name.removesuffix(')')}; {LOGARITHMIC})",
+            log=self._groups_where(
+                lines, kind, lambda _, every: bool(every) and loads_are_logarithmic(sorted({*every}), self.log_load)
+            ),
+            at_values=True,
+            shares=(0.0, 0.05),
+            factors=(room, room) if room > 1 else (1.5, 1.5),
+        )
+        up: dict[str, Axis] = {each: self._metric_axis(metric, each, lines) for each in statistics}
+        return CurvePanel(False, AxisChoice((), {"": across}), AxisChoice(("stat",), up), lines)
+
+    def _metric_axis(self, metric: Metric, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:
+        label, column = f"{metric.upper()} {statistic}, ms", f"{metric}.{statistic}"
+        return Axis(
+            column=column,
+            name=metric.upper() if statistic == "p50" else f"{metric.upper()} {statistic}",
+            label=label,
+            log_label=f"{label} ({LOGARITHMIC})",
+            log=self._groups_where(lines, column, self._latency_is_logarithmic),
+            free=True,
+            factors=(1.25, 1.25),
+        )
+
+    def _latency_is_logarithmic(self, valid: Sequence[Sequence[float]], every: Sequence[float]) -> bool:
+        has_a_place = any(value > 0 for value in every)
+        return has_a_place and (logarithmic(valid) if self.log_latency is None else self.log_latency)
+
+    def _groups_where(
+        self,
+        lines: Sequence[SeriesLine],
+        column: str,
+        rule: Callable[[list[list[float]], list[float]], bool],
+    ) -> tuple[str, ...]:
+        """Names of the groups for which the rule holds, of the valid values of each series and of all values."""
+        values = {number: value[0] for number, value in enumerate(self.column(column)) if value}
+        found = []
+        for group in (EVERY, *self.group_names):
+            valid: dict[int, list[float]] = {}
+            every: list[float] = []
+            for line in lines:
+                if group in (EVERY, *self.groups_of[line.series]):
+                    of_series = valid.setdefault(line.series, [])
+                    of_series += [values[number] for number in line.joined if number in values]
+                    every += [values[number] for number in (*line.joined, *line.off) if number in values]
+            if rule(list(valid.values()), every):
+                found.append(group)
+        return tuple(found)
+
+
+def _latency_column(latency: str, statistic: Statistic) -> str:
+    return f"{METRIC_OF.get(latency, latency)}.{statistic}"
+
+
+def _rate_name(rate: Rate) -> str:
+    return "requests/s" if rate == "requests" else f"{rate} tokens/s"
+
+
+def _with(view: View, **update: Any) -> View:
+    return view.model_copy(update=update)
+
+
+def _plain(value: Any) -> Any:
+    """As plain values of JSON, and a figure with six digits: more than anything here is worth, and half the bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,87 @@
+"""The figure of curves: what both renderers draw, decided once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.curves import many, one
+
+from pdlab.analysis.ranking import frontiers
+from pdlab.analysis.view import View
+from pdlab.report.curve_figure import Axis, Band, CurveFigure, curve_figure
+
+LONG = [one("far", 1, 2000), one("farther", 2, 2000)]
+
+
+def ringed(spec: CurveFigure, **chosen: str) -> list[list[tuple[int, str]]]:
+    levels = spec.shown(spec.panels[0], **chosen).frontiers
+    return [[(spec.levels[level].series, spec.levels[level].load) for level in each] for each in levels]
+
+
+@pytest.mark.parametrize("view", [View(), View(latency_mode="first_token"), View(use_interactivity=True)])
+def test_each_group_has_the_frontier_of_the_analysis(view: View) -> None:
+    curves = [*many(3), *LONG]
+    spec = curve_figure(curves, view)
+    expected = [
+        [(curves.index(spot.curve), f"concurrency {spot.point.value:g}") for spot in each.spots]
+        for each in frontiers(curves, view)
+    ]
+    assert len(expected) == 2
+    assert sorted(map(sorted, ringed(spec))) == sorted(map(sorted, expected))
+
+
+def test_what_a_reader_may_choose_is_what_the_view_would_have_shown() -> None:
+    """The page's choice of another latency and another count has the figures and axes of that view."""
+    curves = [*many(3), *LONG]
+    page = curve_figure(curves, View(), every=True)
+    view = View(use_interactivity=True, gpus_per_node=1)
+    other = curve_figure(curves, view)
+    here = page.shown(page.panels[0], latency="interactivity", per="gpu")
+    there = other.shown(other.panels[0])
+    assert (here.at, here.frontiers, here.x) == (there.at, there.frontiers, there.x)
+    assert here.y.label == "output tokens/s, per GPU" and there.y.label == "output tokens/s, per node (1 GPU)"
+
+
+def test_invalid_levels_stand_off_the_line_and_published_curves_off_the_loads() -> None:
+    first, second = many(2)
+    points = (first.points[0], first.points[1].model_copy(update={"valid": False}), *first.points[2:])
+    published = second.model_copy(update={"published": "A talk"})
+    spec = curve_figure([first.model_copy(update={"points": points}), published], View())
+    main, tpot, ttft = spec.panels
+    assert [(line.joined, line.off) for line in main.lines] == [((0, 2, 3), (1,)), ((4, 5, 6, 7), ())]
+    assert [line.series for line in (*tpot.lines, *ttft.lines)] == [0, 0]
+    assert {level for each in spec.rivals for level in each} == {0, 2, 3}
+
+
+def test_a_predicted_band_is_a_factor_of_the_latency() -> None:
+    two = one("a", 1)
+    two = two.model_copy(update={"points": two.points[:2]})  # of 7 and 8 ms
+    spec = curve_figure([two], View(), bands={"a": Band(0.25, 1.0)})
+    main, tpot, _ = spec.panels
+    assert spec.band(spec.shown(tpot), tpot.lines[0], main=False) == [(1, 8.75), (4, 10.0), (4, 6.4), (1, 5.6)]
+    rates = [spec.columns[spec.shown(main).y.column][level][0] for level in (0, 1)]  # type: ignore[index]
+    across = spec.band(spec.shown(main), main.lines[0], main=True)
+    assert across == [(5.6, rates[0]), (6.4, rates[1]), (10.0, rates[1]), (8.75, rates[0])]
+
+
+def test_one_run_has_no_band_of_throughput() -> None:
+    spec = curve_figure(many(1), View())
+    for panel in spec.panels:
+        assert spec.band(spec.shown(panel), panel.lines[0], main=panel.main) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "zero", "ends"), [(True, True, (5.0, 30.0)), (False, True, (0.0, 22.0)), (False, False, (8.0, 21.0))]
+)
+def test_ends_of_an_axis(log: bool, zero: bool, ends: tuple[float, float]) -> None:
+    axis = Axis("c", "n", "l", "ll", zero=zero, shares=(0.2, 0.1), factors=(2.0, 1.5))
+    assert axis.limits([10.0, 20.0, 15.0], log) == pytest.approx(ends)
+
+
+def test_the_page_has_plain_values_of_six_digits() -> None:
+    page = json.loads(json.dumps(curve_figure(many(2), View(), every=True).page(), allow_nan=False))
+    assert [series["label"] for series in page["series"]] == ["c0", "c1"]
+    assert page["columns"]["output.gpu"][1] == [25.0] and page["chosen"]["latency"] == "token"
+    axis = page["panels"][0]["x"]["axes"]["token.p50"]
+    assert axis["column"] == "tpot.p50" and len(page["columns"]["tpot.p50"]) == len(page["levels"])
