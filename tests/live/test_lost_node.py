@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.live.conftest import ROOT, TIMEOUT_S, Stack
+
 pytestmark = pytest.mark.live
 
 PROGRAM = """
@@ -24,6 +26,7 @@ try:
     ended = psutil.Process(raylet)
     ended.terminate()
     ended.wait(60)
+    local_nodes.become_driver(nodes)
     with Cluster(nodes, warn=told.append) as cluster:
         names = sorted(node.id for node in cluster.view().nodes)
     again = local_nodes.running()
