@@ -24,6 +24,8 @@ from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.remote.gpus import machine_facts
 
+_log = logging.getLogger(__name__)
+
 # For a node that neither joins nor ends.
 JOIN_TIMEOUT_S = 300.0
 # A node that has not joined that long after the one before it is started once more.
@@ -46,7 +48,7 @@ class Cluster:
         self,
         local: LocalNodes | None = None,
         env: Mapping[str, str] | None = None,
-        warn: Callable[[str], None] = logging.getLogger(__name__).warning,
+        warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self.local = local
         self.env = dict(env or {})
