@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from pdlab.deploy.serving.early_token import (
     FIRST_TOKEN,
-    AnotherBegin,
+    DropsSentText,
     EarlyToken,
-    WithoutBegin,
+    SentTextMismatch,
     counted,
     early_token,
     first_token,
@@ -173,7 +173,7 @@ class CallsPrefill:
         # Decode begins beside it, not behind the client's first token.
         first = asyncio.ensure_future(stream.__anext__())
         first.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        rest = WithoutBegin(early.text)
+        rest = DropsSentText(early.text)
         again: Any = None
         try:
             await asyncio.sleep(0)
@@ -188,7 +188,7 @@ class CallsPrefill:
                 item = await stream.__anext__()
         except StopAsyncIteration:
             return
-        except AnotherBegin:
+        except SentTextMismatch:
             count("early_again")
             if (timing := current()) is not None:
                 timing.asked_anew = True
