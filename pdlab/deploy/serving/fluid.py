@@ -259,7 +259,7 @@ class SwitchesRoles:
         self._warming.add(task)
         task.add_done_callback(self._warming.discard)
 
-    def _counts(self) -> EngineReport:
+    def _flow_report(self) -> EngineReport:
         counts = self._flow.take()
         generated = getattr(self.engine, "generated_tokens", None)  # type: ignore[attr-defined]
         if generated is not None:  # of an engine whose answers come in few pieces
@@ -285,7 +285,7 @@ class SwitchesRoles:
             try:
                 if self._board is None:
                     self._board = await asyncio.to_thread(board, self.board_name, spec)
-                counts = replace(self._counts(), warmed=dict(self._warmed))
+                counts = replace(self._flow_report(), warmed=dict(self._warmed))
                 told = await asyncio.wait_for(self._board.report.remote(name, node, counts.fields), BOARD_ANSWER_S)
                 self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in counts.warmed}
                 orders = EngineOrders(**told)
