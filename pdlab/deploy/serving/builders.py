@@ -6,7 +6,8 @@ Each takes the arguments of Ray's builder of the same name and, under ``guard``,
 `pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.DrainsBeforeStop`,
 and, with ``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without
 pdlab). With ``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`).
-The classes travel to the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the application does.
+The classes travel to the replicas by value. So the nodes of a cluster need no pdlab; the machine that builds the
+application does.
 Imports Ray: no module of pdlab's own process imports it but by its name in `pdlab.deploy.serve_config`.
 """
 
