@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support import records as made
 from support.curves import most, read, within
 from support.validity import failing
 
@@ -21,7 +22,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
+from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.report import sections, tables, verdicts
 from pdlab.report.style import styles
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary
@@ -54,18 +55,9 @@ def run(
     reasons: tuple[str, ...] = (),
     **more: Any,
 ) -> Run:
-    return Run(
-        origin="measured",
-        label="x",
-        key=RunKey(kind=load.kind, value=load.value, repeat=repeat),
-        workload=WORKLOAD,
-        load=load,
-        num_requests=100,
-        completed=100,
-        failed=0,
-        whole=summary(rps, tpot_ms, **more),
-        steady=steady,
-        validity=failing(*reasons),
+    figures = summary(rps, tpot_ms, **more)
+    return made.run(
+        (), load, repeat=repeat, count=100, workload=WORKLOAD, whole=figures, steady=steady, validity=failing(*reasons)
     )
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import folders
+from support import records as made
 from support.validity import failing
 
 from pdlab.analysis import goodput_map, loading
 from pdlab.analysis.goodput_map import Cell, RateLevel, RateSweep, cell, measured
-from pdlab.core.workload import Open, RunKey, Slo, Workload
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import RequestRecord, Run
+from pdlab.core.workload import Open, Slo, Workload
 from pdlab.results.store import Store
 
 
@@ -86,18 +84,10 @@ def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> Non
     assert measured(closed) is None, "a closed loop's capacity is another figure"
     store, load = Store(folder), Open(rate_rps=5)
     for repeat, reasons in ((0, ()), (1, ("planted",))):
-        records = tuple(
-            RequestRecord(
-                arrival_s=0.2 * i, first_token_s=0.2 * i + 0.1, finish_s=0.2 * i + 0.5, input_tokens=1, output_tokens=9
-            )
-            for i in range(300)
-        )
-        run = Run(
-            origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5, repeat=repeat),
-            workload=Workload(input_tokens=512, output_tokens=64), load=load, num_requests=300, completed=300, failed=0,
-            whole=metrics.whole(LevelData.of(records)), steady=metrics.steady(LevelData.of(records), load),
-            validity=failing(*reasons),
-        )  # fmt: skip
+        records = [made.record(0.2 * i, 0.1, 0.05, 9) for i in range(300)]
+        workload = Workload(input_tokens=512, output_tokens=64)
+        fields = {"label": deployment.label, "workload": workload, "validity": failing(*reasons)}
+        run = made.run(records, load, repeat=repeat, window=True, **fields)
         store.write(run, records)
     (loaded,) = loading.load([folder], {}, every_request=True)
     mapped = measured(loaded)

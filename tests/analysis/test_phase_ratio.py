@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import records as made
 from support.validity import failing
 
 from pdlab.analysis import phase_ratio
@@ -15,7 +16,7 @@ from pdlab.cli import bench
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import Uniform
-from pdlab.core.workload import Closed, RunKey, Workload, WorkloadMode
+from pdlab.core.workload import Closed, Workload, WorkloadMode
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary
 from pdlab.results.store import Store
 
@@ -26,11 +27,10 @@ def run(mode: WorkloadMode, concurrency: int, rps: float, repeat: int = 0, valid
         duration_s=10, completed=20, requests_per_s=rps, input_tokens_per_s=1, output_tokens_per_s=1, tpot=tpot,
         ttft=Distribution(mean_s=0.1, percentiles_s={"p50": 0.1}),
     )  # fmt: skip
-    return Run(
-        origin="measured", label="x", key=RunKey(kind="concurrency", value=concurrency, repeat=repeat),
-        workload=Workload(input_tokens=100, output_tokens=10, mode=mode), load=Closed(concurrency=concurrency),
-        num_requests=20, completed=20, failed=0, whole=figures.model_copy(update={"requests_per_s": rps / 2}),
-        steady=figures, validity=failing(*() if valid else ("x",)),
+    return made.run(
+        (), Closed(concurrency=concurrency), repeat=repeat, count=20,
+        workload=Workload(input_tokens=100, output_tokens=10, mode=mode), steady=figures,
+        whole=figures.model_copy(update={"requests_per_s": rps / 2}), validity=failing(*() if valid else ("x",)),
     )  # fmt: skip
 
 

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import pytest
+from support import records as made
 
 from pdlab.analysis.replay_verdict import CAUSES, Contender, verdict
 from pdlab.analysis.replays import replay_facts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding
-from pdlab.core.workload import Replay, RunKey, Slo, Workload
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import ReplayedRequest, RequestRecord, Run
+from pdlab.core.workload import Replay, Slo
+from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.timeline import PARTS
 
 TOKENS = 11
@@ -46,10 +45,7 @@ def contender(
         )
         for n in range(100)
     ]
-    run = Run(
-        origin="measured", label=label, key=RunKey(kind="replay", value=1.0), workload=Workload(), load=Replay(),
-        num_requests=100, completed=100, failed=0, whole=metrics.whole(LevelData.of(records)),
-    )  # fmt: skip
+    run = made.run(records, Replay(), label=label)
     facts = replay_facts(records, slos)
     assert facts is not None
     around = [PartsAround(name, 5, ttft_s, dict(parts)) for name in ("mean", "p50", "p90")]

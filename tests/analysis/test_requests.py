@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import records as made
 
 from pdlab.analysis import requests
 from pdlab.core.errors import StoreError
-from pdlab.core.workload import Closed, Load, Open, RunKey, Workload
+from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Distribution, RequestRecord, Run
@@ -134,34 +135,13 @@ def test_damaged_records_are_judged_as_one_by_one(damage: list[tuple[int, int, i
 
 def kept(tmp_path: Path, records: list[RequestRecord]) -> tuple[Store, Run]:
     store = Store(tmp_path)
-    load = Closed(concurrency=1)
-    run = Run(
-        origin="measured",
-        label="x",
-        key=RunKey(kind="concurrency", value=1),
-        workload=Workload(input_tokens=5, output_tokens=3),
-        load=load,
-        num_requests=len(records),
-        completed=len(records),
-        failed=0,
-        whole=metrics.whole(LevelData.of(records)),
-        steady=metrics.steady(LevelData.of(records), load),
-    )
+    workload = Workload(input_tokens=5, output_tokens=3)
+    run = made.run(records, Closed(concurrency=1), count=len(records), workload=workload, window=True)
     return store, store.write(run, records)
 
 
 def simple(count: int) -> list[RequestRecord]:
-    return [
-        RequestRecord(
-            arrival_s=float(i),
-            first_token_s=i + 0.25,
-            finish_s=i + 0.75,
-            input_tokens=5,
-            output_tokens=3,
-            itl_s=(0.25, 0.25),
-        )
-        for i in range(count)
-    ]
+    return [made.record(float(i), 0.25, 0.25, 3, input_tokens=5, itl_s=(0.25, 0.25)) for i in range(count)]
 
 
 def test_read_from_the_store(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import records as made
 
 from pdlab.analysis.curves import curves
 from pdlab.analysis.ttft_breakdown import PARTS, Range, Split, mean_split, split
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.workload import Closed, RunKey, Workload
+from pdlab.core.workload import Closed, Workload
 from pdlab.report import sections
 from pdlab.results.schema import Distribution, EngineCounters, Experiment, Manifest, Run, Summary
 
@@ -36,19 +37,10 @@ def run(
         ttft=ttft,
         tpot=ttft,
     )
-    return Run(
-        origin="measured",
-        label="x",
-        key=RunKey(kind="concurrency", value=4, repeat=repeat),
+    return made.run(
+        (), Closed(concurrency=4), repeat=repeat, count=50, whole=summary, engines_before=before, engines_after=after,
         workload=Workload(input_tokens=100, output_tokens=10),
-        load=Closed(concurrency=4),
-        num_requests=50,
-        completed=50,
-        failed=0,
-        whole=summary,
-        engines_before=before,
-        engines_after=after,
-    )
+    )  # fmt: skip
 
 
 def pd_run(repeat: int = 0) -> Run:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from support import records as made
 
 from pdlab.bench import gates
 from pdlab.bench.gates import GATES, Evidence, validate_level
@@ -13,7 +14,7 @@ from pdlab.core.errors import BenchError
 from pdlab.core.findings import found
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, RunKey, Workload
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
@@ -23,7 +24,6 @@ from pdlab.results.schema import (
     NixlCounters,
     ReplayedRequest,
     RequestRecord,
-    Run,
     Validity,
 )
 from pdlab.results.timeline import RequestTimeline
@@ -33,17 +33,8 @@ NAMES = [gate.name for gate in GATES]
 
 
 def request(arrival_s: float, ttft_s: float = 1.0, gaps: tuple[float, ...] = (0.25,) * 4, **more: Any) -> RequestRecord:
-    fields = {
-        "arrival_s": arrival_s,
-        "first_token_s": arrival_s + ttft_s,
-        "finish_s": arrival_s + ttft_s + sum(gaps),
-        "input_tokens": 100,
-        "output_tokens": 1 + len(gaps),
-        "itl_s": gaps,
-        "lateness_s": 0.001,
-        **more,
-    }
-    return RequestRecord(**fields)
+    usual = {"finish_s": arrival_s + ttft_s + sum(gaps), "itl_s": gaps, "lateness_s": 0.001}
+    return made.record(arrival_s, ttft_s, tokens=1 + len(gaps), **usual | more)
 
 
 def waves(count: int = 12, **more: Any) -> tuple[RequestRecord, ...]:
@@ -84,15 +75,8 @@ def evidence(**changes: Any) -> Evidence:
     fields.setdefault("trend", metrics.trend(requests, fields["load"]))
     beside = {name: fields.pop(name) for name in Evidence.model_fields if name in fields}
     answered = len(requests.answered)
-    run = Run(
-        origin="measured",
-        label="pd-pack-p1xtp1-d1xtp1",
-        key=RunKey(kind=fields["load"].kind, value=fields["load"].value),
-        completed=answered,
-        failed=fields["num_requests"] - answered,
-        whole=metrics.whole(requests),
-        **fields,
-    )
+    more = {"completed": answered, "failed": fields["num_requests"] - answered, "whole": metrics.whole(requests)}
+    run = made.run((), fields.pop("load"), label="pd-pack-p1xtp1-d1xtp1", **more | fields)
     return Evidence(run=run, requests=requests, **beside)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import records as made
 from support.validity import failing
 
 from pdlab.bench import recovery, sweep
@@ -20,11 +21,9 @@ from pdlab.bench.watch import Health
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Closed, Level, RunKey, Workload
+from pdlab.core.workload import Closed, Level, RunKey
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.deploy.endpoint import Running, load_running, next_attempt, save_running
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run, Validity
 from pdlab.results.store import Store
 
@@ -177,11 +176,8 @@ class Driver:
         return self._run(level, validity), records
 
     def _run(self, level: Level, validity: Validity) -> Run:
-        return Run(
-            origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, completed=0,
-            num_requests=level.num_requests, failed=0, seed=level.seed,
-            whole=metrics.whole(LevelData.of(())), validity=validity,
-        )  # fmt: skip
+        fields = {"num_requests": level.num_requests, "seed": level.seed, "validity": validity}
+        return made.run((), level.load, key=level.key, **fields)
 
     def died_level(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
         return self._run(level, Validity(findings=(died,))), (SLOW,)

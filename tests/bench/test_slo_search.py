@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import records as made
 from support.queues import served
 
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, NextLevel, SloSearchOptions, next_step, points, result
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Level, Open, RunKey, Slo, Workload
-from pdlab.results import metrics
+from pdlab.core.workload import Level, Open, RunKey, Slo
 from pdlab.results import slo as results_slo
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import RequestRecord, Run, SloPoint, Validity
@@ -262,9 +262,7 @@ def test_enough_requests_for_the_quantile() -> None:
 
 
 def record(ttft_s: float, tpot_s: float, tokens: int = 11, **more: Any) -> RequestRecord:
-    finish_s = ttft_s + (tokens - 1) * tpot_s
-    fields = {"arrival_s": 0.0, "first_token_s": ttft_s, "finish_s": finish_s, "input_tokens": 1}
-    return RequestRecord(**{**fields, "output_tokens": tokens, **more})
+    return made.record(0.0, ttft_s, tpot_s, tokens, **more)
 
 
 @pytest.mark.parametrize(
@@ -284,21 +282,12 @@ def test_a_request_meets_every_bound_or_not(request_: RequestRecord, slo: Slo, e
 
 
 def level_of(records: list[RequestRecord], **validity: Any) -> Run:
-    return Run(
-        origin="measured", label="x", key=RunKey(kind="rate", value=4, look=1), workload=Workload(),
-        load=Open(rate_rps=4), num_requests=len(records), completed=len(records), failed=0,
-        whole=metrics.whole(LevelData.of(records)), validity=Validity(**validity),
-    )  # fmt: skip
+    key = RunKey(kind="rate", value=4, look=1)
+    return made.run(records, Open(rate_rps=4), count=len(records), key=key, validity=Validity(**validity))
 
 
 def arriving(count: int, ttft_s: float = 0.1, tpot_s: float = 0.01) -> list[RequestRecord]:
-    return [
-        RequestRecord(
-            arrival_s=i / 4, first_token_s=i / 4 + ttft_s, finish_s=i / 4 + ttft_s + 10 * tpot_s, input_tokens=1,
-            output_tokens=11,
-        )
-        for i in range(count)
-    ]  # fmt: skip
+    return [made.record(i / 4, ttft_s, tpot_s, 11) for i in range(count)]
 
 
 @pytest.mark.parametrize(

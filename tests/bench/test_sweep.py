@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import records as made
 from support.validity import failing
 
 from pdlab.bench import levels, measure, target
@@ -26,8 +27,6 @@ from pdlab.deploy import canary
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
 from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
@@ -146,11 +145,7 @@ def test_flag_aliases_and_defaults() -> None:
 
 def run(reasons: tuple[str, ...] = ()) -> Run:
     whole = Summary(duration_s=10, completed=20, requests_per_s=2, input_tokens_per_s=200, output_tokens_per_s=10)
-    return Run(
-        origin="measured", label="x", key=RunKey(kind="concurrency", value=4), workload=Workload(),
-        load=Closed(concurrency=4), num_requests=20, completed=20, failed=0, whole=whole,
-        validity=failing(*reasons),
-    )  # fmt: skip
+    return made.run((), Closed(concurrency=4), count=20, whole=whole, validity=failing(*reasons))
 
 
 def test_table_shows_unknown_and_invalid() -> None:
@@ -344,17 +339,10 @@ class Fake:
         self.levels.append(level)
         self.once.append(once)
         records = tuple(
-            RequestRecord(
-                arrival_s=0.1 * i, first_token_s=0.1 * i + self.e2el_s / 2, finish_s=0.1 * i + self.e2el_s,
-                input_tokens=1, output_tokens=1,
-            )
+            made.record(0.1 * i, self.e2el_s / 2, 0.0, 1, finish_s=0.1 * i + self.e2el_s)
             for i in range(level.num_requests)
-        )  # fmt: skip
-        run = Run(
-            origin="measured", label="x", key=level.key, workload=Workload(), load=level.load, seed=level.seed,
-            num_requests=level.num_requests, completed=len(records), failed=0,
-            whole=metrics.whole(LevelData.of(records)),
-        )  # fmt: skip
+        )
+        run = made.run(records, level.load, count=len(records), key=level.key, seed=level.seed)
         return run, records
 
 
@@ -526,12 +514,8 @@ class TestCanaryAfterTheSweep:
     def store(self, folder: Path) -> Store:
         store = Store(folder)
         for concurrency in (1, 2):
-            run = Run(
-                origin="measured", label="x", key=RunKey(kind="concurrency", value=concurrency), workload=Workload(),
-                load=Closed(concurrency=concurrency), num_requests=1, completed=1, failed=0,
-                whole=Summary(duration_s=1, completed=1, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1),
-            )  # fmt: skip
-            store.write(run, [RequestRecord(arrival_s=0.0, input_tokens=1, output_tokens=1)])
+            sent = [made.record()]
+            store.write(made.run(sent, Closed(concurrency=concurrency)), sent)
         store.write_manifest(manifest())
         return store
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support import folders
+from support import records as made
 
 from pdlab.analysis.crossovers import ThroughputPoint, stretches
 from pdlab.analysis.goodput_map import GoodputMap
@@ -24,7 +25,7 @@ from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.settings import parse
-from pdlab.core.workload import Open, RunKey, Slo, Workload
+from pdlab.core.workload import Open, Slo, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scene as scene_module
@@ -33,9 +34,7 @@ from pdlab.plan.facts import regimes
 from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
 from pdlab.plan.scene import Scene
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import Manifest, RequestRecord, Run
+from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
 
@@ -401,22 +400,8 @@ class TestRanking:
             Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=8, workload=Workload())
         )
         load = Open(rate_rps=5)
-        records = tuple(
-            RequestRecord(
-                arrival_s=0.2 * i,
-                first_token_s=0.2 * i + 0.4,
-                finish_s=0.2 * i + 2,
-                input_tokens=5000,
-                output_tokens=250,
-            )
-            for i in range(300)
-        )
-        run = Run(
-            origin="measured", label=deployment.label, key=RunKey(kind="rate", value=5), workload=Workload(), load=load,
-            num_requests=300, completed=300, failed=0, whole=metrics.whole(LevelData.of(records)),
-            steady=metrics.steady(LevelData.of(records), load),
-        )  # fmt: skip
-        store.write(run, records)
+        sent = [made.record(0.2 * i, 0.4, 1.6 / 249, 250, input_tokens=5000) for i in range(300)]
+        store.write(made.run(sent, load, label=deployment.label, window=True), sent)
         out = tmp_path / "map.png"
         words = ["--gpus", "8", "--concurrency", "16", "--slo-tpot-ms", "12", "--slo-ttft-ms", "2000", "--top", "1"]
         words += ["--goodput-map", str(out), "--price-per-gpu-hour", "2.5"]

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from contract.conftest import quietly
+from contract.conftest import built, quietly
 
 from pdlab.cli import launch
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
-
-BUILD = """
-import importlib, json, os, sys, warnings
-warnings.simplefilter("ignore")
-import yaml
-import ray, ray.runtime_context
-ray.runtime_context.RuntimeContext.runtime_env = property(lambda self: {})  # asked of a driver, it would start a Ray
-app = yaml.safe_load(open(sys.argv[1]))["applications"][0]
-module, _, name = app["import_path"].partition(":")
-built = getattr(importlib.import_module(module), name)(app["args"])
-import pdlab
-from pdlab.deploy.serving.builders import _applications
-made = {each._bound_deployment.name: ray.cloudpickle.dumps(each._bound_deployment.func_or_class)
-        for each in _applications(built)}
-print(json.dumps([pdlab.__file__, sorted(made)]))
-"""
 
 
 @pytest.fixture
@@ -52,17 +31,13 @@ def test_ray_keeps_the_package_when_it_unpacks(zipped: Path, tmp_path: Path) -> 
     assert files == set(code())
 
 
-@pytest.mark.parametrize("words", ["--pd-spread", "--pd-fluid", "--collocated"])
 @pytest.mark.usefixtures("ray_llm")
-def test_an_export_builds_from_the_zip_alone(words: str, zipped: Path, tmp_path: Path) -> None:
-    app = tmp_path / "app.yaml"
-    assert launch.main([words, "--cluster", "p5.48xlarge-x2", "--export", str(app)]) == 0
-    env = {**os.environ, "PYTHONPATH": str(zipped), "RAY_ENABLE_AUTO_CONNECT": "0", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(app)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    file, deployments = json.loads(done.stdout.splitlines()[-1])
-    assert file.startswith(str(zipped)) and deployments
-    kind = yaml.safe_load(app.read_text())["applications"][0]["import_path"].rpartition(":")[2]
-    assert len(deployments) >= (3 if kind == "build_pd_openai_app" else 2)
+def test_exports_build_from_the_zip_alone(zipped: Path, tmp_path: Path) -> None:
+    least = {"--pd-spread": 3, "--pd-fluid": 2, "--collocated": 2}
+    apps = {mode: tmp_path / f"app{mode}.yaml" for mode in least}
+    for mode, app in apps.items():
+        assert launch.main([mode, "--cluster", "p5.48xlarge-x2", "--export", str(app)]) == 0
+    pdlab, made = built(list(apps.values()), tmp_path, zipped)
+    assert pdlab.startswith(str(zipped))
+    counts = {mode: len(made[str(app)][1]) for mode, app in apps.items()}
+    assert all(counts[mode] >= least[mode] for mode in least), counts

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from contract.conftest import built
 
 from pdlab.cli import launch
 
 MANIFESTS = sorted((Path(__file__).parents[1] / "deploy" / "kubernetes" / "golden").glob("*.yaml"))
 X2 = ["--cluster", "p5.48xlarge-x2"]
-BUILD = """
-import importlib, json, sys, warnings
-warnings.simplefilter("ignore")
-import yaml
-import ray, ray.runtime_context
-ray.runtime_context.RuntimeContext.runtime_env = property(lambda self: {})  # asked of a driver, it would start a Ray
-app = yaml.safe_load(open(sys.argv[1]))["applications"][0]
-module, _, name = app["import_path"].partition(":")
-built = getattr(importlib.import_module(module), name)(app["args"])
-print(json.dumps([type(built).__name__, "pdlab" in sys.modules]))
-"""
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
@@ -53,18 +39,14 @@ def test_ray_reads_the_options_of_the_controller(tmp_path: Path) -> None:
     assert read.applications[0].runtime_env == {"py_modules": ["https://x.example/c.zip"]}
 
 
-@pytest.mark.parametrize("mode", [["--pd-spread"], ["--collocated"], ["--collocated", "--dp", "2"]], ids=" ".join)
 @pytest.mark.usefixtures("ray_llm")
-def test_rays_public_builders_take_a_plain_export(mode: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "app.yaml"
-    assert launch.main([*mode, *X2, "--export-plain", str(file)]) == 0
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    env |= {"RAY_ENABLE_AUTO_CONNECT": "0", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(file)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == ["Application", False]
+def test_rays_public_builders_take_a_plain_export(tmp_path: Path) -> None:
+    modes = (["--pd-spread"], ["--collocated"], ["--collocated", "--dp", "2"])
+    files = [tmp_path / f"{'-'.join(mode)}.yaml" for mode in modes]
+    for mode, file in zip(modes, files, strict=True):
+        assert launch.main([*mode, *X2, "--export-plain", str(file)]) == 0
+    pdlab, made = built(files, tmp_path, None)
+    assert pdlab is None and made == {str(file): ["Application", []] for file in files}
 
 
 def test_ray_brings_what_the_round_trip_of_parquet_takes() -> None:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import records as made
 
 from pdlab.core.errors import StoreError, UsageError, WriteError
 from pdlab.core.files import holder, locked, replace
-from pdlab.core.workload import Closed, RunKey, Workload
+from pdlab.core.workload import Closed
 from pdlab.results.schema import RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
@@ -55,10 +56,7 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def run_of(concurrency: int) -> Run:
     summary = Summary(duration_s=1, completed=1, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1)
-    return Run(
-        origin="measured", label="x", key=RunKey(kind="concurrency", value=concurrency), workload=Workload(),
-        load=Closed(concurrency=concurrency), num_requests=1, completed=1, failed=0, whole=summary,
-    )  # fmt: skip
+    return made.run((), Closed(concurrency=concurrency), count=1, whole=summary)
 
 
 def records(count: int) -> list[RequestRecord]:

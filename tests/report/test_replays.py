@@ -6,18 +6,17 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from support import records as made
 
 import pdlab
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Replay, RunKey, Workload
+from pdlab.core.workload import Replay, Workload
 from pdlab.report import timelines
 from pdlab.report.html import write_html
 from pdlab.report.pictures import draw
 from pdlab.report.text import render_text
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import Manifest, ReplayedRequest, RequestRecord, Run
+from pdlab.results.schema import Manifest, ReplayedRequest
 from pdlab.results.store import Store
 
 
@@ -35,28 +34,13 @@ def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = T
                 cached_tokens=80 * (turn - 1) if cached else None,
             )
             ttft_s = slower_s + (0.8 if turn == 1 else 0.2)
-            records.append(
-                RequestRecord(
-                    arrival_s=arrival_s,
-                    first_token_s=arrival_s + ttft_s,
-                    finish_s=arrival_s + ttft_s + 1.0,
-                    input_tokens=100,
-                    output_tokens=11,
-                    itl_s=(0.1,) * 10,
-                    asked=(100, 11),
-                    replayed=own,
-                )
-            )
-    requests = LevelData.of(records)
+            records.append(made.record(arrival_s, ttft_s, 0.1, 11, itl_s=(0.1,) * 10, asked=(100, 11), replayed=own))
     lengths = Replayed(
         name="chat.yaml", sha256=sha256, requests=40, sessions=20, groups=20, last_s=9.5, mean_tokens=(100, 11),
         longest_request=(100, 11), input_range=(100, 100),
     )  # fmt: skip
     workload, deployment = Workload(lengths=lengths), Deployment(topology=parse_label(label))
-    run = Run(
-        origin="measured", label=label, key=RunKey(kind="replay", value=1.0), workload=workload, load=Replay(),
-        num_requests=40, completed=40, failed=0, whole=metrics.whole(requests), asked_tokens=(100.0, 11.0),
-    )  # fmt: skip
+    run = made.run(records, Replay(), label=label, workload=workload, asked_tokens=(100.0, 11.0))
     store = Store(folder)
     store.write_manifest(
         Manifest(origin="measured", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload)

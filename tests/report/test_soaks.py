@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from support import folders
+from support import records as made
 
 from pdlab.cli import viz
 from pdlab.core.workload import Open
 from pdlab.report import soaks, time_figure
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import RequestRecord, Run
+from pdlab.results.schema import Run
 from pdlab.results.soak import soak
 from pdlab.results.store import Store
 
@@ -22,13 +23,7 @@ def folder(tmp_path: Path) -> Path:
     """Three levels, of which the first was held for 30 minutes and got slower."""
     path = folders.write(tmp_path / "one", folders.deployments(1)[0], repeats=1)
     run = next(Store(path).runs())
-    sent = [
-        RequestRecord(
-            arrival_s=i / 2, first_token_s=i / 2 + 0.2, finish_s=i / 2 + 0.2 + 0.1 * (1 + i / 3600), input_tokens=5,
-            output_tokens=11,
-        )
-        for i in range(3600)
-    ]  # fmt: skip
+    sent = [made.record(i / 2, 0.2, 0.01 * (1 + i / 3600), 11) for i in range(3600)]
     held = run.model_copy(update={"soak": soak(LevelData.of(sent), Open(rate_rps=2), 1800), "pool_age": 0.1})
     Store(path).write(held, Store(path).read_records(run.key), force=True)
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import records as made
 
 from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
 from pdlab.core.mixes import parse_mixes
@@ -12,7 +13,7 @@ from pdlab.core.workload import Level, Open, Workload
 from pdlab.report import time_figure, timelines
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
-from pdlab.results.schema import Experiment, Manifest, RequestRecord, Run, Summary
+from pdlab.results.schema import Experiment, Manifest, RequestRecord
 from pdlab.results.store import Store
 
 LEVEL = Level(load=Open(rate_rps=10), num_requests=100, seed=0)
@@ -20,13 +21,7 @@ MOVING = Workload(lengths=parse_mixes("1000:10,200:50,every=5"))
 
 
 def record(arrival_s: float, ttft_s: float = 0.5, tokens: int = 11) -> RequestRecord:
-    return RequestRecord(
-        arrival_s=arrival_s,
-        first_token_s=arrival_s + ttft_s,
-        finish_s=arrival_s + ttft_s + 1.0,
-        input_tokens=100,
-        output_tokens=tokens,
-    )
+    return made.record(arrival_s, ttft_s, 1.0 / max(tokens - 1, 1), tokens)
 
 
 SPREAD = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
@@ -37,18 +32,9 @@ def experiment(
 ) -> tuple[Path, Experiment]:
     store = Store(folder)
     store.write_manifest(Manifest(origin="simulated", label=deployment.label, deployment=deployment))
-    run = Run(
-        origin="simulated",
-        label=deployment.label,
-        key=LEVEL.key,
-        workload=workload,
-        load=LEVEL.load,
-        num_requests=100,
-        completed=100,
-        failed=0,
-        whole=Summary(duration_s=11, completed=100, requests_per_s=9, input_tokens_per_s=1, output_tokens_per_s=1),
-    )
-    store.write(run, [record(index / 10) for index in range(100)])
+    sent = [record(index / 10) for index in range(100)]
+    fields = {"origin": "simulated", "label": deployment.label, "key": LEVEL.key, "workload": workload}
+    store.write(made.run(sent, LEVEL.load, **fields), sent)
     if changes:
         roles_log.write(folder, LEVEL.key, changes)
     return folder, store.load()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import records as made
 
 from pdlab.core.workload import Closed, Open, Workload
 from pdlab.results import metrics
@@ -16,16 +17,8 @@ WORKLOAD = Workload(input_tokens=100, output_tokens=5)
 
 
 def request(arrival_s: float, ttft_s: float = 1.0, gaps: tuple[float, ...] = (0.25,) * 4, **more: Any) -> RequestRecord:
-    fields = {
-        "arrival_s": arrival_s,
-        "first_token_s": arrival_s + ttft_s,
-        "finish_s": arrival_s + ttft_s + sum(gaps),
-        "input_tokens": 100,
-        "output_tokens": 1 + len(gaps),
-        "itl_s": gaps,
-        **more,
-    }
-    return RequestRecord(**fields)
+    usual = {"finish_s": arrival_s + ttft_s + sum(gaps), "itl_s": gaps}
+    return made.record(arrival_s, ttft_s, tokens=1 + len(gaps), **usual | more)
 
 
 def waves(concurrency: int, count: int) -> list[RequestRecord]:

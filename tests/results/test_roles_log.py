@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from support import records as made
 
 from pdlab.core.errors import StoreError
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.workload import Open, RunKey, Workload
+from pdlab.core.workload import Open, RunKey
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import Run, Summary
@@ -19,19 +20,10 @@ CHANGES = (RoleChange(0.0, 4, 4, "given"), RoleChange(12.5, 2, 6, "4:4 -> 2:6: d
 
 
 def run(started_at: str | None = "2026-11-23T04:00:00.000+00:00", slow_down: float | None = None) -> Run:
-    return Run(
-        origin="measured",
-        label="pd-fluid-8xtp2",
-        key=KEY,
-        workload=Workload(),
-        load=Open(rate_rps=2.5),
-        num_requests=10,
-        completed=10,
-        failed=0,
-        whole=Summary(duration_s=60, completed=10, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1),
-        started_at=started_at,
-        rehearsal=Rehearsal(slow_down=slow_down) if slow_down else None,
-    )
+    rehearsal = Rehearsal(slow_down=slow_down) if slow_down else None
+    whole = Summary(duration_s=60, completed=10, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1)
+    more = {"label": "pd-fluid-8xtp2", "whole": whole, "started_at": started_at, "rehearsal": rehearsal}
+    return made.run((), Open(rate_rps=2.5), **more)
 
 
 def of_deployment(folder: Path, *moments: str) -> None:

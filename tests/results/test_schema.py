@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support import records as made
 
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.findings import CODES, found
-from pdlab.core.workload import Open, RunKey, Workload
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import Manifest, Run, Validity
+from pdlab.core.workload import Open
+from pdlab.results.schema import Manifest, Validity
 from pdlab.results.store import Store, experiment_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,10 +38,7 @@ def test_sentences_without_findings_never_read_as_a_valid_level() -> None:
 
 def old(reasons: list[str], gates: list[str]) -> dict[str, Any]:
     """A level as it was kept before findings had codes."""
-    level = Run(
-        origin="measured", label="x", key=RunKey(kind="rate", value=4), workload=Workload(), load=Open(rate_rps=4),
-        num_requests=1, completed=1, failed=0, whole=metrics.whole(LevelData.of(())),
-    )  # fmt: skip
+    level = made.run((), Open(rate_rps=4))
     validity = {"reasons": reasons, "failed_gates": gates, "unchecked": {}, "notes": []}
     return json.loads(level.model_dump_json()) | {"validity": validity}
 

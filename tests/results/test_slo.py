@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import records as made
 
 from pdlab.core.workload import Slo
 from pdlab.results.level_data import LevelData
@@ -36,8 +37,7 @@ def test_bounds_on_whole_answers(slo: Slo, times_s: tuple[float, float, float], 
 
 def answer(**changes: Any) -> RequestRecord:
     """TTFT 1 s, TPOT 0.1 s, E2EL 1.5 s."""
-    times = {"arrival_s": 0, "first_token_s": 1, "finish_s": 1.5, "input_tokens": 1, "output_tokens": 6}
-    return RequestRecord(**{**times, **changes})
+    return made.record(ttft_s=1.0, tpot_s=0.1, tokens=6, **changes)
 
 
 GAPS = (*[0.01] * 10, 0.5)  # their p99 is 0.451

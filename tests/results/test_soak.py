@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from support import records as made
 from support.queues import served
 
 from pdlab.core.workload import Closed, Level, Open
@@ -17,10 +18,7 @@ Known = list[tuple[float, float]]
 
 
 def record(arrival_s: float, ttft_s: float = 0.2, tpot_s: float = 0.01, error: str | None = None) -> RequestRecord:
-    return RequestRecord(
-        arrival_s=arrival_s, first_token_s=arrival_s + ttft_s, finish_s=arrival_s + ttft_s + 10 * tpot_s, error=error,
-        input_tokens=5, output_tokens=11,
-    )  # fmt: skip
+    return made.record(arrival_s, ttft_s, tpot_s, 11, error=error)
 
 
 def noisy(seed: int, grows: float = 0.0, count: int = 3600, jump_at: float = 2.0) -> Known:

@@ -6,13 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+from support import records
 from support.validity import failing
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
-from pdlab.core.workload import Closed, RunKey, Workload
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, Manifest, RequestRecord, Run
+from pdlab.core.workload import Closed, Workload
+from pdlab.results.schema import CanaryResult, Manifest, RequestRecord
 from pdlab.results.store import Store
 
 INPUT, OUTPUT = 512, 64
@@ -66,20 +65,11 @@ def write(
         for repeat in range(repeats):
             slower = (1 + concurrency / 16) * chance.gauss(1, noise) / faster
             sent = requests(concurrency, 0.2 * slower, 0.01 * slower)
-            run = Run(
-                origin="measured",
-                label=deployment.label,
-                key=RunKey(kind="concurrency", value=concurrency, repeat=repeat),
-                workload=values["workload"],
-                load=Closed(concurrency=concurrency),
-                num_requests=20 * concurrency,
-                seed=1000 * repeat + concurrency,
-                completed=20 * concurrency,
-                failed=0,
-                whole=metrics.whole(LevelData.of(sent)),
-                steady=metrics.steady(LevelData.of(sent), Closed(concurrency=concurrency)),
+            run = records.run(
+                sent, Closed(concurrency=concurrency), repeat=repeat, window=True, label=deployment.label,
+                workload=values["workload"], seed=1000 * repeat + concurrency,
                 validity=failing(*(reasons or {}).get((concurrency, repeat), ())),
-            )
+            )  # fmt: skip
             store.write(run, sent)
     return folder
 
@@ -88,12 +78,13 @@ def requests(concurrency: int, ttft_s: float, tpot_s: float) -> list[RequestReco
     """Twenty requests, one after another, in each of the places of a closed loop."""
     stays_s = ttft_s + tpot_s * (OUTPUT - 1)
     return [
-        RequestRecord(
-            arrival_s=wave * stays_s,
-            first_token_s=wave * stays_s + ttft_s,
+        records.record(
+            wave * stays_s,
+            ttft_s,
+            tpot_s,
+            OUTPUT,
             finish_s=(wave + 1) * stays_s,
             input_tokens=INPUT,
-            output_tokens=OUTPUT,
             itl_s=(tpot_s,) * (OUTPUT - 1),
         )
         for wave in range(20)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from support import records as made
+
 from pdlab.bench.traffic import read_traffic
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.replayed import COMPILED
-from pdlab.core.workload import Replay, RunKey, Workload
-from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import Manifest, RequestRecord, Run
+from pdlab.core.workload import Replay, Workload
+from pdlab.results.schema import Manifest, RequestRecord
 from pdlab.results.store import Store
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
@@ -33,12 +33,7 @@ def write_replay(
         write_requests(stream, TrafficHead(source="chat.yaml"), requests)
     workload = Workload(lengths=read_traffic(path).lengths)
     deployment = Deployment(model=model, topology=parse_label(label), engine_kwargs=dict(engine_kwargs))
-    done = sum(record.ok for record in records)
-    run = Run(
-        origin="measured", label=label, key=RunKey(kind="replay", value=1.0), workload=workload, load=Replay(),
-        num_requests=len(requests), completed=done, failed=len(records) - done,
-        whole=metrics.whole(LevelData.of(records)),
-    )  # fmt: skip
+    run = made.run(records, Replay(), label=label, workload=workload)
     store = Store(folder)
     store.write_manifest(
         Manifest(origin="measured", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload)

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from pdlab.deploy.serving.early_token import (
     FIRST_TOKEN,
-    AnotherBegin,
+    DropsSentText,
     EarlyToken,
-    WithoutBegin,
+    SentTextMismatch,
     counted,
     early_token,
     first_token,
@@ -138,17 +138,19 @@ class CallsPrefill:
                     decode_request.kv_transfer_params[FIRST_TOKEN] = reused
             with pd._reuse_prompt_token_ids(prompt_ids):
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
-                began = True  # from here on vLLM itself tells prefill of a request that ends early
+                # From here on vLLM itself tells prefill of a request that ends early; behind an early token later.
+                began = early is None
                 if early is not None:
                     begun: Any = super(pd.PDOrchestratorMixin, self)
                     anew = going_on(decode_request, early)
                     stream = self._after_early(early, stream, lambda: begun.completions(anew, raw_request_info))
                 async for item in stream:
                     yield item if answer is None else cached_in_prefill(item, answer)
+                    began = True
         finally:
             if not began and kv_parameters:
                 _in_background(self._release(kv_parameters))
-            if began and hasattr(stream, "aclose"):
+            if hasattr(stream, "aclose"):
                 with contextlib.suppress(Exception):
                     await stream.aclose()
 
@@ -170,25 +172,18 @@ class CallsPrefill:
         self, early: EarlyToken, stream: Any, anew: Callable[[], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
         """The early token, and what decode's stream has behind it; where that begins otherwise, the stream ``anew``."""
-        # Decode begins beside it, not behind the client's first token.
-        first = asyncio.ensure_future(stream.__anext__())
-        first.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        rest = WithoutBegin(early.text)
+        rest = DropsSentText(early.text)
         again: Any = None
         try:
-            await asyncio.sleep(0)
             count("early")
             if (timing := current()) is not None:
                 timing.early = True
+            # Before decode begins: its admission takes this process's CPU for longer than writing a chunk does.
             yield [early.chunk]
-            item = await first
-            while True:
+            async for item in stream:
                 if (kept := rest.rest(item)) is not None:
                     yield kept
-                item = await stream.__anext__()
-        except StopAsyncIteration:
-            return
-        except AnotherBegin:
+        except SentTextMismatch:
             count("early_again")
             if (timing := current()) is not None:
                 timing.asked_anew = True
@@ -197,10 +192,6 @@ class CallsPrefill:
             async for item in again:
                 yield counted(item)
         finally:
-            if not first.done():
-                first.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await first
             for each in (stream, again):
                 if hasattr(each, "aclose"):
                     with contextlib.suppress(Exception):

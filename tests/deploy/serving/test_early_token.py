@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict
 
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.early_token import (
-    AnotherBegin,
+    DropsSentText,
     EarlyToken,
-    WithoutBegin,
+    SentTextMismatch,
     counted,
     early_token,
     first_token,
@@ -184,7 +184,7 @@ def test_the_begin_is_left_out_however_decode_cuts_its_text(begin: str, end: str
     cuts = sorted(data.draw(st.sets(st.integers(1, len(whole)), max_size=5)) | {0, len(whole)})
     pieces = [whole[a:b] for a, b in pairwise(cuts)]
     as_list = data.draw(st.booleans())
-    rest, sent = WithoutBegin(begin), []
+    rest, sent = DropsSentText(begin), []
     for piece in [*map(event, pieces), event("", "length"), USAGE, DONE]:
         kept = rest.rest([piece] if as_list else piece)
         sent += [] if kept is None else [kept]
@@ -194,15 +194,15 @@ def test_the_begin_is_left_out_however_decode_cuts_its_text(begin: str, end: str
 
 @pytest.mark.parametrize("other", [event(" wan"), event(" u", "stop"), event("", "stop"), USAGE, DONE])
 def test_another_begin_is_seen(other: str) -> None:
-    with pytest.raises(AnotherBegin):
-        WithoutBegin(" ufo").rest(other)
+    with pytest.raises(SentTextMismatch):
+        DropsSentText(" ufo").rest(other)
 
 
 def test_an_error_is_passed_on() -> None:
     failed = 'data: {"error": {"message": "no"}}\n\n'
-    assert WithoutBegin(" ufo").rest(failed) == failed
+    assert DropsSentText(" ufo").rest(failed) == failed
     error = SimpleNamespace(error="no")
-    assert WithoutBegin(" ufo").rest(error) is error
+    assert DropsSentText(" ufo").rest(error) is error
 
 
 class Decode(CallsPrefill):
@@ -271,22 +271,25 @@ def test_the_request_that_goes_on() -> None:
     assert counted(event('"usage"')) == event('"usage"'), "a text that the model wrote"
 
 
-def test_a_client_that_goes_away_ends_decode(told: list[str]) -> None:
+def test_decode_begins_behind_the_token(told: list[str]) -> None:
+    """A client that goes away before has nothing of decode's to be ended."""
     decode = Decode([event(" ufo"), event(" wan"), DONE], [])
     early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
 
-    async def run() -> None:
+    async def run(items: int) -> list[str]:
         stream = decode.answer(early)
         assert await stream.__anext__() == [early.chunk]
+        for _ in range(items):
+            await stream.__anext__()
         await stream.aclose()  # type: ignore[attr-defined]
+        return decode.closed
 
-    asyncio.run(run())
-    assert decode.closed == ["first"]
+    assert asyncio.run(run(0)) == []
+    assert asyncio.run(run(1)) == ["first"]
 
 
-def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list[str]) -> None:
-    """Where decode has begun and says nothing, nobody else would ever end it."""
+def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(told: list[str]) -> None:
     decode = Decode([], [])
     early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
@@ -300,12 +303,13 @@ def test_a_client_that_goes_away_before_the_token_is_sent_ends_decode(told: list
 
     async def run() -> None:
         stream = decode._after_early(early, silent(), decode.anew)
+        await stream.__anext__()
         asking = asyncio.ensure_future(stream.__anext__())
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert decode.closed == ["silent"] and told == []
+        assert decode.closed == ["silent"] and told == ["early"]
 
     asyncio.run(run())
 

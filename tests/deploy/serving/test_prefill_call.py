@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import prefill_call, timeline
-from pdlab.deploy.serving.early_token import FIRST_TOKEN
+from pdlab.deploy.serving.early_token import FIRST_TOKEN, EarlyToken
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
 from pdlab.deploy.serving.ttft_metrics import parts_of
 
@@ -409,6 +409,32 @@ def test_once_decode_has_it_vllm_itself_tells_prefill(server: Made) -> None:
 
     asyncio.run(run())
     assert decode.told == [] and decode.decoded
+
+
+@pytest.mark.parametrize(("items", "released"), [(1, True), (2, False)])
+def test_behind_an_early_token_decode_has_it_with_the_next_item(
+    items: int, released: bool, server: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who leaves with the token leaves before decode began."""
+    decode = server(Prefill([prefilled(5)]))
+    decode.prefill_rules = PrefillRules(early_token=True)
+    early = EarlyToken("o", "data: o", (1,), 2)
+    monkeypatch.setattr(prefill_call, "going_on", lambda *_: None)
+    decode._where_exact = lambda *_: early
+    decode.tokens = ('data: {"choices": [{"text": "one"}]}\n\n', "data: [DONE]\n\n")
+
+    async def run() -> None:
+        stream = decode._pd_handle_request("a prompt")
+        for number in range(items):
+            item = await stream.__anext__()
+            assert item == ["data: o"] if number == 0 else '"ne"' in item
+        await stream.aclose()
+        while prefill_call._tasks:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert bool(decode.decoded) is not released
+    assert decode.told == ([{"remote_request_id": "p5"}] if released else [])
 
 
 def test_a_prefill_that_cannot_be_told_is_no_error(server: Made, counted: dict[str, int]) -> None:
