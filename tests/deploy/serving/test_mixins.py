@@ -44,7 +44,7 @@ def test_what_one_keeps_is_no_function_of_another() -> None:
         for each in ast.parse(path.read_text("utf-8")).body
         if isinstance(each, ast.ClassDef) and each.name in mixed_in()
     }
-    assert {"PlaysRoles", "TellsTimes", "CallsPrefill", "CountsPoolTokens"} <= classes.keys()
+    assert {"SwitchesRoles", "SendsTimeline", "CallsPrefill", "CountsPoolTokens"} <= classes.keys()
     hidden = {
         (one, other, name)
         for one, (functions, _) in classes.items()
