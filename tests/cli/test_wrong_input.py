@@ -277,7 +277,6 @@ PLAN = [
     case("plan", "--workload trace.csv", "trace.csv, line 2"),
     case("plan", "--workload trace.csv --itl 5", "leave --itl out"),
     case("plan", "--workload traffic.yaml --prefix-hit-rate 0.5", "says what prompts have in common"),
-    case("plan", "--workload traffic.yaml --slo-ttft-ms 9 --slo-tpot-ms 9 --fluid", "some of this workload wait"),
     case("plan", "--workload traffic.yaml --goodput-map x.png", "says when requests come"),
     case("plan", "--kv-offload-gb 9", "--kv-offload-gb", "--workload"),
     case("plan", "--workload apart.csv --kv-offload-gb 9", "no prompt of --workload apart.csv has text in common"),
