@@ -99,7 +99,9 @@ class Engine:
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
-    seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
+    seen: deque[list[int]] = field(
+        default_factory=deque
+    )  # what launches saw whose steps have not ended; empty: nothing
     told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
     unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # can decode in the next step
@@ -167,7 +169,7 @@ class Engine:
             self.joined, self.joining, self.told = joining, self.told, []
         between_steps = False
         if in_flight:
-            between_steps = bool(self.joining or self.unscheduled or (self.seen and any(self.seen)))
+            between_steps = bool(self.joining or self.unscheduled or self.seen)
             self.unscheduled = 0
         stall_s = self.stall_s
         mean = self.context / batch if batch else 0.0
@@ -188,7 +190,7 @@ class Engine:
             step_s = costs.step_s(batch, 0.0, mean, 0.0)
         else:
             self.busy = False
-            if self.joining or any(self.seen):
+            if self.joining or self.seen:
                 # Steps of nothing follow one another until the workers have told all that they saw.
                 told = [request for each in self.seen for request in each]
                 self._know(told, system, now_s)
