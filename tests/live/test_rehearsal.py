@@ -70,7 +70,7 @@ def replay(rehearsal: Stack, label: str) -> None:
     assert run.origin == "simulated" and run.key.stem == "replay1" and run.completed == 16
     records = {record.replayed.id: record for record in store.read_records(run.key) if record.replayed}
     plan = [*read_requests(store.folder / COMPILED)]
-    assert [request.id for request in plan if request.parent] == [f"c{number}t2" for number in range(8)]
+    assert [request.id for request in plan if request.parent] == [f"c{number}t1" for number in range(8)]
     whole: dict[str, int] = {}
     for request in plan:
         record, parent = records[request.id], records.get(request.parent or "")
