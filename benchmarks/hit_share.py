@@ -30,7 +30,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, parse_l
 from pdlab.core.nodes import ClusterView  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
 from pdlab.plan.planner import gain, plan  # noqa: E402
-from pdlab.plan.scene import Scene  # noqa: E402
+from pdlab.plan.scenario import Scenario  # noqa: E402
 from pdlab.results.slo import stresses  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import Trace, columns  # noqa: E402
@@ -58,13 +58,13 @@ def figures(share: float, tpot_s: float) -> dict[str, Any]:
     shape = load_model(MODEL)
     assert shape is not None
     workload = Workload(input_tokens=INPUT, output_tokens=OUTPUT)
-    scene = Scene(load_hardware(HARDWARE), shape, workload, Slo(ttft_s=TTFT_S, tpot_s=tpot_s), share)
+    scenario = Scenario(load_hardware(HARDWARE), shape, workload, Slo(ttft_s=TTFT_S, tpot_s=tpot_s), share)
     view = ClusterView(name=NODE, nodes=load_cluster(NODE).engine_nodes)
-    made = plan(scene, MODEL, view, GPUS)
+    made = plan(scenario, MODEL, view, GPUS)
     split, base = made.best_candidate(collocated=False), made.best_candidate(collocated=True)
     assert split is not None
     assert base is not None
-    compared = gain(split, base, scene)
+    compared = gain(split, base, scenario)
     return {
         "hit_share": share,
         "tpot_s": tpot_s,

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from pdlab.core.catalog import load_cluster, load_model  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
 from pdlab.plan.planner import Candidate, plan  # noqa: E402
-from pdlab.plan.scene import Scene  # noqa: E402
+from pdlab.plan.scenario import Scenario  # noqa: E402
 from pdlab.results.slo import stresses  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import columns  # noqa: E402
@@ -32,13 +32,13 @@ from pdlab.sim.simulator import simulate  # noqa: E402
 GPUS, HALVINGS = 16, 6
 
 
-def scene() -> Scene:
+def scenario() -> Scenario:
     shape = load_model("gpt-oss-120b")
     assert shape is not None
-    return Scene(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
+    return Scenario(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
 
 
-def poisson_per_gpu(candidate: Candidate, of: Scene, requests: int) -> float:
+def poisson_per_gpu(candidate: Candidate, of: Scenario, requests: int) -> float:
     """Highest requests/s per GPU of the whole at which the SLO's share of requests meets it, by halving."""
 
     def share(rate_rps: float) -> float:
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10000)
     args = parser.parse_args()
-    aged = scene()
+    aged = scenario()
     planned = plan(aged, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), GPUS)
     rank = {candidate.deployment.label: n for n, candidate in enumerate(planned.candidates, start=1)}
     depending = {candidate.deployment.label for candidate in planned.other}

@@ -50,10 +50,10 @@ SWITCHED = """
 import os, sys
 import pdlab.deploy.serving.timeline as timeline
 from pdlab.deploy.serving.step_watch import connector_stats
-from pdlab.deploy.serving.timeline import CORE, WIRE, Book, TellsTimes, Timed
+from pdlab.deploy.serving.timeline import CORE, WIRE, TimingBook, SendsTimeline, Timed
 
 FILE = sys.argv.pop(1)
-call, timed, hear = Timed.__call__, TellsTimes._timed, Book.hear
+call, timed, hear = Timed.__call__, SendsTimeline._timed, TimingBook.hear
 
 async def call_or_not(self, scope, receive, send):
     if os.path.exists(FILE):
@@ -63,7 +63,7 @@ async def call_or_not(self, scope, receive, send):
 
 async def timed_or_not(self, method, request, raw):
     if os.path.exists(FILE):
-        return await getattr(super(TellsTimes, self), method)(request, raw)
+        return await getattr(super(SendsTimeline, self), method)(request, raw)
     return await timed(self, method, request, raw)
 
 def hear_or_not(self, outputs):
@@ -74,7 +74,7 @@ def hear_or_not(self, outputs):
         stats.pop(CORE, None)
         stats.pop(WIRE, None)
 
-Timed.__call__, TellsTimes._timed, Book.hear = call_or_not, timed_or_not, hear_or_not
+Timed.__call__, SendsTimeline._timed, TimingBook.hear = call_or_not, timed_or_not, hear_or_not
 from pdlab.__main__ import script
 script("launch")
 """

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pdlab.core.workload import Slo, Workload
     from pdlab.plan.extrapolation import OutsideFit
     from pdlab.plan.planner import Plan
-    from pdlab.plan.scene import Scene
+    from pdlab.plan.scenario import Scenario
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
     from pdlab.sim.level import Trace
@@ -604,9 +604,9 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
-def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scene:
+def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scenario:
     from pdlab.core.workload import Workload
-    from pdlab.plan.scene import Scene
+    from pdlab.plan.scenario import Scenario
     from pdlab.plan.traffic import endless_hit_share
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
@@ -630,7 +630,7 @@ def _scene(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: S
 
         blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
-    return Scene(
+    return Scenario(
         hardware,
         shape,
         workload,
@@ -669,37 +669,37 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
     measured = _measured(settings) if settings.measured else []
     view = _view(settings, hardware)
-    scene = replace(_scene(settings, hardware, shape, _slo(settings)), nic=view.engine_nodes[0].nic.kind)
-    if isinstance(scene.workload.lengths, Mixes):
+    scenario = replace(_scenario(settings, hardware, shape, _slo(settings)), nic=view.engine_nodes[0].nic.kind)
+    if isinstance(scenario.workload.lengths, Mixes):
         raise UsageError(
-            f"--lengths {scene.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
+            f"--lengths {scenario.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
             "move with time; add --fluid, or rank for each mix by itself"
         )
     progress = _Progress()
     ranked_plan = plan(
-        scene,
+        scenario,
         settings.model_name,
         view,
         settings.gpus,
         placement=None if settings.placement == "any" else settings.placement,
         concurrencies=settings.concurrency,
-        rate_rps=scene.trace.rate_rps if scene.trace else settings.rate,
+        rate_rps=scenario.trace.rate_rps if scenario.trace else settings.rate,
         on_progress=progress,
     )
     progress.end()
-    print(ranking_text(ranked_plan, scene, view, settings.gpus))
+    print(ranking_text(ranked_plan, scenario, view, settings.gpus))
     best = [candidate for candidate in ranked_plan.candidates if candidate.best][: settings.top]
     print()
     if settings.fidelity == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from pdlab.plan.second_fidelity import comparison_with_vllm
 
-        print(comparison_with_vllm(scene, best) + "\n")
+        print(comparison_with_vllm(scenario, best) + "\n")
     passed_on = shlex.join(to_words(settings, only=("model", *OF_HARDWARE)))
     print(
         next_steps.commands(
             best,
-            scene,
+            scenario,
             settings.node if hardware.steps is None or "node" in settings.model_fields_set else None,
             settings.out,
             ranked_plan.best_candidate(collocated=True),
@@ -714,12 +714,12 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         beyond = {
             f"{each.deployment.label} {next_steps.PREDICTED}": found
             for each in drawn
-            if (found := outside(each, scene))
+            if (found := outside(each, scenario))
         }
-        plot(settings.plot, next_steps.experiments(drawn, scene.workload), [], hardware, settings.count_gpus, beyond)
+        plot(settings.plot, next_steps.experiments(drawn, scenario.workload), [], hardware, settings.count_gpus, beyond)
         print(f"Plot (simulated): {settings.plot}")
     if settings.goodput_map:
-        _draw_map(settings, settings.goodput_map, scene, ranked_plan, measured)
+        _draw_map(settings, settings.goodput_map, scenario, ranked_plan, measured)
     return 0
 
 
@@ -752,7 +752,7 @@ def _measured(settings: PlanSettings) -> list[RateSweep]:
 
 
 def _draw_map(
-    settings: PlanSettings, path: Path, scene: Scene, ranked_plan: Plan, measured: Sequence[RateSweep]
+    settings: PlanSettings, path: Path, scenario: Scenario, ranked_plan: Plan, measured: Sequence[RateSweep]
 ) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
@@ -767,20 +767,20 @@ def _draw_map(
         if candidate.deployment.label not in labels:
             most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
             gpus = candidate.total_gpus / candidate.copies
-            every.append(under_rates(scene, candidate.deployment, most_rps, gpus))
-    ttft_s = [factor * (scene.slo.ttft_s or 1.0) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
-    tpot_s = [factor * (scene.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
-    workload = scene.workload
+            every.append(under_rates(scenario, candidate.deployment, most_rps, gpus))
+    ttft_s = [factor * (scenario.slo.ttft_s or 1.0) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+    tpot_s = [factor * (scenario.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
+    workload = scenario.workload
     price = settings.price_per_gpu_hour
     of = "used" if settings.count_gpus == "used" else "of whole nodes"
     cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
-    tables = "".join(f"; {each.text}" for each in scene.step_findings()[:1])
+    tables = "".join(f"; {each.text}" for each in scenario.step_findings()[:1])
     draw(
-        goodput_map(every, ttft_s, tpot_s, scene.slo.quantile),
+        goodput_map(every, ttft_s, tpot_s, scenario.slo.quantile),
         path,
-        title=f"Goodput, requests/s per GPU {of}, {scene.slo.quantile:.0%} of requests within both bounds{cost}; "
-        f"{scene.shape.name}, {workload.label} tokens, Poisson arrivals; "
-        f"hatched: simulated{', extrapolated' if scene.outside() else ''}{tables}",
+        title=f"Goodput, requests/s per GPU {of}, {scenario.slo.quantile:.0%} of requests within both bounds{cost}; "
+        f"{scenario.shape.name}, {workload.label} tokens, Poisson arrivals; "
+        f"hatched: simulated{', extrapolated' if scenario.outside() else ''}{tables}",
         price_per_gpu_hour=price,
     )
     origin = "measured and simulated" if measured else "simulated"
@@ -805,10 +805,10 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
 
-    scene, progress = _scene(settings, hardware, shape, _slo(settings)), _Progress()
-    made = fluid_plan(scene, settings.model_name, settings.gpus, progress)
+    scenario, progress = _scenario(settings, hardware, shape, _slo(settings)), _Progress()
+    made = fluid_plan(scenario, settings.model_name, settings.gpus, progress)
     progress.end()
-    print(fluid_text(made, scene, settings.workload))
+    print(fluid_text(made, scenario, settings.workload))
     return 0
 
 
@@ -838,17 +838,17 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     if hardware.beside:
         deployment = _on_two_types(deployment, hardware)
     check_divisibility(deployment, shape)
-    scene = _scene(settings, hardware, shape, _slo(settings))
-    deployment = scene.with_offload(deployment)
-    rate_rps = scene.trace.rate_rps if scene.trace else settings.rate
+    scenario = _scenario(settings, hardware, shape, _slo(settings))
+    deployment = scenario.with_offload(deployment)
+    rate_rps = scenario.trace.rate_rps if scenario.trace else settings.rate
     candidate = evaluate(
-        scene,
-        sized_alone(scene, deployment),
+        scenario,
+        sized_alone(scenario, deployment),
         deployment.gpus,
         concurrencies=settings.concurrency,
         rate_rps=rate_rps,
     )
-    print(explanation_text(candidate, scene))
+    print(explanation_text(candidate, scenario))
     return 0
 
 

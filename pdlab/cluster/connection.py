@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pdlab.cluster import loopback
-from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words
+from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
@@ -24,8 +24,12 @@ from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.remote.gpus import machine_facts
 
+_log = logging.getLogger(__name__)
+
 # For a node that neither joins nor ends.
 JOIN_TIMEOUT_S = 300.0
+# A node that has not joined that long after the one before it is started once more.
+SILENT_S = 100.0
 # A first task starts a worker process, which imports Ray: 3 s of CPU, and many times that where others want the CPU.
 TASK_TIMEOUT_S = 180.0
 TOKEN_TIMEOUT_S = 10.0
@@ -36,12 +40,19 @@ class Cluster:
 
     ``local`` are pdlab's own nodes on this machine; None connects to the Ray of this machine's
     cluster (RAY_ADDRESS or the running one). ``env`` is set for every process that this driver
-    starts there, the Serve controller and its proxies included. Raises ClusterError.
+    starts there, the Serve controller and its proxies included. ``warn`` is told of a local node that had to be
+    started once more. Raises ClusterError.
     """
 
-    def __init__(self, local: LocalNodes | None = None, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        local: LocalNodes | None = None,
+        env: Mapping[str, str] | None = None,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
         self.local = local
         self.env = dict(env or {})
+        self.warn = warn
 
     def __enter__(self) -> Cluster:
         import ray
@@ -76,9 +87,14 @@ class Cluster:
         ray.shutdown()
 
     def _await_nodes(self, count: int) -> None:
+        """Until all local nodes are alive. `ray start` does not notice a raylet that ends with status 0, as it does
+        when one of its agents has ended: such a node, and one that stays silent, is started once more."""
         assert self.local is not None
-        began = time.monotonic()
-        while len(self.alive()) < count:
+        began = changed = time.monotonic()
+        up, again = -1, set[int]()
+        while (now := len(self.alive())) < count:
+            if now != up:
+                up, changed = now, time.monotonic()
             gone = ended(self.local)
             if gone is not None:
                 raise ClusterError(
@@ -86,10 +102,32 @@ class Cluster:
                 )
             if time.monotonic() - began > JOIN_TIMEOUT_S:
                 logs = "; ".join(f"node {n}: {last_words(self.local, n)}" for n in range(1, count + 1))
-                raise ClusterError(
-                    f"{len(self.alive())} of {count} local Ray nodes joined within {JOIN_TIMEOUT_S:g} s ({logs})"
-                )
+                raise ClusterError(f"{now} of {count} local Ray nodes joined within {JOIN_TIMEOUT_S:g} s ({logs})")
+            missing = self._missing(silent=time.monotonic() - changed > SILENT_S)
+            for number, why in missing.items():
+                if number == 1 or number in again or INSIDE in os.environ:
+                    raise ClusterError(f"local Ray node {number} of {count} was lost: {why}")
+                again.add(number)
+                self.warn(f"warning: local Ray node {number} of {count} was lost ({why}): starting it once more")
+                self.local = restart(self.local, number)
+                changed = time.monotonic()
             time.sleep(0.05)
+
+    def _missing(self, silent: bool) -> dict[int, str]:
+        """Numbers of the local nodes that Ray counts as dead, and why; ``silent``: and of those that never joined."""
+        import ray
+
+        assert self.local is not None
+        alive, found = set[int](), dict[int, str]()
+        for node in ray.nodes():
+            number = self.local.number_of((node.get("Labels") or {}).get(NODE_NAME_LABEL, ""))
+            if number and node["Alive"]:
+                alive.add(number)
+            elif number:
+                found[number] = node.get("DeathReasonMessage") or "Ray does not say why"
+        if silent:
+            found = {n: f"it did not join within {SILENT_S:g} s" for n in range(2, self.local.count + 1)} | found
+        return {number: why for number, why in sorted(found.items()) if number not in alive}
 
     def alive(self) -> list[dict[str, Any]]:
         """Ray's records of the nodes that are alive."""

@@ -271,12 +271,13 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
 
 
 def restart(nodes: LocalNodes, number: int) -> LocalNodes:
-    """Start node ``number``, which has ended, once more; returns when it is one of Ray's again. Raises ClusterError
-    where it does not start, UsageError for the head node, and on one of two hosts, which are entered from outside."""
+    """Start node ``number`` once more and end what is left of it; returns when it is one of Ray's again. Raises
+    ClusterError where it does not start, UsageError for the head node, and on one of two hosts, which are entered from
+    outside."""
     if number == 1 or INSIDE in os.environ:
         why = "it is the head" if number == 1 else "that takes a process outside of the two hosts"
         raise UsageError(f"local Ray node {number} cannot be started again: {why}")
-    for pid in _started(nodes, number):
+    for pid in _left_of(nodes, number):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     (Path(nodes.temp_dir) / f"node-{number}.log").unlink(missing_ok=True)
@@ -293,10 +294,15 @@ def restart(nodes: LocalNodes, number: int) -> LocalNodes:
     return nodes
 
 
-def _started(nodes: LocalNodes, number: int) -> list[int]:
-    """`ray start` of that node where it has not ended yet."""
-    pid = nodes.pids[number - 1]
-    return [pid] if _belongs(pid, nodes) else []
+def _left_of(nodes: LocalNodes, number: int) -> list[int]:
+    """Processes of that node: `ray start`, and what began below it and still shows its environment."""
+    started = nodes.pids[number - 1]
+    left = [started] if _belongs(started, nodes) else []
+    for pid in processes(nodes):
+        with contextlib.suppress(OSError):
+            if pid != started and machine.inherited(pid, f"{NODE_NUMBER}={number}"):
+                left.append(pid)
+    return left
 
 
 def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:

@@ -74,7 +74,7 @@ LOSSES = (
     ),
     Loss(
         "The end of a replica whose engine died: it answers with errors until Ray Serve's health check sees it.",
-        ("EndsWithEngine",),
+        ("StopsWithEngine",),
         ("guard",),
     ),
     Loss(
@@ -91,12 +91,12 @@ LOSSES = (
     ),
     Loss(
         "Requests with n > 1, with several prompts or with min_tokens: with PD they fail or have wrong KV cache.",
-        ("OneByOne",),
+        ("SplitsSequences",),
         ("prefill_call",),
     ),
     Loss(
         "The drain of prefill: a replica that stops takes KV blocks with it that decode has not read.",
-        ("Drains",),
+        ("DrainsBeforeStop",),
         ("kv_drain_s",),
     ),
     Loss(
@@ -106,7 +106,7 @@ LOSSES = (
     ),
     Loss(
         "The KV guard: decode can generate from KV cache that did not arrive whole, and answer wrongly.",
-        ("BringsGuard",),
+        ("InstallsGuard",),
         ("kv_guard",),
         (
             ("engine_kwargs", "scheduler_cls"),
@@ -117,7 +117,7 @@ LOSSES = (
     ),
     Loss(
         "The timelines of requests: a sweep does not know where the time to the first token went.",
-        ("TellsTimes",),
+        ("SendsTimeline",),
         ("guard",),
     ),
     Loss(

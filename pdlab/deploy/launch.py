@@ -109,7 +109,7 @@ def _launch(
             # at once fails, for the package puts another module in its own place while it loads.
             source = str(ensure_tiny_model(shape, cache_dir()))
         loading = prepare(local, env)
-        with Cluster(local, env) as cluster, contextlib.ExitStack() as taken_down:
+        with Cluster(local, env, progress) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, _base_url(request))
             if local is None and not request.accept_open_cluster:
                 _refuse_open(cluster)

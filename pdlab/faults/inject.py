@@ -97,7 +97,7 @@ class Injector:
             self._link_touched = False
 
     def stop(self, member: Member, most_s: float) -> None:
-        """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises Nothing, ClusterError."""
+        """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises NoTarget, ClusterError."""
         process = [(member.pid, member.started)]
         watcher = self.node_actors.call(member.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
         self._stopped[member] = (watcher[0], watcher[1])
@@ -135,7 +135,7 @@ class _FaultInProgress:
 
     def prepare(self) -> None:
         """Choose the processes. One that is being started again after an earlier fault, which requests may have found
-        a way around, is waited for as long as a recovery. Raises Nothing where one is not there then."""
+        a way around, is waited for as long as a recovery. Raises NoTarget where one is not there then."""
         names = self.injector.context.names()
         until_s = self.injector.load.now_s() + self.plan.recover_s
         self._surveys, members = self.injector.context.look()
@@ -161,7 +161,7 @@ class _FaultInProgress:
             self._prefilled_before = self.injector.context.prefilled()
 
     def do(self, act: FaultAction) -> None:
-        """One act. Raises Nothing, ClusterError, OSError."""
+        """One act. Raises NoTarget, ClusterError, OSError."""
         began = self.injector.load.now_s()
         note = getattr(self, f"_{act.verb}")(act)
         self.done.append(f"{began:.2f} s {act.verb}{f' {act.target.text}' if act.target else ''}{note or ''}")

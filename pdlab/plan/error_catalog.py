@@ -42,6 +42,7 @@ from pdlab.plan.stack_prior import (
     ErrorComponents,
     StackFit,
     error_components,
+    group_of,
     prior_of,
     unseen,
 )
@@ -131,8 +132,11 @@ class ErrorCatalog(Frozen):
     covered: Covered
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
-        """Of the correction of a stack, whether it is one of these or not."""
-        fits = [*(each.fit for each in self.stacks), home_fit()]
+        """Of the correction of a stack, whether it is one of these or not. Of home's engine version also by home, whose
+        host takes longer for it is older: as a stack of that model it would make predictions of later ones worse."""
+        fits, home = [each.fit for each in self.stacks], home_fit()
+        if group_of(stack, "engine") == group_of(home.stack, "engine"):
+            fits.append(home)
         return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
     def correction(self, stack: Stack) -> Correction:

@@ -26,7 +26,7 @@ from pdlab.plan.fluid_pools import FluidPlan, ServedRate
 from pdlab.plan.planner import Candidate, Gain, Plan, gain, outside
 from pdlab.plan.rate_matching import Matcher, Rates
 from pdlab.plan.scattered_blocks import CHECK
-from pdlab.plan.scene import LoadResult, Scene
+from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90
 
@@ -137,7 +137,7 @@ class Ranking:
     bounded. ``other_first``: what is first if GPUs are counted the other way, if that is another one."""
 
     plan: Plan
-    scene: Scene
+    scenario: Scenario
     nodes: str
     gpus: int
     rows: tuple[RankedRow, ...]
@@ -169,7 +169,7 @@ class Ranking:
 
     @property
     def outside(self) -> tuple[OutsideFit, ...]:
-        return self.scene.outside()
+        return self.scenario.outside()
 
     @property
     def idle_gpus(self) -> bool:
@@ -177,7 +177,7 @@ class Ranking:
 
     @property
     def other_count(self) -> Count:
-        return other_count(self.scene.count)
+        return other_count(self.scenario.count)
 
     @property
     def screened_may_win(self) -> bool:
@@ -185,47 +185,49 @@ class Ranking:
         return best is not None and (best.capacity_per_gpu or 0.0) > self.plan.candidates[0].served_per_gpu
 
 
-def ranking(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> Ranking:
+def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ranking:
     """The facts of the ranked table, the verdict on PD, the regime map and the rate-matching check."""
     base = plan.best_candidate(collocated=True)
     shown = list(enumerate(plan.candidates[:ROWS], start=1))
     if base is not None and base not in plan.candidates[:ROWS]:
         shown.append((plan.candidates.index(base) + 1, base))
-    with_map = plan.rate_rps is None and scene.workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1
+    with_map = (
+        plan.rate_rps is None and scenario.workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1
+    )
     waits_s = max((each.best.ttft_s for each in plan.candidates[:ROWS] if each.best), default=0.0)
-    queues = scene.slo.bounded and queues_unbounded(scene.slo) and plan.rate_rps is None and waits_s > LONG_TTFT_S
+    queues = scenario.slo.bounded and queues_unbounded(scenario.slo) and plan.rate_rps is None and waits_s > LONG_TTFT_S
     return Ranking(
         plan=plan,
-        scene=scene,
+        scenario=scenario,
         nodes=view.name,
         gpus=gpus,
-        rows=tuple(_row(number, candidate, base, scene) for number, candidate in shown),
-        verdict=verdict(plan, scene),
+        rows=tuple(_row(number, candidate, base, scenario) for number, candidate in shown),
+        verdict=verdict(plan, scenario),
         best_screened=max(plan.screened, key=lambda c: (c.capacity_per_gpu or 0.0, c.deployment.label), default=None),
-        other_first=other_first(plan, scene),
+        other_first=other_first(plan, scenario),
         queues_s=waits_s if queues else 0.0,
-        both_cases=tuple(_both_cases(plan, scene, base)) if scene.blocks is None else (),
-        map=regime_map(plan, scene) if with_map else None,
-        matched=tuple(_matched(plan, scene)),
+        both_cases=tuple(_both_cases(plan, scenario, base)) if scenario.blocks is None else (),
+        map=regime_map(plan, scenario) if with_map else None,
+        matched=tuple(_matched(plan, scenario)),
     )
 
 
-def ranking_text(plan: Plan, scene: Scene, view: ClusterView, gpus: int) -> str:
+def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> str:
     """A ranking as it is printed."""
-    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scene, view, gpus))
+    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scenario, view, gpus))
 
 
-def _row(number: int, candidate: Candidate, base: Candidate | None, scene: Scene) -> RankedRow:
-    scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
-    over = None if base is None or candidate.collocated else gain(candidate, base, scene)
+def _row(number: int, candidate: Candidate, base: Candidate | None, scenario: Scenario) -> RankedRow:
+    scale = candidate.copies * scenario.hardware.gpus_per_node / candidate.total_gpus
+    over = None if base is None or candidate.collocated else gain(candidate, base, scenario)
     return RankedRow(
         number,
         candidate,
         candidate.best_or_nearest.output_tokens_per_s * scale,
         over,
-        outside(candidate, scene),
+        outside(candidate, scenario),
         experimental(candidate),
-        scene.depends(candidate.deployment),
+        scenario.depends(candidate.deployment),
     )
 
 
@@ -235,26 +237,26 @@ def experimental(candidate: Candidate) -> bool:
     return isinstance(topology, Disaggregated) and topology.prefill.tp > topology.decode.tp
 
 
-def other_first(plan: Plan, scene: Scene) -> Candidate | None:
+def other_first(plan: Plan, scenario: Scenario) -> Candidate | None:
     """What is first if GPUs are counted the other way; None if it serves nothing or is the same one."""
-    first = plan.first(scene, other_count(scene.count))
-    same = first.deployment == plan.first(scene, scene.count).deployment
+    first = plan.first(scenario, other_count(scenario.count))
+    same = first.deployment == plan.first(scenario, scenario.count).deployment
     return None if same or not first.served_per_gpu else first
 
 
-def _both_cases(plan: Plan, scene: Scene, base: Candidate | None) -> list[BothCases]:
+def _both_cases(plan: Plan, scenario: Scenario, base: Candidate | None) -> list[BothCases]:
     by_label = {candidate.deployment.label: candidate for candidate in plan.candidates}
     cases = []
     for other in plan.other[:DEPENDENT]:
         copied, merged = by_label[other.deployment.label], other
-        if not scene.scattered:
+        if not scenario.scattered:
             copied, merged = merged, copied
-        gains = [gain(each, base, scene) if base is not None else None for each in (copied, merged)]
+        gains = [gain(each, base, scenario) if base is not None else None for each in (copied, merged)]
         cases.append(BothCases(copied, gains[0], merged, gains[1]))
     return cases
 
 
-def _other_case(plan: Plan, scene: Scene) -> OtherCase | None:
+def _other_case(plan: Plan, scenario: Scenario) -> OtherCase | None:
     """What would be first if scattered blocks behaved the other way; None if that changes nothing."""
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
     other_by_label = {candidate.deployment.label: candidate for candidate in plan.other}
@@ -262,7 +264,7 @@ def _other_case(plan: Plan, scene: Scene) -> OtherCase | None:
     best = max([*plan.other, *rest], key=lambda candidate: candidate.served_per_gpu)
     if not best.best or not first.best or best.deployment.label == label:
         return None
-    return OtherCase(best, other_by_label.get(label, first), merged=scene.scattered)
+    return OtherCase(best, other_by_label.get(label, first), merged=scenario.scattered)
 
 
 def queues_unbounded(slo: Slo) -> bool:
@@ -273,7 +275,7 @@ def slo_text(slo: Slo) -> str:
     return bounds_text(slo) if slo.bounded else "none, so goodput is throughput"
 
 
-def verdict(plan: Plan, scene: Scene) -> PlanVerdict:
+def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
     """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
     Nobody is named while TTFT is unbounded, or if one of those that are compared is extrapolated."""
     base, split = (plan.best_candidate(collocated=each) for each in (True, False))
@@ -286,7 +288,7 @@ def verdict(plan: Plan, scene: Scene) -> PlanVerdict:
         nearest: Candidate | None = None,
     ) -> PlanVerdict:
         settled = code == "extrapolated" or queues_unbounded(plan.slo)
-        depends = not settled and not any(outside(candidate, scene) for candidate in plan.other)
+        depends = not settled and not any(outside(candidate, scenario) for candidate in plan.other)
         return PlanVerdict(
             code=code,
             slo=slo_text(plan.slo),
@@ -298,14 +300,14 @@ def verdict(plan: Plan, scene: Scene) -> PlanVerdict:
             gain=advantage,
             sides=sides,
             extrapolated=extrapolated,
-            outside=outside(extrapolated, scene) if extrapolated is not None else (),
+            outside=outside(extrapolated, scenario) if extrapolated is not None else (),
             nearest=nearest,
-            otherwise=_other_case(plan, scene) if depends else None,
+            otherwise=_other_case(plan, scenario) if depends else None,
         )
 
     unnamed = queues_unbounded(plan.slo) and split is not None and split.best is not None
     for candidate in (base, split):
-        if candidate is not None and not unnamed and outside(candidate, scene):
+        if candidate is not None and not unnamed and outside(candidate, scenario):
             return said("extrapolated", extrapolated=candidate)
     if not any(candidate.best for candidate in plan.candidates):
         return said("no_slo_met", nearest=min(plan.candidates, key=lambda c: c.best_or_nearest.stress))
@@ -318,37 +320,37 @@ def verdict(plan: Plan, scene: Scene) -> PlanVerdict:
     if base is None or base.best is None:
         return said("only_pd_meets_slo")
     if plan.rate_rps is not None:
-        sides = (_sized_for_rate(split, scene), _sized_for_rate(base, scene))
+        sides = (_sized_for_rate(split, scenario), _sized_for_rate(base, scenario))
         fewer, more = split.total_gpus < base.total_gpus, split.total_gpus > base.total_gpus
         return said("fewer_gpus" if fewer else "more_gpus" if more else "same_gpus", sides=sides)
-    advantage = gain(split, base, scene)
+    advantage = gain(split, base, scenario)
     assert advantage is not None and advantage.interval is not None, "neither is extrapolated"
     low, high = advantage.interval
     return said("pays" if low > 0 else "does_not_pay" if high < 0 else "unclear", advantage)
 
 
-def _sized_for_rate(candidate: Candidate, scene: Scene) -> SizedForRate:
-    error = scene.hardware.error
+def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
+    error = scenario.hardware.error
     assert candidate.best is not None and error is not None, "neither is extrapolated"
     tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
-    holds = scene.slo.stress_of(candidate.best.columns, tpot, ttft) <= 1
-    return SizedForRate(candidate, sure=holds or not scene.slo.bounded)
+    holds = scenario.slo.stress_of(candidate.best.columns, tpot, ttft) <= 1
+    return SizedForRate(candidate, sure=holds or not scenario.slo.bounded)
 
 
-def regime_map(plan: Plan, scene: Scene) -> RegimeMap:
+def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
     """Which deployment is best at which throughput, of the candidates and loads that are not extrapolated."""
-    error, every = scene.hardware.error, [*plan.candidates, *plan.screened]
-    inside = [candidate for candidate in every if not scene.outside(candidate.deployment)]
+    error, every = scenario.hardware.error, [*plan.candidates, *plan.screened]
+    inside = [candidate for candidate in every if not scenario.outside(candidate.deployment)]
     if error is None or not inside:
         return RegimeMap(False)
     return RegimeMap(
-        True, regime_tolerance(error.tpot_percent), len(every) - len(inside), tuple(regimes(inside, scene))
+        True, regime_tolerance(error.tpot_percent), len(every) - len(inside), tuple(regimes(inside, scenario))
     )
 
 
-def _matched(plan: Plan, scene: Scene) -> list[MatchedPair]:
+def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
     """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
-    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate)
+    matcher = Matcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
     pairs: dict[tuple[Pool, Pool], MatchedPair] = {}
     for candidate in plan.candidates:
         topology = candidate.deployment.topology
@@ -356,7 +358,7 @@ def _matched(plan: Plan, scene: Scene) -> list[MatchedPair]:
             continue
         pair = prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
         if pair not in pairs:
-            rates = matcher.rates(prefill, decode, scene.slo.tpot_s or math.inf)
+            rates = matcher.rates(prefill, decode, scenario.slo.tpot_s or math.inf)
             pairs[pair] = MatchedPair(prefill, decode, rates, topology.prefill.replicas, topology.decode.replicas)
     return list(pairs.values())
 
@@ -367,7 +369,7 @@ class FluidFacts:
     scattered blocks are copied. ``file``: the workload file of a trace, as it is typed."""
 
     plan: FluidPlan
-    scene: Scene
+    scenario: Scenario
     file: str | None = None
 
     @property
@@ -376,11 +378,11 @@ class FluidFacts:
 
     @property
     def outside(self) -> tuple[OutsideFit, ...]:
-        return self.scene.outside(self.plan.deployment)
+        return self.scenario.outside(self.plan.deployment)
 
     @property
     def depends(self) -> bool:
-        return self.scene.depends(self.plan.deployment)
+        return self.scenario.depends(self.plan.deployment)
 
     @property
     def verdict(self) -> FluidCode:
@@ -394,12 +396,12 @@ class FluidFacts:
         return "as_good" if self.plan.gain <= AS_GOOD else "gains_little"
 
 
-def fluid_text(plan: FluidPlan, scene: Scene, workload: str | None = None) -> str:
+def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None) -> str:
     """The plan of a fluid pool as it is printed. ``workload``: the file of a plan that has one."""
-    file = shlex.quote(workload) if workload and scene.trace else None
+    file = shlex.quote(workload) if workload and scenario.trace else None
     return rendered(
         TEMPLATES / "fluid.txt",
-        f=FluidFacts(plan, scene, file),
+        f=FluidFacts(plan, scenario, file),
         launch=typed("launch"),
         launch_flags=launch_flags(plan.deployment),
         bench=typed("bench", "-e", plan.deployment.label),
@@ -412,7 +414,7 @@ class Explanation:
     """Mean time of a request by phase at every load, and the bottleneck."""
 
     candidate: Candidate
-    scene: Scene
+    scenario: Scenario
 
     @property
     def phases(self) -> list[dict[str, float]]:
@@ -426,25 +428,25 @@ class Explanation:
 
     @property
     def outside(self) -> tuple[OutsideFit, ...]:
-        return self.scene.outside(self.candidate.deployment)
+        return self.scenario.outside(self.candidate.deployment)
 
     @property
     def loads_outside(self) -> list[Load]:
-        return [o.load for o in self.candidate.outcomes if self.scene.outside(self.candidate.deployment, o)]
+        return [o.load for o in self.candidate.outcomes if self.scenario.outside(self.candidate.deployment, o)]
 
     @property
     def alone(self) -> Rates | None:
         """What one prefill and one decode replica serve without queues; None: not disaggregated."""
-        topology, scene = self.candidate.deployment.topology, self.scene
+        topology, scenario = self.candidate.deployment.topology, self.scenario
         if not isinstance(topology, Disaggregated):
             return None
-        matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate)
+        matcher = Matcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
         return matcher.rates(topology.prefill.one_replica, topology.decode.one_replica, math.inf)
 
 
-def explanation_text(candidate: Candidate, scene: Scene) -> str:
+def explanation_text(candidate: Candidate, scenario: Scenario) -> str:
     """An explanation as it is printed."""
-    return rendered(TEMPLATES / "explanation.txt", e=Explanation(candidate, scene))
+    return rendered(TEMPLATES / "explanation.txt", e=Explanation(candidate, scenario))
 
 
 def phases_s(outcome: LoadResult) -> dict[str, float]:
@@ -470,25 +472,25 @@ def regime_tolerance(tpot_percent: float) -> float:
     return math.sqrt(2) * tpot_percent / 100
 
 
-def regimes(candidates: Sequence[Candidate], scene: Scene) -> list[Regime]:
+def regimes(candidates: Sequence[Candidate], scenario: Scenario) -> list[Regime]:
     """The regime map of the candidates, in as few stretches as the error of the model allows.
 
     From the lowest throughput up, the configuration that stays longest within `regime_tolerance` of the lowest TPOT.
     Loads that miss the TTFT bound do not count, nor do those that are extrapolated. Between simulated loads a
     curve is straight, and nothing is extended beyond them. Raises ValueError if the error is not known.
     """
-    error = scene.hardware.error
+    error = scenario.hardware.error
     if error is None:
-        raise ValueError(f"the errors of {scene.hardware.name} are not known")
+        raise ValueError(f"the errors of {scenario.hardware.name} are not known")
     return stretches(
-        {c.deployment.label: curve_of(c, scene) for c in candidates}, tolerance=regime_tolerance(error.tpot_percent)
+        {c.deployment.label: curve_of(c, scenario) for c in candidates}, tolerance=regime_tolerance(error.tpot_percent)
     )
 
 
-def curve_of(candidate: Candidate, scene: Scene) -> ThroughputCurve:
+def curve_of(candidate: Candidate, scenario: Scenario) -> ThroughputCurve:
     """Throughput per node and TPOT of the candidate's loads that are not extrapolated."""
-    scale = candidate.copies * scene.hardware.gpus_per_node / candidate.total_gpus
-    ttft_slo = Slo(ttft_s=scene.slo.ttft_s, quantile=scene.slo.quantile)
-    inside = [o for o in candidate.outcomes if not scene.outside(candidate.deployment, o)]
+    scale = candidate.copies * scenario.hardware.gpus_per_node / candidate.total_gpus
+    ttft_slo = Slo(ttft_s=scenario.slo.ttft_s, quantile=scenario.slo.quantile)
+    inside = [o for o in candidate.outcomes if not scenario.outside(candidate.deployment, o)]
     within_ttft = [o for o in inside if ttft_slo.stress_of(o.columns) <= 1]
     return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)

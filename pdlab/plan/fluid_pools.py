@@ -9,7 +9,7 @@ The requests of a workload file come closer together instead, or farther apart, 
 simulation.
 
 The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, 25 s of
-another workload; of a trace the first tenth, as in every plan (`Scene.replayed`).
+another workload; of a trace the first tenth, as in every plan (`Scenario.replayed`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Level, Slo, Workload
 from pdlab.plan.candidates import engine_shapes
 from pdlab.plan.rate_matching import Matcher
-from pdlab.plan.scene import LoadResult, Scene
+from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import stresses
 from pdlab.roles.spec import AUTO
 from pdlab.sim.hardware import Hardware
@@ -121,13 +121,16 @@ def most_rps(share: Callable[[float], float], quantile: float, near_rps: float) 
 
 
 def fluid_plan(
-    scene: Scene, model: str, gpus: int, on_progress: Callable[[int, int, str], None] = lambda done, of, label: None
+    scenario: Scenario,
+    model: str,
+    gpus: int,
+    on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> FluidPlan:
     """Simulate the pool. Raises UsageError where there are not two engines, or no SLO to compare by."""
-    if scene.slo.ttft_s is None or scene.slo.tpot_s is None:
+    if scenario.slo.ttft_s is None or scenario.slo.tpot_s is None:
         raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
-    trace = scene.trace
-    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
+    trace = scenario.trace
+    shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
     pools = [
         pool.model_copy(update={"replicas": gpus // pool.gpus})
         for pool in shapes
@@ -136,19 +139,21 @@ def fluid_plan(
     if not pools:
         raise UsageError(f"--fluid needs two engines of one TP degree, which {gpus} GPUs do not hold: give more --gpus")
     begins = {
-        pool: matched(scene.hardware, scene.shape, scene.workload, pool, scene.slo, scene.prefix_hit_rate)
+        pool: matched(
+            scenario.hardware, scenario.shape, scenario.workload, pool, scenario.slo, scenario.prefix_hit_rate
+        )
         for pool in pools
     }
     pool = max(pools, key=lambda pool: begins[pool].rps)
     begin, near_rps = begins[pool]
-    lengths = scene.workload.lengths
+    lengths = scenario.workload.lengths
     moving = lengths if isinstance(lengths, Mixes) else None
     fills_s = moving.round_s if moving and len(moving.mixes) > 1 else FILLS_S
     seconds = fills_s + (moving.whole_s if moving else HOLDS_S)
     simulations = 0
 
     def topology(roles: str) -> Fluid:
-        return Fluid(pool=pool, roles=roles, slo_ttft_s=scene.slo.ttft_s, slo_tpot_s=scene.slo.tpot_s)
+        return Fluid(pool=pool, roles=roles, slo_ttft_s=scenario.slo.ttft_s, slo_tpot_s=scenario.slo.tpot_s)
 
     def served(roles: str) -> ServedRate:
         deployment = Deployment(model=model, topology=topology(roles))
@@ -159,34 +164,34 @@ def fluid_plan(
             on_progress(simulations, simulations + 1, deployment.label)
             simulations += 1
             if trace is not None:
-                tried[rate_rps] = scene.replayed(deployment, rate_rps)
+                tried[rate_rps] = scenario.replayed(deployment, rate_rps)
                 return float(tried[rate_rps].meets)
             requests = max(round(rate_rps * (moving.mean_rate if moving else 1.0) * seconds), 20)
-            level = Level(load=scene.at_rate(rate_rps), num_requests=requests, seed=scene.seed)
+            level = Level(load=scenario.at_rate(rate_rps), num_requests=requests, seed=scenario.seed)
             (done,) = simulate(
                 deployment,
                 [level],
-                scene.workload,
-                scene.hardware,
-                scene.shape,
-                seed=scene.seed,
-                prefix_hit_rate=scene.prefix_hit_rate,
-                scattered=scene.scattered,
+                scenario.workload,
+                scenario.hardware,
+                scenario.shape,
+                seed=scenario.seed,
+                prefix_hit_rate=scenario.prefix_hit_rate,
+                scattered=scenario.scattered,
             )
-            return share_within(done, scene.slo, fills_s)
+            return share_within(done, scenario.slo, fills_s)
 
         if trace is None:
-            return ServedRate(roles, most_rps(share, scene.slo.quantile, near_rps))
+            return ServedRate(roles, most_rps(share, scenario.slo.quantile, near_rps))
         # What rate matching says is of a cache that forgets nothing, and of requests that wait for none.
         near = near_rps
-        while near and share(rate_rps := MOST_OF_NEAR * near) >= scene.slo.quantile:
+        while near and share(rate_rps := MOST_OF_NEAR * near) >= scenario.slo.quantile:
             if max(trace.arrival_s) * trace.rate_rps < AT_ONCE_S * rate_rps:
                 raise UsageError(
                     f"--fluid: {gpus} GPUs keep the SLO even if all sessions of this workload begin at once, so that "
                     "no highest rate is found; give fewer --gpus, or more sessions"
                 )
             near *= 2
-        best = tried.get(most_rps(share, scene.slo.quantile, near))
+        best = tried.get(most_rps(share, scenario.slo.quantile, near))
         if best is None:
             return ServedRate(roles, 0.0)
         came_s = best.level.arrival_s

@@ -19,7 +19,7 @@ from pdlab.plan import TEMPLATES
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.planner import Candidate, outside
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.results.schema import Experiment, Manifest
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import to_run
@@ -44,7 +44,7 @@ class Measurement(NamedTuple):
 
 def commands(
     best: Sequence[Candidate],
-    scene: Scene,
+    scenario: Scenario,
     node: str | None,
     folder: Path | None = None,
     baseline: Candidate | None = None,
@@ -66,22 +66,22 @@ def commands(
             path = folder / f"{deployment.label}.yaml"
             replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
             launch = typed("launch", "--config", str(path))
-        cluster = cluster_for(deployment, node) if node and not scene.hardware.cpu else None
-        loads, beyond = sweep_levels(candidate), outside(candidate, scene)
+        cluster = cluster_for(deployment, node) if node and not scenario.hardware.cpu else None
+        loads, beyond = sweep_levels(candidate), outside(candidate, scenario)
         steps.append(Measurement(candidate, candidate is baseline, launch, cluster, loads, beyond))
     return rendered(
         TEMPLATES / "commands.txt",
         best=best,
         steps=steps,
-        local=scene.hardware.cpu,
+        local=scenario.hardware.cpu,
         engine_settings=ENGINE_SETTINGS,
         bench=typed("bench"),
         viz=typed("viz"),
         plan=typed("plan"),
         plan_flags=plan_flags,
         viz_flags=viz_flags,
-        slo=scene.slo,
-        workload=scene.workload,
+        slo=scenario.slo,
+        workload=scenario.workload,
         folders=shlex.join(f"bm_results/{candidate.deployment.label}" for candidate in measured),
     )
 

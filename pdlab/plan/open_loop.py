@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pdlab.analysis.goodput_map import RateLevel, RateSweep, ShareAtRate, crossing
 from pdlab.core.deployment import Deployment
-from pdlab.plan.scene import LoadResult, Scene, crossing_share
+from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
 
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # of a map, times what closed loops reached
 BEGIN = 0.9  # of the closed loop's capacity: Poisson arrivals mostly reach 0.7 to 1.0 of it
@@ -25,7 +25,7 @@ class Goodput(NamedTuple):
     levels: tuple[LoadResult, ...]
 
 
-def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: float) -> Goodput:
+def goodput(scenario: Scenario, deployment: Deployment, capacity_rps: float, stays_s: float) -> Goodput:
     """Search for the highest rate that meets the SLO.
 
     From a little below what its closed loop reached, by the distance of the SLO's quantile from the bounds, until a
@@ -37,9 +37,9 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
     high: LoadResult | None = None
     rate_rps = BEGIN * capacity_rps
     while len(tried) < TRIES:
-        outcome = tried[rate_rps] = scene.outcome(deployment, scene.at_rate(rate_rps), stays_s)
+        outcome = tried[rate_rps] = scenario.outcome(deployment, scenario.at_rate(rate_rps), stays_s)
         low, high = (outcome, high) if outcome.meets else (low, outcome)
-        if outcome.meets and outcome.good_share <= scene.slo.quantile + ENOUGH:
+        if outcome.meets and outcome.good_share <= scenario.slo.quantile + ENOUGH:
             break
         if low and high:
             if high.load.value <= CLOSE * low.load.value:
@@ -53,7 +53,7 @@ def goodput(scene: Scene, deployment: Deployment, capacity_rps: float, stays_s: 
             step = min(max(far, least), MOST_STEP)
             rate_rps *= step if outcome.meets else 1 / step
     levels = tuple(tried[rate] for rate in sorted(tried))
-    quantile = scene.slo.quantile
+    quantile = scenario.slo.quantile
     # Just above what is served a queue grows too slowly to show in one run: no more than at a rate at which it does.
     piled_up = [level.requests_per_s for level in levels if not level.meets and level.good_share >= quantile]
     most_rps, _ = crossing([ShareAtRate(level.load.value, level.good_share) for level in levels], quantile)
@@ -69,15 +69,15 @@ def _between(low: LoadResult, high: LoadResult) -> float:
     return float(low.load.value * (high.load.value / low.load.value) ** min(max(part, 0.25), 0.75))
 
 
-def under_rates(scene: Scene, deployment: Deployment, most_rps: float, gpus: float) -> RateSweep:
+def under_rates(scenario: Scenario, deployment: Deployment, most_rps: float, gpus: float) -> RateSweep:
     """One copy, counted as so many GPUs, over a ladder of request rates, for the goodput map. ``most_rps``: the most of
     any closed loop."""
-    outcomes = [scene.outcome(deployment, scene.at_rate(share * most_rps)) for share in RATES]
+    outcomes = [scenario.outcome(deployment, scenario.at_rate(share * most_rps)) for share in RATES]
     return RateSweep(
         label=deployment.label,
         origin="simulated",
         gpus=gpus,
-        output_tokens=scene.workload.mean_tokens.output,
+        output_tokens=scenario.workload.mean_tokens.output,
         levels=tuple(map(_rate_level, outcomes)),
     )
 

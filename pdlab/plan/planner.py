@@ -31,7 +31,7 @@ from pdlab.plan import open_loop
 from pdlab.plan.candidates import Sized, engine_shapes, shortlist
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.rate_matching import Matcher, unit_of
-from pdlab.plan.scene import LoadResult, Scene, crossing_share
+from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
 from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import TO_90, FitError
 
@@ -47,7 +47,7 @@ COLLOCATED, BY_CAPACITY, BY_BOTH, DEPENDENT, MOST_CONFIRMED = 4, 4, 2, 4, 16
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One deployment with what one copy does at every load. ``copies`` of it are counted as ``total_gpus``
-    (`Scene.counted_gpus`).
+    (`Scenario.counted_gpus`).
 
     ``best``: of what it is ranked by, Poisson arrivals or a closed loop, the load that serves most within the SLO;
     None when none does. ``closed``: the same of the closed loop alone.
@@ -105,15 +105,15 @@ class Plan:
     rate_rps: float | None
     other: tuple[Candidate, ...] = ()
     """The candidates that depend on whether scattered blocks are copied one by one, each under the other assumption
-    than `Scene.scattered`; best first."""
+    than `Scenario.scattered`; best first."""
     screened: tuple[Candidate, ...] = ()
     """Looked at in a closed loop alone, most first: not ranked."""
     gpus: int = 0
     """GPUs that were planned for."""
 
-    def first(self, scene: Scene, count: Count) -> Candidate:
+    def first(self, scenario: Scenario, count: Count) -> Candidate:
         """The candidate that serves most per GPU counted in that way."""
-        counting = replace(scene, count=count)
+        counting = replace(scenario, count=count)
 
         def served_per_gpu(candidate: Candidate) -> float:
             counted = counting.counted_gpus(candidate.deployment, candidate.copies, self.gpus)
@@ -130,7 +130,7 @@ class Plan:
         return next((c for c in self.candidates if c.collocated is collocated), None)
 
 
-def ladder(scene: Scene, sized: Sized) -> tuple[LoadResult, ...]:
+def ladder(scenario: Scenario, sized: Sized) -> tuple[LoadResult, ...]:
     """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
 
     Rate matching ignores queues: if the lowest load that it suggests misses the SLO, lower ones are tried.
@@ -145,13 +145,13 @@ def ladder(scene: Scene, sized: Sized) -> tuple[LoadResult, ...]:
         beyond = len(outcomes) > 1 and number > LADDER[-1] * start
         if beyond and outcomes[-1].requests_per_s < MORE * outcomes[-2].requests_per_s:
             break
-        outcomes.append(scene.outcome(sized.deployment, Closed(concurrency=number)))
+        outcomes.append(scenario.outcome(sized.deployment, Closed(concurrency=number)))
         if outcomes[-1].stress > CLEARLY_MISSED:
             break
     lower = round(outcomes[0].load.value)
     while outcomes[0].stress > 1 and lower > 1:
         lower //= 2
-        outcomes.insert(0, scene.outcome(sized.deployment, Closed(concurrency=lower)))
+        outcomes.insert(0, scenario.outcome(sized.deployment, Closed(concurrency=lower)))
     return tuple(outcomes)
 
 
@@ -163,7 +163,7 @@ def _best(outcomes: Sequence[LoadResult]) -> LoadResult | None:
 
 
 def evaluate(
-    scene: Scene,
+    scenario: Scenario,
     sized: Sized,
     gpus: int,
     *,
@@ -173,23 +173,23 @@ def evaluate(
     """Simulate one deployment over its ladder, or at the requested loads (of the whole, shared by the copies)."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
-        return _for_rate(scene, sized, gpus, rate_rps)
+        return _for_rate(scenario, sized, gpus, rate_rps)
     if concurrencies:
         numbers = sorted({max(round(number / copies), 1) for number in concurrencies})
-        outcomes = tuple(scene.outcome(deployment, Closed(concurrency=number)) for number in numbers)
+        outcomes = tuple(scenario.outcome(deployment, Closed(concurrency=number)) for number in numbers)
     else:
-        outcomes = ladder(scene, sized)
-    best, total = _best(outcomes), scene.counted_gpus(deployment, copies, gpus)
-    return Candidate(deployment, copies, outcomes, best, total, capacity(outcomes, scene.slo), closed=best)
+        outcomes = ladder(scenario, sized)
+    best, total = _best(outcomes), scenario.counted_gpus(deployment, copies, gpus)
+    return Candidate(deployment, copies, outcomes, best, total, capacity(outcomes, scenario.slo), closed=best)
 
 
-def _for_rate(scene: Scene, sized: Sized, gpus: int, rate_rps: float) -> Candidate:
+def _for_rate(scenario: Scenario, sized: Sized, gpus: int, rate_rps: float) -> Candidate:
     """The fewest copies that serve the rate within the SLO; all copies if fewer do not."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
     def with_copies(count: int) -> Candidate:
-        outcomes = (scene.outcome(sized.deployment, scene.at_rate(rate_rps / count)),)
-        total = scene.counted_gpus(sized.deployment, count, gpus)
+        outcomes = (scenario.outcome(sized.deployment, scenario.at_rate(rate_rps / count)),)
+        total = scenario.counted_gpus(sized.deployment, count, gpus)
         return Candidate(sized.deployment, count, outcomes, _best(outcomes), total)
 
     candidate = with_copies(copies)
@@ -201,7 +201,7 @@ def _for_rate(scene: Scene, sized: Sized, gpus: int, rate_rps: float) -> Candida
 
 
 def plan(
-    scene: Scene,
+    scenario: Scenario,
     model: str,
     view: ClusterView,
     gpus: int,
@@ -212,13 +212,15 @@ def plan(
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> Plan:
     """Enumerate, simulate, rank. Raises UsageError when the model does not fit the GPUs."""
-    shapes = engine_shapes(scene.hardware, scene.shape, gpus, scene.longest)
-    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
-    chosen, possible = shortlist(matcher, model, view, gpus, shapes, scene.slo.tpot_s, placement)
-    chosen = [replace(sized, deployment=scene.with_offload(sized.deployment)) for sized in chosen]
-    cases = [(scene, sized) for sized in chosen]
-    otherwise = replace(scene, scattered=not scene.scattered)
-    cases += [(otherwise, sized) for sized in chosen if scene.depends(sized.deployment)]
+    shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
+    matcher = Matcher(
+        scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
+    )
+    chosen, possible = shortlist(matcher, model, view, gpus, shapes, scenario.slo.tpot_s, placement)
+    chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in chosen]
+    cases = [(scenario, sized) for sized in chosen]
+    otherwise = replace(scenario, scattered=not scenario.scattered)
+    cases += [(otherwise, sized) for sized in chosen if scenario.depends(sized.deployment)]
     steps = 2 * len(cases)
     candidates = []
     for number, (under, sized) in enumerate(cases):
@@ -226,7 +228,7 @@ def plan(
         candidates.append(evaluate(under, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
     assumed = range(len(chosen))
     confirmed = set(range(len(cases)))
-    if rate_rps is None and not concurrencies and scene.slo.bounded:
+    if rate_rps is None and not concurrencies and scenario.slo.bounded:
         confirmed.clear()
         per_gpu = [candidate.copies / candidate.total_gpus for candidate in candidates]
         matched = [sized.matched_rps * each for sized, each in zip(chosen, per_gpu, strict=False)]
@@ -242,7 +244,7 @@ def plan(
             [candidates[number] for number in assumed if number not in confirmed],
         )
     )
-    return Plan(ranked, possible, scene.slo, rate_rps, other, screened, gpus)
+    return Plan(ranked, possible, scenario.slo, rate_rps, other, screened, gpus)
 
 
 def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:
@@ -270,12 +272,12 @@ def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], a
         yield from (n for n in assumed if n not in looked_at and candidates[n].deployment.label == label)
 
 
-def under_poisson(scene: Scene, candidate: Candidate) -> Candidate:
+def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
     """The candidate, ranked by its goodput under Poisson arrivals from now on."""
     if candidate.closed is None or not candidate.capacity_rps:
         return replace(candidate, goodput_rps=0.0)
     stays_s = candidate.closed.load.value / candidate.closed.requests_per_s
-    goodput_rps, rates = open_loop.goodput(scene, candidate.deployment, candidate.capacity_rps, stays_s)
+    goodput_rps, rates = open_loop.goodput(scenario, candidate.deployment, candidate.capacity_rps, stays_s)
     meeting = [level for level in rates if level.meets]
     below = [level for level in meeting if level.load.value <= goodput_rps * MORE] or meeting[:1]
     return replace(candidate, goodput_rps=goodput_rps, rates=rates, best=below[-1] if below else None)
@@ -289,11 +291,13 @@ def _order(candidate: Candidate) -> tuple[float, float, int, str]:
 
 
 def sized_alone(
-    scene: Scene, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
+    scenario: Scenario, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> Sized:
     """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
-    matcher = Matcher(scene.hardware, scene.shape, scene.workload, scene.prefix_hit_rate, scene.slo.ttft_s)
-    rps, in_flight = matcher.serves(unit_of(deployment), scene.slo.tpot_s or math.inf)
+    matcher = Matcher(
+        scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
+    )
+    rps, in_flight = matcher.serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
     return Sized(deployment, copies, rps, in_flight)
 
@@ -310,12 +314,12 @@ class Gain:
     interval: tuple[float, float] | None
 
 
-def outside(candidate: Candidate, scene: Scene) -> tuple[OutsideFit, ...]:
+def outside(candidate: Candidate, scenario: Scenario) -> tuple[OutsideFit, ...]:
     """In what a candidate is extrapolated, at the load that it is ranked by."""
-    return scene.outside(candidate.deployment, candidate.best_or_nearest)
+    return scenario.outside(candidate.deployment, candidate.best_or_nearest)
 
 
-def gain(candidate: Candidate, baseline: Candidate, scene: Scene) -> Gain | None:
+def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Gain | None:
     """None where one of them does not meet the SLO. Raises ValueError for a goodput beside a closed loop's capacity.
 
     How far capacity moves when latencies are longer or shorter by the errors of the model (held-out medians,
@@ -327,25 +331,25 @@ def gain(candidate: Candidate, baseline: Candidate, scene: Scene) -> Gain | None
     if not (candidate.best and baseline.best):
         return None
     value = math.log(candidate.served_per_gpu / baseline.served_per_gpu)
-    error = scene.hardware.error
-    if error is None or outside(candidate, scene) or outside(baseline, scene):
+    error = scenario.hardware.error
+    if error is None or outside(candidate, scenario) or outside(baseline, scenario):
         return Gain(math.expm1(value), None)
-    down, up = _swing(candidate, scene, error)
-    baseline_down, baseline_up = _swing(baseline, scene, error)
+    down, up = _swing(candidate, scenario, error)
+    baseline_down, baseline_up = _swing(baseline, scenario, error)
     rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
     low = value - math.sqrt(down**2 + baseline_up**2 + 2 * rate**2)
     high = value + math.sqrt(up**2 + baseline_down**2 + 2 * rate**2)
     return Gain(math.expm1(value), (math.expm1(low), math.expm1(high)))
 
 
-def _swing(candidate: Candidate, scene: Scene, error: FitError) -> tuple[float, float]:
+def _swing(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[float, float]:
     """(fall, rise) of log goodput when latencies are longer, or shorter, than predicted."""
     tpot, ttft = (math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
-    base = capacity(candidate.outcomes, scene.slo)
+    base = capacity(candidate.outcomes, scenario.slo)
     falls, rises = [], []
     for factors in ((tpot, 1.0), (1.0, ttft)):
-        longer = capacity(candidate.outcomes, scene.slo, *factors)
-        shorter = capacity(candidate.outcomes, scene.slo, *(1 / factor for factor in factors))
+        longer = capacity(candidate.outcomes, scenario.slo, *factors)
+        shorter = capacity(candidate.outcomes, scenario.slo, *(1 / factor for factor in factors))
         falls.append(math.log(base / longer) if longer > 0 else math.inf)
         rises.append(math.log(shorter / base))
     return math.hypot(*falls), math.hypot(*rises)

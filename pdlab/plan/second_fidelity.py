@@ -8,12 +8,12 @@ from pdlab.core.errors import UsageError
 from pdlab.core.rendering import rendered
 from pdlab.plan import TEMPLATES
 from pdlab.plan.planner import Candidate
-from pdlab.plan.scene import LoadResult, Scene, Simulates
+from pdlab.plan.scenario import LoadResult, Scenario, Simulates
 from pdlab.sim.vllm_engine import simulate_with_vllm
 
 
 def comparison_with_vllm(
-    scene: Scene, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm
+    scenario: Scenario, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm
 ) -> str:
     """The best load of each candidate: what the plan found, and what vLLM's scheduler makes of the same requests."""
     found: list[tuple[str, LoadResult, LoadResult]] = []
@@ -21,7 +21,7 @@ def comparison_with_vllm(
     for candidate in candidates:
         planned, label = candidate.best_or_nearest, candidate.deployment.label
         try:
-            found.append((label, planned, scene.again(simulates, candidate.deployment, planned)))
+            found.append((label, planned, scenario.again(simulates, candidate.deployment, planned)))
         except UsageError as error:
             refused.append((label, error))
     return rendered(TEMPLATES / "second_fidelity.txt", found=found, refused=refused)

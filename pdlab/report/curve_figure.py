@@ -8,6 +8,8 @@ levels compete for the frontier, and names and scales of axes. `pdlab.report.plo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.comparable import groups
@@ -277,32 +279,26 @@ def curve_figure(
     return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best)
 
 
+@dataclass
 class _Builder:
-    """The parts of a figure; a column is made when an axis first needs it."""
+    """The parts of a figure; a column is made when an axis first needs it. Fields: as those of `curve_figure`."""
 
-    def __init__(
-        self,
-        curves: Sequence[Curve],
-        view: View,
-        every: bool,
-        log_latency: bool | None,
-        log_load: bool | None,
-        bands: Mapping[str, Band],
-    ) -> None:
-        self.curves, self.view, self.every, self.bands = curves, view, every, bands
-        self.log_latency, self.log_load = log_latency, log_load
-        self.columns: dict[str, Column] = {}
-        self.looks: dict[int, Style] = {}
+    curves: Sequence[Curve]
+    view: View
+    every: bool
+    log_latency: bool | None
+    log_load: bool | None
+    bands: Mapping[str, Band]
+    columns: dict[str, Column] = field(default_factory=dict)
+    looks: dict[int, Style] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        curves, view = self.curves, self.view
         self.levels = [(i, curve, point) for i, curve in enumerate(curves) for point in curve.points]
         self.kinds = [kind for kind in LOAD_AXES if any(kind in curve.lines() for curve in own(curves))]
-        named = named_groups(curves, view)
-        self.groups_of = [
-            tuple(name for name, members in named if any(each is curve for each in members)) or (curve.workload,)
-            for curve in curves
-        ]
-        self.group_names = tuple(
-            dict.fromkeys([*(name for name, _ in named), *(n for of in self.groups_of for n in of)])
-        )
+        named = {name: {id(each) for each in members} for name, members in named_groups(curves, view)}
+        self.groups_of = [tuple(n for n in named if id(curve) in named[n]) or (curve.workload,) for curve in curves]
+        self.group_names = tuple(dict.fromkeys([*named, *chain(*self.groups_of)]))
         self.latency = "interactivity" if view.use_interactivity else view.latency_mode
         self.per = "whole" if not view.normalized else "gpu" if view.gpus_per_node == 1 else "node"
         self.views = self._views()
@@ -535,25 +531,20 @@ class _Builder:
         return has_a_place and (logarithmic(valid) if self.log_latency is None else self.log_latency)
 
     def _groups_where(
-        self,
-        lines: Sequence[SeriesLine],
-        column: str,
-        rule: Callable[[list[list[float]], list[float]], bool],
+        self, lines: Sequence[SeriesLine], column: str, rule: Callable[[list[list[float]], list[float]], bool]
     ) -> tuple[str, ...]:
         """Names of the groups for which the rule holds, of the valid values of each series and of all values."""
         values = {number: value[0] for number, value in enumerate(self.column(column)) if value}
-        found = []
-        for group in (EVERY, *self.group_names):
-            valid: dict[int, list[float]] = {}
-            every: list[float] = []
-            for line in lines:
-                if group in (EVERY, *self.groups_of[line.series]):
-                    of_series = valid.setdefault(line.series, [])
-                    of_series += [values[number] for number in line.joined if number in values]
-                    every += [values[number] for number in (*line.joined, *line.off) if number in values]
-            if rule(list(valid.values()), every):
-                found.append(group)
-        return tuple(found)
+
+        def holds(group: str) -> bool:
+            shown = [line for line in lines if group in (EVERY, *self.groups_of[line.series])]
+            valid: dict[int, list[float]] = {line.series: [] for line in shown}
+            for line in shown:
+                valid[line.series] += [values[number] for number in line.joined if number in values]
+            every = [values[number] for line in shown for number in (*line.joined, *line.off) if number in values]
+            return rule(list(valid.values()), every)
+
+        return tuple(group for group in (EVERY, *self.group_names) if holds(group))
 
 
 def _latency_column(latency: str, statistic: Statistic) -> str:

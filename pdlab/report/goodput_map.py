@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.analysis.goodput_map import GoodputMap
-from pdlab.core.errors import StoreError
-from pdlab.report.style import HUES, STYLE_FILE, lightness
+from pdlab.report.style import HUES, lightness, picture
 
 PANEL, COLUMNS = (4.2, 3.3), 3
 SIMULATED = "//"
@@ -20,34 +19,17 @@ NOBODY = "#eeeeee"
 
 def draw(goodputs: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None = None) -> None:
     """Write the picture (png, svg or pdf). Raises StoreError when it cannot be written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with pyplot.style.context(str(STYLE_FILE)):
-        count = len(goodputs.served) + 1
-        columns = min(COLUMNS, count)
-        rows = math.ceil(count / columns)
-        figure, grid = pyplot.subplots(
-            rows, columns, figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.9), squeeze=False, layout="constrained"
-        )
-        panels = [axes for row in grid for axes in row]
+    count = len(goodputs.served) + 1
+    columns = min(COLUMNS, count)
+    rows = math.ceil(count / columns)
+    with picture(path, figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.9), layout="constrained") as figure:
+        panels = figure.subplots(rows, columns, squeeze=False).ravel()
         _winners(panels[0], goodputs)
         for number, axes in enumerate(panels[1:count]):
             _heat(axes, goodputs, number, price_per_gpu_hour)
         for axes in panels[count:]:
             axes.set_visible(False)
         figure.suptitle(textwrap.fill(title, 50 * columns), fontsize=9)
-        # Dates would make two pictures of the same data differ.
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix.lower()[1:])
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, metadata=metadata)
-        except OSError as error:
-            raise StoreError(f"plot {path} cannot be written ({error.strerror}); choose another file") from error
-        finally:
-            pyplot.close(figure)
 
 
 def _axes(axes: Any, goodputs: GoodputMap, title: str) -> None:

@@ -13,7 +13,7 @@ from pdlab.core import text as core_text
 from pdlab.report.curve_figure import CurveFigure, CurvePanel, FigureSeries, SeriesLine, ShownPanel
 from pdlab.report.highlight import MOST_COLOURED
 from pdlab.report.label_layout import Box, along, around, fit
-from pdlab.report.style import CHOSEN, STYLE_FILE, Style, save
+from pdlab.report.style import CHOSEN, Style, picture
 
 # All sizes in inches.
 LOAD_PANEL = (3.55, 2.75)
@@ -33,25 +33,15 @@ _Legend = list[list[tuple[str, Style | None]]]
 
 def draw(spec: CurveFigure, path: Path) -> None:
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     legends = [_legend_columns([spec.series[i] for i in spec.members(facet)]) for facet in spec.facets]
     legend_in = LEGEND_ROW * (max(len(column) for legend in legends for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(spec.remarks) + len(spec.footnotes) + 1)
-    with plt.style.context(STYLE_FILE):
-        figure = plt.figure()
-        try:
-            if len(spec.facets) > 1:
-                _facets(figure, spec, legends, legend_in, footnotes_in)
-            else:
-                _one(figure, spec, legends[0], legend_in, footnotes_in)
-            _write_around(figure, spec)
-            save(figure, path)
-        finally:
-            plt.close(figure)
+    with picture(path) as figure:
+        if len(spec.facets) > 1:
+            _facets(figure, spec, legends, legend_in, footnotes_in)
+        else:
+            _one(figure, spec, legends[0], legend_in, footnotes_in)
+        _write_around(figure, spec)
 
 
 def _one(figure: Any, spec: CurveFigure, legend: _Legend, legend_in: float, footnotes_in: float) -> None:

@@ -243,7 +243,7 @@ def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: 
         legend: Literal["", "above"] = "" if panels else "above"
         panels.append(TimePanel(f"{metric.upper()} by {axis}, ms", lines, log=True, height_in=3.0, legend=legend))
     simulated = any(each.simulated for each in levels)
-    looks = "p50 with circles, p90 dashed" + (", p50 simulated dotted" if simulated else "")
+    looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # no wider than the picture
     ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]
     return TimeFigure(panels, f"{axis} ({looks})", "", ticks=ticks, ends=float(len(classes)))
 

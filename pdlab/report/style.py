@@ -9,7 +9,8 @@ lightness, marker and dash at once, which tests/report/test_style.py looks at wi
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -204,6 +205,26 @@ def _rgb(color: str) -> RGB:
 
 def _hex(color: RGB) -> str:
     return "#" + "".join(f"{round(channel * 255):02x}" for channel in color)
+
+
+@contextmanager
+def picture(path: Path, *, tight: bool = False, **figure_options: Any) -> Iterator[Any]:
+    """A new figure of matplotlib in the style of pdlab, written to ``path`` (png, svg or pdf by its suffix) at the end.
+
+    ``tight``: cut to what is drawn. Raises StoreError when it cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.style.context(STYLE_FILE):
+        figure = plt.figure(**figure_options)
+        try:
+            yield figure
+            save(figure, path, **({"bbox_inches": "tight"} if tight else {}))
+        finally:
+            plt.close(figure)
 
 
 def save(figure: Any, path: Path, **options: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pdlab.core import text as core_text
-from pdlab.report.style import STYLE_FILE, save, text_color
+from pdlab.report.style import picture, text_color
 
 Dash = Literal["solid", "dashed", "dashdot", "dotted"]
 SVG_DASHES: dict[Dash, str] = {"solid": "", "dashed": "5 3", "dashdot": "7 2 2 2", "dotted": "2 2"}
@@ -86,23 +86,11 @@ def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, 
 def draw(spec: TimeFigure, path: Path, *beside: TimeFigure) -> None:
     """Write the picture (png, svg or pdf by the suffix of ``path``). ``beside``: further ones to the right, each of as
     many panels. Raises StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     heights = [panel.height_in for panel in spec.panels]
-    with plt.style.context(STYLE_FILE):
-        figure, grid = plt.subplots(
-            len(heights), 1 + len(beside), figsize=(WIDTH_IN, sum(heights)), sharex="col", layout="constrained",
-            squeeze=False, height_ratios=heights,
-        )  # fmt: skip
-        try:
-            for column, each in enumerate((spec, *beside)):
-                _column(grid[:, column], each)
-            save(figure, path)
-        finally:
-            plt.close(figure)
+    with picture(path, figsize=(WIDTH_IN, sum(heights)), layout="constrained") as figure:
+        grid = figure.subplots(len(heights), 1 + len(beside), sharex="col", squeeze=False, height_ratios=heights)
+        for column, each in enumerate((spec, *beside)):
+            _column(grid[:, column], each)
 
 
 def _column(every: Any, spec: TimeFigure) -> None:

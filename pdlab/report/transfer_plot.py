@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.report.style import HUES, MARKERS, STYLE_FILE, save
+from pdlab.report.style import HUES, MARKERS, picture
 from pdlab.transfer.check import BackendResult, TransferPlan
 from pdlab.transfer.report import NETWORKS
 
@@ -14,29 +14,20 @@ SOFT = "#666666"
 
 def draw(plan: TransferPlan, results: list[BackendResult], path: Path) -> None:
     """Write the picture (png, svg or pdf by its suffix): medians, all repeats as bars. Raises StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.style.context(STYLE_FILE):
-        figure, axes = plt.subplots(figsize=(8.2, 5.0))
-        try:
-            for number, result in enumerate(results):
-                _backend(axes, result, HUES[number % len(HUES)], MARKERS[number % len(MARKERS)])
-            axes.set_xscale("log")
-            axes.set_ylim(bottom=0)
-            axes.margins(x=0.12)
-            axes.set_xlabel("KV cache moved at a time, MB")
-            axes.set_ylabel("GB/s (median; bars: slowest to fastest)")
-            axes.set_title(
-                f"KV transfer, {plan.strategy}, prefill TP{plan.prefill_tp} to decode TP{plan.decode_tp}, "
-                f"{plan.shape.name}, {plan.direction}"
-            )
-            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-            save(figure, path, bbox_inches="tight")
-        finally:
-            plt.close(figure)
+    with picture(path, tight=True, figsize=(8.2, 5.0)) as figure:
+        axes = figure.subplots()
+        for number, result in enumerate(results):
+            _backend(axes, result, HUES[number % len(HUES)], MARKERS[number % len(MARKERS)])
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.12)
+        axes.set_xlabel("KV cache moved at a time, MB")
+        axes.set_ylabel("GB/s (median; bars: slowest to fastest)")
+        axes.set_title(
+            f"KV transfer, {plan.strategy}, prefill TP{plan.prefill_tp} to decode TP{plan.decode_tp}, "
+            f"{plan.shape.name}, {plan.direction}"
+        )
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def _backend(axes: Any, result: BackendResult, color: str, marker: str) -> None:

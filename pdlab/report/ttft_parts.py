@@ -12,7 +12,7 @@ from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown
 from pdlab.core.rendering import said
 from pdlab.report import tables
 from pdlab.report.section import Section
-from pdlab.report.style import STYLE_FILE, save
+from pdlab.report.style import picture
 from pdlab.results.schema import Experiment
 from pdlab.results.store import MANIFEST, Store
 from pdlab.results.timeline import PARTS
@@ -195,31 +195,22 @@ def figure(levels: Sequence[TtftParts]) -> PartsFigure:
 
 def draw(spec: PartsFigure, path: Path) -> None:
     """Above, a panel for each load; below, the slowest requests of some curves (png, svg or pdf). Raises StoreError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
     slowest = spec.slowest[:MOST_CURVES]
     columns = max(len(spec.loads), len(slowest))
-    with plt.style.context(STYLE_FILE):
-        most = max(sum(_room(group) + BARS_BETWEEN for group in groups) for groups in spec.loads.values())
-        width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
-        figure = plt.figure(figsize=(width, 8.6), layout="constrained")
-        try:
-            above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-            grid = above.subplots(1, len(spec.loads), squeeze=False)[0]
-            for axes, (where, groups) in zip(grid, spec.loads.items(), strict=True):
-                _stacked(axes, where, groups)
-            for axes, group in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
-                _waterfall(axes, group)
-            edge: dict[str, Any] = {"edgecolor": "#444444", "linewidth": 0.4}
-            handles = [Patch(facecolor=color, label=name, **edge) for name, color, _ in spec.legend]
-            figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
-            save(figure, path)
-        finally:
-            plt.close(figure)
+    most = max(sum(_room(group) + BARS_BETWEEN for group in groups) for groups in spec.loads.values())
+    width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
+    with picture(path, figsize=(width, 8.6), layout="constrained") as figure:
+        above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+        grid = above.subplots(1, len(spec.loads), squeeze=False)[0]
+        for axes, (where, groups) in zip(grid, spec.loads.items(), strict=True):
+            _stacked(axes, where, groups)
+        for axes, group in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
+            _waterfall(axes, group)
+        edge: dict[str, Any] = {"edgecolor": "#444444", "linewidth": 0.4}
+        handles = [Patch(facecolor=color, label=name, **edge) for name, color, _ in spec.legend]
+        figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
 
 
 def _drawn(levels: Sequence[TtftParts]) -> list[str]:

@@ -99,7 +99,9 @@ class Engine:
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
-    seen: deque[list[int]] = field(default_factory=deque)  # what the launches saw whose steps have not ended
+    seen: deque[list[int]] = field(
+        default_factory=deque
+    )  # what launches saw whose steps have not ended; empty: nothing
     told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
     unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # can decode in the next step
@@ -163,10 +165,11 @@ class Engine:
         prefill = context_sum = tokens_in = 0.0
         if self.waiting:
             prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-        self.joined, self.joining, self.told = joining, self.told, []
+        if joining or self.told:
+            self.joined, self.joining, self.told = joining, self.told, []
         between_steps = False
         if in_flight:
-            between_steps = bool(self.joining or self.unscheduled or (self.seen and any(self.seen)))
+            between_steps = bool(self.joining or self.unscheduled or self.seen)
             self.unscheduled = 0
         stall_s = self.stall_s
         mean = self.context / batch if batch else 0.0
@@ -176,13 +179,18 @@ class Engine:
             step_s += stall_s + costs.admit_s * (tokens_in + system.joining_tokens(joining) if joined else tokens_in)
             self.stall_s = 0.0
         elif batch:
-            steps = self._decode_steps()
+            # Until the batch changes: a sequence ends, or KV memory is full.
+            steps = running[0][0] - self.step
+            if batch > 1:
+                until_full = int((self.capacity - self.held_tokens) // batch)
+                if until_full < steps:
+                    steps = until_full if until_full > 1 else 1
             if steps > 1:
                 mean += steps / 2  # contexts grow by one token per step
             step_s = costs.step_s(batch, 0.0, mean, 0.0)
         else:
             self.busy = False
-            if self.joining or any(self.seen):
+            if self.joining or self.seen:
                 # Steps of nothing follow one another until the workers have told all that they saw.
                 told = [request for each in self.seen for request in each]
                 self._know(told, system, now_s)
@@ -203,8 +211,11 @@ class Engine:
         self.arrived = []
         if len(self.seen) > self.hand_over.known * self.steps_in_flight:
             told = self.seen.popleft()
-            self._know(told, system, now_s)
-            self.told += told
+            if told:
+                self._know(told, system, now_s)
+                self.told += told
+                if not any(self.seen):
+                    self.seen.clear()  # no launch need look before more arrives
 
     def _know(self, requests: list[int], system: EngineSurroundings, now_s: float) -> None:
         """The scheduler hears that their KV has arrived."""
@@ -264,15 +275,6 @@ class Engine:
             self.held_tokens -= context
             self.context -= context
             self.waiting.appendleft(Waiting(newest[1], context, generated=self.generated))
-
-    def _decode_steps(self) -> int:
-        """Steps until the batch changes: a sequence ends, or KV memory is full."""
-        batch = len(self.running)
-        until_end = self.running[0][0] - self.step
-        if batch == 1:
-            return until_end
-        until_full = int((self.capacity - self.held_tokens) // batch)
-        return max(1, until_full if until_full < until_end else until_end)
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""

@@ -95,11 +95,14 @@ class Routed:
         self.routing, self.random, self.count = routing, rng, count
         self._turns: dict[int, int] = {}  # of each router: it begins anywhere (`RoundRobinRouter`)
 
-    def choose(self, replicas: Sequence[R], session: str | None, router: int | None = None) -> R | None:
+    @classmethod
+    def of(cls, routing: Routing, rng: random.Random, count: int) -> Routed | None:
+        """None: power of two choices, which `Router` makes."""
+        return None if routing == "power-of-two" else cls(routing, rng, count)
+
+    def choose(self, replicas: Sequence[R], session: str | None, router: int | None = None) -> R:
         """The replica for a prompt of the session (None: of none); it counts there from now on. ``router``: the one
-        that it comes to (None: any). None: of the pool with power of two choices."""
-        if self.routing == "power-of-two":
-            return None
+        that it comes to (None: any)."""
         if self.routing == "round-robin":
             chosen = self._in_turn(replicas, self.random.randrange(self.count) if router is None else router)
         elif session is not None:

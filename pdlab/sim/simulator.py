@@ -158,8 +158,8 @@ class System(Stepping):
         of_front = next(iter(pools.values()))
         count = 1 if self.in_turn is not None else self.router.count
         # With direct streaming one router picks who answers, and every decode replica asks for prefill by itself.
-        self.front_routing = Routed(pools.get("prefill", of_front).routing, self.random, count)
-        self.decode_routing = Routed(pools.get("decode", of_front).routing, self.random, count)
+        self.front_routing = Routed.of(pools.get("prefill", of_front).routing, self.random, count)
+        self.decode_routing = Routed.of(pools.get("decode", of_front).routing, self.random, count)
         self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
@@ -316,10 +316,11 @@ class System(Stepping):
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         """The engine that a prompt enters, and the one that streams its answer."""
         if self.in_turn is not None:
-            decoder = self.decode_routing.choose(self.decode, self._session(request))
-            index = -1 if decoder is None else self.decode.index(decoder)
-            if decoder is None:
+            if self.decode_routing is None:
                 index, decoder = self.in_turn.choose(self.decode)
+            else:
+                decoder = self.decode_routing.choose(self.decode, self._session(request))
+                index = self.decode.index(decoder)
             self.asked_by[request] = index
             return self._front_engine(request, now_s, index) if self.links else decoder, decoder
         engine = self._front_engine(request, now_s)
@@ -331,16 +332,18 @@ class System(Stepping):
 
     def _front_engine(self, request: int, now_s: float, router: int | None = None) -> Engine:
         """The engine that a prompt enters."""
-        routed = self.front_routing.choose(self.front, self._session(request), router)
-        return routed or self.router.choose(self.front, now_s, router)
+        if self.front_routing is None:
+            return self.router.choose(self.front, now_s, router)
+        return self.front_routing.choose(self.front, self._session(request), router)
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes what the given one has prefilled."""
         self.router.leaves(engine, self.asked_by.get(request), now_s)
         if self.in_turn is not None:
             return self.target[request][1]
-        routed = self.decode_routing.choose(self.decode, self._session(request))
-        return routed or self.router.choose(self.decode, now_s)
+        if self.decode_routing is None:
+            return self.router.choose(self.decode, now_s)
+        return self.decode_routing.choose(self.decode, self._session(request))
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if self.requests:
@@ -370,14 +373,11 @@ class System(Stepping):
             self.push(comes_s, LOADED, engine, waiting.request)
         return comes_s is not None
 
-    def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
-        if kind == LOADED:
-            assert self.host is not None
-            self.host.loaded(engine, number)
-            self.prefill_begins(number, now_s)
-            self.wake(engine, now_s)
-            return
-        super().happens(kind, engine, number, now_s)
+    def loaded(self, engine: Engine, request: int, now_s: float) -> None:
+        assert self.host is not None
+        self.host.loaded(engine, request)
+        self.prefill_begins(request, now_s)
+        self.wake(engine, now_s)
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
         """Prefill is done: its KV goes to the decode engine as soon as there is room."""

@@ -84,6 +84,10 @@ class Stepping(EngineSurroundings):
         """The request's KV has arrived: the engine that prefilled it may free its own."""
         raise NotImplementedError
 
+    def loaded(self, engine: Engine, request: int, now_s: float) -> None:
+        """Blocks of the prompt have come from host memory: it goes on."""
+        raise NotImplementedError
+
     # --- events -------------------------------------------------------------------------------
 
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
@@ -99,6 +103,8 @@ class Stepping(EngineSurroundings):
             self.wake(engine, now_s)
         elif kind == KV_ARRIVED:
             self._kv_arrived(engine, number, now_s)
+        elif kind == LOADED:
+            self.loaded(engine, number, now_s)
 
     def wake(self, engine: Engine, now_s: float) -> None:
         """Something came in: an idle engine begins a step, one that repeats equal steps ends them."""

@@ -95,7 +95,7 @@ class TestLaunches:
         monkeypatch.setattr(two_hosts, "require", lambda: None)
         return ran
 
-    def test_each_scene_is_launched_broken_and_taken_down(self, commands: list[list[str]]) -> None:
+    def test_each_deployment_is_launched_broken_and_taken_down(self, commands: list[list[str]]) -> None:
         words = ["--launch", "--seed", "5", "--port", "8123", "--launch-flag=--no-kv-guard"]
         assert chaos.main(words) == 0
         launches = [words for words in commands if words[0] == "launch_gptoss.py" and "--detach" in words]

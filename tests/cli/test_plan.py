@@ -28,12 +28,12 @@ from pdlab.core.settings import parse
 from pdlab.core.workload import Open, Slo, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
-from pdlab.plan import scene as scene_module
+from pdlab.plan import scenario as scenario_module
 from pdlab.plan.candidates import Sized, engine_shapes, shortlist, units
 from pdlab.plan.facts import regimes
 from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
 from pdlab.sim.hardware import FitError, Hardware, load_hardware
@@ -64,13 +64,13 @@ def nodes(count: int) -> ClusterView:
     )
 
 
-def scene(seed: int = 0, **bounds: float) -> Scene:
-    return Scene(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
+def scenario(seed: int = 0, **bounds: float) -> Scenario:
+    return Scenario(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
 
 
 def sized(label: str) -> Sized:
     deployment = Deployment(topology=parse_label(label))
-    return sized_alone(scene(tpot_s=0.012), deployment, nodes(1), 8)
+    return sized_alone(scenario(tpot_s=0.012), deployment, nodes(1), 8)
 
 
 def predicted(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -338,14 +338,14 @@ class TestMatching:
 class TestRanking:
     def test_the_best_is_first_and_the_same_every_time(self) -> None:
         trials = [
-            planner.plan(scene(tpot_s=0.012), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)
+            planner.plan(scenario(tpot_s=0.012), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)
         ]
         assert trials[0] == trials[1]
         goodput = [candidate.served_per_gpu for candidate in trials[0].candidates]
         assert goodput == sorted(goodput, reverse=True)
 
     def test_the_best_rate_meets_the_slo_and_a_goodput_never_meets_a_closed_loops_capacity(self) -> None:
-        bounded = scene(tpot_s=0.012, ttft_s=2.0)
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
         planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8)
         assert planned.loop == "open" and {candidate.loop for candidate in (*planned.candidates, *planned.other)} == {
             "open"
@@ -366,7 +366,7 @@ class TestRanking:
         assert ranking.two_loops and ranking.best_screened in planned.screened and not ranking.screened_may_win
 
     def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
-        bounded = scene(tpot_s=0.012)
+        bounded = scenario(tpot_s=0.012)
         planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
         assert planned.loop == "closed" and not planned.screened
         ranking = facts.ranking_text(planned, bounded, nodes(1), 8)
@@ -374,7 +374,7 @@ class TestRanking:
 
     def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
         """It knows no queues: the loads that it gives for a bound on TTFT alone miss it in collocated engines."""
-        candidate = evaluate(scene(ttft_s=0.3), replace(sized("collocated-4xtp2"), in_flight=150.0), 8)
+        candidate = evaluate(scenario(ttft_s=0.3), replace(sized("collocated-4xtp2"), in_flight=150.0), 8)
         loads = [outcome.load.value for outcome in candidate.outcomes]
         assert loads == sorted(set(loads)) and loads[0] < 15
         assert candidate.best is not None and candidate.best.good_share >= 0.9
@@ -393,7 +393,7 @@ class TestRanking:
 
         monkeypatch.setattr(picture, "draw", spy)
         monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
-        monkeypatch.setattr(scene_module, "LEAST_OPEN", 600)
+        monkeypatch.setattr(scenario_module, "LEAST_OPEN", 600)
         store = Store(tmp_path / "mine")
         deployment = Deployment(topology=parse_label("collocated-2xtp4"))
         store.write_manifest(
@@ -424,7 +424,7 @@ class TestRanking:
         assert "--measured" in capsys.readouterr().err
 
     def test_what_depends_on_scattered_blocks_is_ranked_by_the_worse_case_and_shown_in_both(self) -> None:
-        bounded = scene(tpot_s=0.012, ttft_s=2.0)
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
         copied, merged = (
             planner.plan(replace(bounded, scattered=case), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 26])
             for case in (True, False)
@@ -461,7 +461,7 @@ class TestRanking:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
         for bounds in ({"ttft_s": 0.3}, {"e2el_s": 3.0}):
             view = nodes(2)
-            planned = planner.plan(scene(**bounds), "gpt-oss-120b", view, 16)
+            planned = planner.plan(scenario(**bounds), "gpt-oss-120b", view, 16)
             assert any(c.collocated and c.best for c in planned.candidates)
             for candidate in (*planned.candidates, *planned.screened):
                 if not any(o.stress <= 1 for o in candidate.outcomes):
@@ -473,26 +473,26 @@ class TestRanking:
 
     def test_another_seed_is_within_the_error(self) -> None:
         one, two = (
-            evaluate(scene(tpot_s=0.012, ttft_s=2.0, seed=seed), sized("pd-pack-p1xtp2-d1xtp2"), 8).served_per_gpu
+            evaluate(scenario(tpot_s=0.012, ttft_s=2.0, seed=seed), sized("pd-pack-p1xtp2-d1xtp2"), 8).served_per_gpu
             for seed in (0, 1)
         )
         assert one == pytest.approx(two, rel=0.15)
 
     def test_a_deployment_that_serves_less_than_one_request_at_a_time_is_simulated(self) -> None:
         deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-        loads = planner.ladder(scene(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
+        loads = planner.ladder(scenario(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
         assert loads[0].load.value == 1
 
     def test_no_load_is_tried_that_engines_do_not_take_into_a_batch(self) -> None:
         """Rate matching without a bound on TPOT gives tens of thousands for answers of one token."""
         deployment = Deployment(topology=parse_label("collocated-1xtp2"))
-        short = replace(scene(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
+        short = replace(scenario(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
         loads = planner.ladder(short, Sized(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
         assert loads[0].load.value == round(0.1 * 1024)
 
     def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
         low, high = (
-            planner.plan(scene(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
+            planner.plan(scenario(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
             for rate in (2.0, 12.0)
         )
         assert low.best and high.best
@@ -507,7 +507,7 @@ class TestRanking:
 
     def test_pd_that_does_not_pay_is_said_where_such_lengths_were_fitted(self) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
-        short = replace(scene(tpot_s=0.015, ttft_s=0.5), workload=Workload(input_tokens=200, output_tokens=500))
+        short = replace(scenario(tpot_s=0.015, ttft_s=0.5), workload=Workload(input_tokens=200, output_tokens=500))
         planned = planner.plan(short, "gpt-oss-120b", nodes(1), 8)
         assert facts.verdict(planned, short).code == "extrapolated"
         fit = short.hardware.fit
@@ -525,7 +525,7 @@ class TestRanking:
 
     @pytest.mark.parametrize("bounds", [{"tpot_s": 0.012}, {}])
     def test_nobody_is_named_while_ttft_is_unbounded(self, bounds: dict[str, float]) -> None:
-        bounded = scene(**bounds)
+        bounded = scenario(**bounds)
         for loads in ({"concurrencies": [16]}, {"rate_rps": 2.0}):
             planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
             found = facts.verdict(planned, bounded)
@@ -536,7 +536,7 @@ class TestRanking:
 
 class TestGain:
     def test_the_interval_holds_the_gain_and_grows_with_the_error(self) -> None:
-        plain = scene(tpot_s=0.012, ttft_s=2.0)
+        plain = scenario(tpot_s=0.012, ttft_s=2.0)
         split, base = (evaluate(plain, sized(label), 8) for label in ("pd-pack-p1xtp4-d1xtp4", "collocated-2xtp4"))
         widths = []
         for percent in (1.0, 5.0):
@@ -551,14 +551,14 @@ class TestGain:
         assert widths[0] < widths[1]
 
     def test_nothing_is_gained_over_oneself(self) -> None:
-        plain = scene(tpot_s=0.012)
+        plain = scenario(tpot_s=0.012)
         one = evaluate(plain, sized("pd-pack-p1xtp4-d1xtp4"), 8)
         advantage = gain(one, one, plain)
         assert advantage is not None and advantage.value == 0 and advantage.interval is not None
         assert advantage.interval[0] < 0 < advantage.interval[1]
 
     def test_capacity_is_read_off_between_loads(self) -> None:
-        best = evaluate(scene(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
+        best = evaluate(scenario(tpot_s=0.012), sized("pd-pack-p1xtp4-d1xtp4"), 8)
         meeting = [o.requests_per_s for o in best.outcomes if o.stress <= 1]
         assert (
             max(meeting) <= capacity(best.outcomes, Slo(tpot_s=0.012)) <= max(o.requests_per_s for o in best.outcomes)
@@ -586,7 +586,7 @@ class TestRegimes:
         assert stretches({"a": []}, tolerance=0.1) == []
 
     def test_neighbours_differ(self) -> None:
-        plain = scene()
+        plain = scenario()
         chosen = [evaluate(plain, sized(label), 8) for label in ("collocated-4xtp2", "pd-pack-p1xtp2-d3xtp2")]
         regime = regimes(chosen, plain)
         assert regime

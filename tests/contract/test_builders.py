@@ -25,8 +25,8 @@ from pdlab.deploy.serving.guard_sources import digest, sources
 from pdlab.placement.place import place
 from tests.support.deployments import SHAPES
 
-ALWAYS = ("ExplainsErrors", "EndsWithEngine", "CountsPoolTokens")
-MIXED_IN = ("Front", "OneByOne", "BringsGuard", "WatchesSteps", *ALWAYS)
+ALWAYS = ("ExplainsErrors", "StopsWithEngine", "CountsPoolTokens")
+MIXED_IN = ("Front", "SplitsSequences", "InstallsGuard", "WatchesSteps", *ALWAYS)
 # Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
 LABELS = [
     ("collocated-2xtp2dp2", "p5.48xlarge-x2"),
@@ -205,8 +205,8 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
         assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["Front"]
         expected |= {f"{label} {name}": guards[name] for name in guards}
         engine = ["WatchesSteps"] if label.startswith("pd") else []
-        engine = [*(["BringsGuard"] if label == on_gpus else []), *engine, *ALWAYS]
-        assert guards.get("Decode", ["OneByOne", *engine]) == ["OneByOne", *engine]
+        engine = [*(["InstallsGuard"] if label == on_gpus else []), *engine, *ALWAYS]
+        assert guards.get("Decode", ["SplitsSequences", *engine]) == ["SplitsSequences", *engine]
         others = [guards[name] for name in guards.keys() - {"OpenAiIngress", "Decode"}]
         assert others and all(other == engine for other in others), "they answer to Ray's handles alone"
     program = (
@@ -247,6 +247,6 @@ def test_engines_on_gpus_have_the_kv_guard_in_their_path(guarded: bool) -> None:
         path = one.ray_actor_options["runtime_env"]["env_vars"].get("PYTHONPATH")
         folder = f"${{HOME}}/.cache/pdlab/kv-guard/{digest(sources(_KV_GUARD))}"
         assert path == (f"{folder}:${{PYTHONPATH}}" if guarded else None)
-        assert {"BringsGuard", "WatchesSteps"} & set(guards_of(one.func_or_class)) == (
-            {"BringsGuard", "WatchesSteps"} if guarded else set()
+        assert {"InstallsGuard", "WatchesSteps"} & set(guards_of(one.func_or_class)) == (
+            {"InstallsGuard", "WatchesSteps"} if guarded else set()
         )

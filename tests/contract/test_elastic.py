@@ -160,7 +160,7 @@ def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def warm() -> None:
         for engine in ("well", "slow", "dead", "ill"):
-            fluid.PlaysRoles._warm(made, "own", engine)
+            fluid.SwitchesRoles._warm(made, "own", engine)
         await asyncio.gather(*made._warming)
 
     asyncio.run(warm())

@@ -24,10 +24,10 @@ from pdlab.roles.spec import FluidSpec
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 ROUTERS = "ray.serve._private.request_router"
-MIXINS = {"PlaysRoles", "OneByOne", "CallsPrefill", "Drains", "HoldsPort"} | {
+MIXINS = {"SwitchesRoles", "SplitsSequences", "CallsPrefill", "DrainsBeforeStop", "HoldsPort"} | {
     "WatchesSteps",
     "ExplainsErrors",
-    "EndsWithEngine",
+    "StopsWithEngine",
     "CountsPoolTokens",
 }
 
@@ -39,7 +39,7 @@ def test_the_built_application_plays_roles(direct: bool, monkeypatch: pytest.Mon
     served = engines.func_or_class
     names = [base.__name__ for base in served.__mro__]
     assert set(names) >= MIXINS and ("Front" in names) is direct
-    assert names.index("PlaysRoles") < names.index("OneByOne") < names.index("CallsPrefill")
+    assert names.index("SwitchesRoles") < names.index("SplitsSequences") < names.index("CallsPrefill")
     assert names.index("CallsPrefill") < names.index("PDOrchestratorMixin") < names.index("LLMServer")
     assert inspect.iscoroutinefunction(served.__init__) and inspect.iscoroutinefunction(served.__del__)
     config = engines._deployment_config
@@ -387,7 +387,7 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], capture_output=True, cwd="/", timeout=300,
-        input=cloudpickle.dumps((role_board.RoleBoard, fluid.PlaysRoles, role_board.board, FluidSpec, EngineReport)),
+        input=cloudpickle.dumps((role_board.RoleBoard, fluid.SwitchesRoles, role_board.board, FluidSpec, EngineReport)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
 

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pdlab.bench.client.vllm_names import ENGINES_OWN
 from pdlab.core.session import SESSION_HEADER
 
-PROGRAM = """
-import sys
+LOADS = """
+import json, sys
+from pathlib import Path
+from pdlab.bench.client import worker
 from pdlab.bench.client.worker import import_benchmark
 import_benchmark()
 from vllm.benchmarks.datasets import RandomDataset
@@ -23,10 +27,17 @@ print("LOADED", sorted({"torch._inductor.lowering", "vllm.lora.layers"} & set(sy
 """
 
 
-def test_it_loads_without_compiler_and_lora_layers() -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the programs of this file print, in one process: vLLM's import takes 10 s of CPU."""
+    words = [sys.executable, "-W", "ignore", "-c", LOADS + PROMPTS + IN_A_ROW, str(tmp_path_factory.mktemp("loads"))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "LOADED []"
+    return done.stdout.splitlines()
+
+
+def test_it_loads_without_compiler_and_lora_layers(printed: list[str]) -> None:
+    assert [line for line in printed if line.startswith("LOADED ")] == ["LOADED []"]
 
 
 def test_it_takes_what_the_stubs_have() -> None:
@@ -44,19 +55,17 @@ def test_it_takes_what_the_stubs_have() -> None:
 
 # Prompts as they are drawn, counted as a server counts them: its tokenizer puts a token of its own before each.
 PROMPTS = """
-import json, sys
-from pathlib import Path
-from pdlab.bench.client.worker import _samples, import_benchmark
+from pdlab.bench.client.worker import _samples
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
-folder = Path(sys.argv[1])
+folder = Path(sys.argv[1]) / "own"
+folder.mkdir()
 build_tokenizer(folder, 4096)
 (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
 from tokenizers import Tokenizer, processors
 own = Tokenizer.from_file(str(folder / "tokenizer.json"))
 own.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
 own.save(str(folder / "tokenizer.json"))
-import_benchmark()
 from vllm.tokenizers import get_tokenizer
 tokenizer = get_tokenizer(str(folder))
 lengths = [(9, 1), (400, 30), (2, 7), (64, 3), (33, 12)]
@@ -64,28 +73,17 @@ level = ClientLevel(name="x", base_url="http://h", model="m", tokenizer="t", inp
                     num_requests=5, rate_rps=1.0, lengths=lengths)
 for part, parts in ((0, 1), (1, 2)):
     samples = _samples(level.model_copy(update={"part": part, "parts": parts}), tokenizer)
-    print("DRAWN", json.dumps([(len(own.encode(s.prompt).ids), s.expected_output_len) for s in samples]))
+    print("ASKED", json.dumps([(len(own.encode(s.prompt).ids), s.expected_output_len) for s in samples]))
 """
 
 
-def test_prompts_have_the_lengths_that_are_asked_one_by_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PROMPTS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    drawn = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("DRAWN ")]
+def test_prompts_have_the_lengths_that_are_asked_one_by_one(printed: list[str]) -> None:
+    drawn = [json.loads(line.split(" ", 1)[1]) for line in printed if line.startswith("ASKED ")]
     assert drawn == [[[9, 1], [400, 30], [2, 7], [64, 3], [33, 12]], [[400, 30], [64, 3]]]
 
 
 # The same prompts with and without the short way; one tokenizer splits at spaces, the other has a token of two words.
 IN_A_ROW = """
-import sys
-from pathlib import Path
-from pdlab.bench.client import worker
-from pdlab.bench.client.protocol import ClientLevel
-from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
-worker.import_benchmark()
-from vllm.tokenizers import get_tokenizer
-import json
 level = ClientLevel(name="x", base_url="http://h", model="m", tokenizer="t", input_tokens=200, output_tokens=5, seed=3,
                     num_requests=5, concurrency=1, prefix_tokens=20)
 texts_in_a_row, found = worker._texts_in_a_row, []
@@ -112,11 +110,8 @@ for name in ("split", "merged"):
 """
 
 
-def test_prompts_of_words_are_as_long_without_being_encoded(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", IN_A_ROW, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    drawn = [line for line in done.stdout.splitlines() if line.startswith("DRAWN ")]
+def test_prompts_of_words_are_as_long_without_being_encoded(printed: list[str]) -> None:
+    drawn = [line for line in printed if line.startswith("DRAWN ")]
     assert drawn == ["DRAWN split True True {200}", "DRAWN merged False True {200}"]
 
 

@@ -122,6 +122,7 @@ class TestNodesThatDoNotJoin:
     def nodes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> local_nodes.LocalNodes:
         (tmp_path / "node-2.log").write_text("starting\n\nException: The current node timed out\n  during startup.\n")
         monkeypatch.setattr(Cluster, "alive", lambda _: [])
+        monkeypatch.setattr(quietly("ray"), "nodes", list)
         return local_nodes.LocalNodes(
             id="0123456789ab", count=2, gcs_port=1, temp_dir=str(tmp_path), pids=(os.getpid(), 2**22 + 1)
         )
@@ -141,6 +142,54 @@ class TestNodesThatDoNotJoin:
         monkeypatch.setattr(quietly("pdlab.cluster.connection"), "JOIN_TIMEOUT_S", 0.1)
         with pytest.raises(ClusterError, match=r"^0 of 2 local .* \(node 1: it logged nothing; node 2: starting / Exc"):
             Cluster(nodes).view()
+
+    @pytest.fixture
+    def restarted(self, nodes: local_nodes.LocalNodes, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Numbers of the nodes that were started once more; none of them comes back."""
+        numbers: list[int] = []
+        monkeypatch.setattr(local_nodes, "_belongs", lambda *_: True)
+
+        def restart(up: local_nodes.LocalNodes, number: int) -> local_nodes.LocalNodes:
+            numbers.append(number)
+            return up
+
+        monkeypatch.setattr(quietly("pdlab.cluster.connection"), "restart", restart)
+        return numbers
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_one_that_ray_counts_as_dead(
+        self, number: int, nodes: local_nodes.LocalNodes, restarted: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The head is not started again, and another one once only."""
+        dead = {"Alive": False, "Labels": {NODE_NAME_LABEL: f"local-{number}"}, "DeathReasonMessage": "an agent ended"}
+        other = {"Alive": True, "Labels": {NODE_NAME_LABEL: f"local-{3 - number}"}}
+        monkeypatch.setattr(quietly("ray"), "nodes", lambda: [dead, other, {"Alive": False, "Labels": None}])
+        told: list[str] = []
+        with pytest.raises(ClusterError, match=rf"^local Ray node {number} of 2 was lost: an agent ended$"):
+            Cluster(nodes, warn=told.append).view()
+        assert restarted == ([] if number == 1 else [2])
+        assert len(told) == len(restarted)
+
+    def test_one_that_came_back_is_not_missed(
+        self, nodes: local_nodes.LocalNodes, restarted: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(quietly("pdlab.cluster.connection"), "JOIN_TIMEOUT_S", 0.2)
+        labels = {NODE_NAME_LABEL: "local-2"}
+        records = [{"Alive": False, "Labels": labels}, {"Alive": True, "Labels": labels}]
+        monkeypatch.setattr(quietly("ray"), "nodes", lambda: records)
+        with pytest.raises(ClusterError, match=r"^0 of 2 local Ray nodes joined"):
+            Cluster(nodes).view()
+        assert restarted == []
+
+    def test_one_that_stays_silent_is_started_once_more(
+        self, nodes: local_nodes.LocalNodes, restarted: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = quietly("pdlab.cluster.connection")
+        monkeypatch.setattr(module, "SILENT_S", 0.1)
+        told: list[str] = []
+        with pytest.raises(ClusterError, match=r"node 2 of 2 was lost: it did not join within 0.1 s"):
+            Cluster(nodes, warn=told.append).view()
+        assert restarted == [2] and len(told) == 1
 
 
 class TestNodesWithoutPdlab:

@@ -28,7 +28,7 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
     found = {d.name.split(":")[0]: d for d in built(label, direct=direct, monkeypatch=monkeypatch)}
     for role in ("Prefill", "Decode"):
         names = [base.__name__ for base in found[role].func_or_class.__mro__]
-        assert {"Drains", "HoldsPort"} <= set(names) and ("CallsPrefill" in names) is (role == "Decode")
+        assert {"DrainsBeforeStop", "HoldsPort"} <= set(names) and ("CallsPrefill" in names) is (role == "Decode")
         assert found[role].func_or_class.kv_drain_s == KV_DRAIN_S
         assert found[role]._deployment_config.graceful_shutdown_timeout_s == SHUTDOWN_WINDOW_S > KV_DRAIN_S
         assert inspect.iscoroutinefunction(found[role].func_or_class.__del__)

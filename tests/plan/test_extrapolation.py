@@ -22,7 +22,7 @@ from pdlab.core.workload import Closed, Open, Slo, Workload
 from pdlab.plan import facts
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit, require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import Hardware, load_hardware
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -165,34 +165,34 @@ class TestHardwareFiles:
         assert load_hardware(str(tmp_path / "old.yaml")).error is None
 
 
-def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scene, ClusterView]:
+def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scenario, ClusterView]:
     shape = require_shape(model)
-    scene = Scene(hardware, shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
+    scenario = Scenario(hardware, shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
     view = ClusterView(nodes=load_cluster("p5.48xlarge-x2").nodes[:1])
-    return plan(scene, model, view, 8, concurrencies=[16, 32]), scene, view
+    return plan(scenario, model, view, 8, concurrencies=[16, 32]), scenario, view
 
 
 class TestPlan:
     def test_at_home_there_are_intervals_and_a_verdict(self) -> None:
-        made, scene, view = planned(MODEL)
-        written = facts.ranking_text(made, scene, view, 8)
+        made, scenario, view = planned(MODEL)
+        written = facts.ranking_text(made, scenario, view, 8)
         assert INTERVAL.search(written) and "No verdict" not in written and "xtrapolated" not in written
-        assert f"TPOT {ERROR} %" in written and facts.regime_map(made, scene).inside
+        assert f"TPOT {ERROR} %" in written and facts.regime_map(made, scenario).inside
 
     @pytest.mark.parametrize(
         ("model", "hardware"),
         [("gpt-oss-20b", HARDWARE), (MODEL, HARDWARE.model_copy(update={"fit": None, "error": None}))],
     )
     def test_outside_there_are_none(self, model: str, hardware: Hardware) -> None:
-        made, scene, view = planned(model, hardware)
-        written = facts.ranking_text(made, scene, view, 8)
+        made, scenario, view = planned(model, hardware)
+        written = facts.ranking_text(made, scenario, view, 8)
         assert not INTERVAL.search(written) and f"{ERROR} %" not in written and "PD pays" not in written
-        assert facts.verdict(made, scene).code == "extrapolated"
+        assert facts.verdict(made, scenario).code == "extrapolated"
         head, *rows = [line for line in written.splitlines() if "over collocated" in line or line.startswith(" 1 ")]
         assert head.endswith("extrapolated") and rows[0].rstrip().endswith("model" if hardware.fit else "fit")
         base, split = (made.best_candidate(collocated=each) for each in (True, False))
-        assert base is not None and split is not None and outside(base, scene)
-        advantage = gain(split, base, scene)
+        assert base is not None and split is not None and outside(base, scenario)
+        advantage = gain(split, base, scenario)
         assert advantage is not None and advantage.interval is None
 
     def test_commands_say_it(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.plan.traffic import endless_hit_share, trace_of_file
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import empty_level
@@ -84,9 +84,9 @@ def test_the_share_counts_requests_from_a_moment_on() -> None:
 @pytest.mark.parametrize("moves", [False, True])
 def test_the_verdict_follows_from_the_gain(gain: float, code: str, moves: bool) -> None:
     assert SHAPE is not None
-    scene, plan = Scene(HARDWARE, SHAPE, Workload(), SLO), planned(gain, moves=moves)
-    assert FluidFacts(plan, scene).verdict == code
-    hint = "they pay where the mix moves" in fluid_text(plan, scene)
+    scenario, plan = Scenario(HARDWARE, SHAPE, Workload(), SLO), planned(gain, moves=moves)
+    assert FluidFacts(plan, scenario).verdict == code
+    hint = "they pay where the mix moves" in fluid_text(plan, scenario)
     assert hint is (code != "worth_it" and not moves), "a mix that moves needs no hint at one"
 
 
@@ -119,7 +119,7 @@ def test_bad_input_is_one_line(flags: str, says: str, capsys: pytest.CaptureFixt
 def test_an_slo_of_both_latencies_is_needed() -> None:
     assert SHAPE is not None
     with pytest.raises(UsageError, match="give --slo-ttft-ms"):
-        fluid_plan(Scene(HARDWARE, SHAPE, Workload(), Slo(ttft_s=2.0)), "gpt-oss-120b", 8)
+        fluid_plan(Scenario(HARDWARE, SHAPE, Workload(), Slo(ttft_s=2.0)), "gpt-oss-120b", 8)
 
 
 CONVERSATIONS = """\
@@ -127,7 +127,7 @@ conversations: {rate_rps: 1, sessions: 60, turns: 3, user_tokens: 2500, answer_t
 """
 
 
-def of_sessions(folder: Path) -> tuple[Path, Scene]:
+def of_sessions(folder: Path) -> tuple[Path, Scenario]:
     """Sixty conversations, each turn after the answer to the one before."""
     assert SHAPE is not None
     path = folder / "chat.yaml"
@@ -136,17 +136,17 @@ def of_sessions(folder: Path) -> tuple[Path, Scene]:
     workload = Workload(input_tokens=5000, output_tokens=60)
     slo = Slo(ttft_s=2.0, tpot_s=0.02, quantile=0.9)
     hits = endless_hit_share(trace, HARDWARE, SHAPE)
-    return path, Scene(HARDWARE, SHAPE, workload, slo, hits, trace=trace, scattered=False)
+    return path, Scenario(HARDWARE, SHAPE, workload, slo, hits, trace=trace, scattered=False)
 
 
 def test_sessions_begin_as_often_as_the_slo_allows(tmp_path: Path) -> None:
-    _, scene = of_sessions(tmp_path)
-    assert scene.trace is not None
-    made = fluid_plan(scene, "gpt-oss-120b", 2)
+    _, scenario = of_sessions(tmp_path)
+    assert scenario.trace is not None
+    made = fluid_plan(scenario, "gpt-oss-120b", 2)
     best = made.auto
     assert best.speed is not None and best.rps > 0 and 0.2 < best.hit_share < 0.7
-    rate_rps = best.speed * scene.trace.rate_rps
-    held, beyond = (scene.replayed(made.deployment, factor * rate_rps) for factor in (1.0, 1.1))
+    rate_rps = best.speed * scenario.trace.rate_rps
+    held, beyond = (scenario.replayed(made.deployment, factor * rate_rps) for factor in (1.0, 1.1))
     assert held.meets and not beyond.meets
     came_s = held.level.arrival_s
     assert best.rps == pytest.approx((len(came_s) - 1) / (came_s[-1] - came_s[0]))

@@ -15,7 +15,7 @@ from pdlab.placement.place import place
 from pdlab.plan.candidates import engine_shapes, shortlist
 from pdlab.plan.planner import capacity, evaluate, sized_alone
 from pdlab.plan.rate_matching import Matcher
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import load_hardware
 
 pytestmark = pytest.mark.property
@@ -63,9 +63,9 @@ def test_a_looser_slo_never_lowers_what_is_served(
     label: str, tpot_s: float, ttft_s: float, looser: float, seed: int
 ) -> None:
     """On the same simulated loads."""
-    scene = Scene(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
-    candidate = evaluate(scene, sized_alone(scene, Deployment(topology=parse_label(label))), 8)
-    tight, loose = scene.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
+    scenario = Scenario(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
+    candidate = evaluate(scenario, sized_alone(scenario, Deployment(topology=parse_label(label))), 8)
+    tight, loose = scenario.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
     outcomes = candidate.outcomes
 
     def served(slo: Slo) -> float:

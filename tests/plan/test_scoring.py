@@ -41,7 +41,7 @@ from pdlab.plan.scoring import (
     response,
     scored,
 )
-from pdlab.plan.stack_prior import LEAST_STACKS, ErrorComponents, is_represented
+from pdlab.plan.stack_prior import LEAST_STACKS, EffectSds, ErrorComponents, is_represented, prior_of
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.simulator import simulate
@@ -228,6 +228,16 @@ def test_the_shipped_catalog_knows_what_it_has_seen() -> None:
     assert not {"int4", "nvfp4"} & set(catalog.covered.weights), "their tables are in doubt"
     seen, strange = catalog.prior(known), catalog.prior(known._replace(model="another", version="0.99"))
     assert seen.covariance[0, 0] < strange.covariance[0, 0]
+
+
+def test_a_plan_predicts_by_the_prior_that_was_scored() -> None:
+    """Of public stacks alone. The host of vLLM 0.11, measured at home, counts for that version and no later one."""
+    catalog = public_errors()
+    later = next(each.stack for each in catalog.stacks if each.model.startswith("gpt-oss"))._replace(version="0.99")
+    effects = [EffectSds(*each) for each in catalog.effects]
+    scored_prior = prior_of(later, [each.fit for each in catalog.stacks], effects)
+    assert catalog.prior(later).mean.tolist() == scored_prior.mean.tolist()
+    assert catalog.prior(later._replace(version="0.11")).mean[0] > scored_prior.mean[0] + 0.3
 
 
 PD_HEADER = (

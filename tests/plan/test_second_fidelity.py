@@ -12,7 +12,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Open, Slo, Workload
 from pdlab.plan.planner import Candidate
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.plan.second_fidelity import comparison_with_vllm
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
@@ -20,36 +20,38 @@ from pdlab.sim.simulator import simulate
 
 SHAPE = load_model("gpt-oss-120b")
 assert SHAPE is not None
-SCENE = Scene(load_hardware("h100-vllm-0.11"), SHAPE, Workload(), Slo(ttft_s=2.0, tpot_s=0.02))
+SCENARIO = Scenario(load_hardware("h100-vllm-0.11"), SHAPE, Workload(), Slo(ttft_s=2.0, tpot_s=0.02))
 COLLOCATED = Deployment(topology=parse_label("collocated-2xtp2"))
 
 
-def candidate(scene: Scene, load: Closed | Open) -> Candidate:
-    result = scene.outcome(COLLOCATED, load, 4.0)
+def candidate(scenario: Scenario, load: Closed | Open) -> Candidate:
+    result = scenario.outcome(COLLOCATED, load, 4.0)
     return Candidate(COLLOCATED, 1, (result,), result, 4.0)
 
 
 @pytest.mark.parametrize("load", [Closed(concurrency=8), Open(rate_rps=2)], ids=str)
 def test_the_same_requests_again(load: Closed | Open) -> None:
-    one = candidate(SCENE, load)
-    assert SCENE.again(simulate, COLLOCATED, one.outcomes[0]) == one.outcomes[0]
-    (row,) = comparison_with_vllm(SCENE, [one], simulate).splitlines()[-1:]
+    one = candidate(SCENARIO, load)
+    assert SCENARIO.again(simulate, COLLOCATED, one.outcomes[0]) == one.outcomes[0]
+    (row,) = comparison_with_vllm(SCENARIO, [one], simulate).splitlines()[-1:]
     left, right = zip(*(cell.split(" / ") for cell in row.split("  ") if " / " in cell), strict=True)
     assert [cell.strip() for cell in left] == [cell.strip() for cell in right]
 
 
 def test_a_trace_again() -> None:
     trace = Trace(tuple(0.5 * n for n in range(80)), (2000,) * 80, (50,) * 80)
-    scene = Scene(SCENE.hardware, SCENE.shape, Workload(input_tokens=2000, output_tokens=50), SCENE.slo, trace=trace)
-    one = scene.outcome(COLLOCATED, Open(rate_rps=trace.rate_rps))
-    assert scene.again(simulate, COLLOCATED, one) == one
+    scenario = Scenario(
+        SCENARIO.hardware, SCENARIO.shape, Workload(input_tokens=2000, output_tokens=50), SCENARIO.slo, trace=trace
+    )
+    one = scenario.outcome(COLLOCATED, Open(rate_rps=trace.rate_rps))
+    assert scenario.again(simulate, COLLOCATED, one) == one
 
 
 def test_what_cannot_be_simulated_so_is_named() -> None:
     def refuses(*_: Any, **__: Any) -> Any:
         raise UsageError("not with pipeline stages")
 
-    assert comparison_with_vllm(SCENE, [candidate(SCENE, Closed(concurrency=4))], refuses).endswith(
+    assert comparison_with_vllm(SCENARIO, [candidate(SCENARIO, Closed(concurrency=4))], refuses).endswith(
         "collocated-2xtp2: not with pipeline stages"
     )
 

@@ -16,7 +16,7 @@ from pdlab.plan import csv_predictions, error_catalog, stack_bands
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
-from pdlab.plan.scene import Scene
+from pdlab.plan.scenario import Scenario
 from pdlab.plan.scoring import with_correction
 from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
@@ -174,17 +174,19 @@ def test_calculated_step_times_have_no_band_of_measured_ones(mode: str, own_leve
 
 def test_a_ranking_has_a_verdict_only_where_there_is_a_band() -> None:
     """The ranking's intervals are of the same errors: P:D and Poisson arrivals have none on tables."""
-    scene = Scene(measured(), GPT_OSS, WORKLOAD, Slo(ttft_s=2.0, tpot_s=0.02))
+    scenario = Scenario(measured(), GPT_OSS, WORKLOAD, Slo(ttft_s=2.0, tpot_s=0.02))
     collocated, split = (
         Deployment(model="gpt-oss-120b", topology=parse_label(label))
         for label in ("collocated-1xtp4", "pd-pack-p1xtp4-d1xtp4")
     )
-    assert scene.outside(collocated) == () and scene.outside(collocated, scene.outcome(collocated, CLOSED)) == ()
-    assert [each.dimension for each in scene.outside(split)] == ["errors"]
-    cached = replace(scene, prefix_hit_rate=0.5)
+    assert (
+        scenario.outside(collocated) == () and scenario.outside(collocated, scenario.outcome(collocated, CLOSED)) == ()
+    )
+    assert [each.dimension for each in scenario.outside(split)] == ["errors"]
+    cached = replace(scenario, prefix_hit_rate=0.5)
     assert [each.dimension for each in cached.outside(collocated)] == ["errors"]
-    arrivals = scene.outcome(collocated, Open(rate_rps=1.0), 5.0)
-    assert [each.dimension for each in scene.outside(collocated, arrivals)] == ["errors"]
+    arrivals = scenario.outcome(collocated, Open(rate_rps=1.0), 5.0)
+    assert [each.dimension for each in scenario.outside(collocated, arrivals)] == ["errors"]
 
 
 CLOSED = Closed(concurrency=8)

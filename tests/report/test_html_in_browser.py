@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from support import browser, folders
 
 from pdlab.analysis.view import View
 from pdlab.cli import viz
+from pdlab.report.build import build_report
+from pdlab.report.curve_figure import of_report
+from pdlab.report.load import load
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
 POINT = """(() => {
@@ -17,6 +21,7 @@ POINT = """(() => {
   return [box.x + box.width / 2, box.y + box.height / 2];
 })()"""
 TIP = "document.getElementById('tip').hidden ? null : document.getElementById('tip').innerText"
+MAIN = "document.querySelector('figure.main svg')"
 ROWS = "[...document.querySelectorAll('#levels tr[data-curve]')].filter((row) => !row.hidden).length"
 CURVES = "[...document.querySelectorAll('figure.main .curve')].map((group) => +group.dataset.i)"
 CHOOSE = """(() => {
@@ -145,6 +150,41 @@ def test_the_frontier_drawn_is_that_of_the_analysis(opened: browser.Page, file: 
         opened.evaluate(CHOOSE % ("latency", choice, "change"))
         rings = opened.evaluate("document.querySelectorAll('figure.main .ring').length")
         assert rings == sum(len(spots) for _, spots in ranking.frontiers(curves, view)) > 1
+
+
+@pytest.mark.parametrize("latency", ["token", "first_token", "interactivity"])
+def test_levels_and_bands_lie_where_the_figure_has_them(latency: str, opened: browser.Page, file: Path) -> None:
+    """The page works out the ends of axes and bands for what is shown by the rules of the figure."""
+    spec = of_report(build_report(load(*sorted(file.parent.glob("*-folder")))), every=True)
+    main = spec.panels[0]
+    shown = spec.shown(main, latency=latency)
+    opened.evaluate(CHOOSE % ("latency", latency, "change"))
+    _, _, width, height = map(float, opened.evaluate(f"{MAIN}.getAttribute('viewBox')").split())
+    edges = ((52, width - 14), (height - 40, 24))
+    ends = [
+        axis.limits([place[side] for place in shown.at.values()], log)
+        for side, (axis, log) in enumerate(((shown.x, shown.log_x), (shown.y, shown.log_y)))
+    ]
+    assert not (shown.log_x or shown.log_y)
+
+    def on_page(places: Iterable[tuple[float, float]]) -> list[float]:
+        return [
+            begin + (value - low) / (high - low) * (end - begin)
+            for place in places
+            for value, (low, high), (begin, end) in zip(place, ends, edges, strict=True)
+        ]
+
+    def numbers(nodes: str, attribute: str) -> list[float]:
+        texts = opened.evaluate(f"[...{MAIN}.querySelectorAll('{nodes}')].map((n) => n.getAttribute('{attribute}'))")
+        return [float(number) for text in texts for number in re.findall(r"-?[\d.]+", text)]
+
+    levels = [level for line in main.lines for level in (*line.joined, *line.off)]
+    assert numbers(".curve path[transform]", "transform") == pytest.approx(
+        on_page(shown.at[level] for level in levels), abs=0.1
+    )
+    outlines = [place for line in main.lines for place in spec.band(shown, line, main=True)]
+    assert len(outlines) == 16, "3 levels of two curves and 2 of one, there and back"
+    assert numbers(".band", "d") == pytest.approx(on_page(outlines), abs=0.1)
 
 
 def test_a_phone(page: browser.Page, file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.curves import many, one
 
 from pdlab.analysis.view import View
-from pdlab.report import plots
+from pdlab.report import plots, style
 from pdlab.report.curve_figure import curve_figure
 from pdlab.report.highlight import MOST_ALIKE, MOST_COLOURED, highlighted, panels
 from pdlab.report.style import GREY, HUES, lightness, styles
@@ -29,10 +29,10 @@ def test_of_many_curves_the_frontier_and_the_best_have_colours_of_which_there_ar
     assert "c29" in chosen and "c0" not in chosen and 1 <= len(chosen) <= MOST_COLOURED <= len(HUES)
     with_best = highlighted(curves, View(), ("c0",))
     assert with_best is not None and "c0" in with_best and len(with_best) <= MOST_COLOURED
-    found = {curve.label: style for curve, style in zip(curves, styles(curves, chosen), strict=True)}
-    assert {label for label, style in found.items() if not style.quiet} == chosen
+    found = {curve.label: look for curve, look in zip(curves, styles(curves, chosen), strict=True)}
+    assert {label for label, look in found.items() if not look.quiet} == chosen
     assert len({(found[label].color, found[label].marker) for label in chosen}) == len(chosen)
-    assert {style.color for style in found.values() if style.quiet} == {GREY}
+    assert {look.color for look in found.values() if look.quiet} == {GREY}
     assert all(lightness(found[label].color) < lightness(GREY) + 1 for label in chosen)
 
 
@@ -57,7 +57,7 @@ def test_the_rate_axis_is_logarithmic_where_curves_span(factors: tuple[float, ..
 def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
     settings = [("h100", "vllm"), ("h100", "vllm"), ("h200", "vllm"), ("h200", "sglang")]
     curves = [one(str(i), 1, settings={"gpu": g, "framework": f, "tp": str(i)}) for i, (g, f) in enumerate(settings)]
-    families = [style.family for style in styles(curves)]
+    families = [look.family for look in styles(curves)]
     assert families == ["h100 vllm", "h100 vllm", "h200 vllm", "h200 sglang"]
 
 
@@ -65,7 +65,7 @@ def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
 def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """PDLAB_UPDATE_GOLDEN=1 rewrites the stored file; read the difference before keeping it."""
     kept: list[str] = []
-    saved = plots.save
+    saved = style.save
 
     def keep(figure: Any, path: Path) -> None:
         width = figure.bbox.width
@@ -80,7 +80,7 @@ def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyP
         assert all(text.get_window_extent(renderer).x1 <= width for text in figure.texts)
         saved(figure, path)
 
-    monkeypatch.setattr(plots, "save", keep)
+    monkeypatch.setattr(style, "save", keep)
     spec = curve_figure([*many(18), *many(30, 2000, "long ")], View(), best=["c3"])
     plots.draw(spec, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000

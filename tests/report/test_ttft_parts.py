@@ -11,7 +11,7 @@ import pytest
 from support import folders, timelines
 
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.report import ttft_parts
+from pdlab.report import style, ttft_parts
 from pdlab.report.build import Report, build_report
 from pdlab.report.html import render
 from pdlab.report.load import load
@@ -90,7 +90,7 @@ def test_no_label_of_the_picture_lies_on_another(
             overlapping.extend((one[0], other[0]) for one, other in combinations(boxes, 2) if one[1].overlaps(other[1]))
             assert all(figure.bbox.containsx(box.x0) and figure.bbox.containsx(box.x1) for _, box in boxes)
 
-    monkeypatch.setattr(ttft_parts, "save", look)
+    monkeypatch.setattr(style, "save", look)
     ttft_parts.draw(ttft_parts.figure(levels), tmp_path / "x.png")
     assert overlapping == []
 

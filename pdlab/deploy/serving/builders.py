@@ -3,10 +3,11 @@ that are served.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
 `pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
-`pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.Drains`, and, with
-``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without pdlab). With
-``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`). The classes travel to
-the replicas by value, so that the nodes of a cluster need no pdlab; the machine that builds the application does.
+`pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.DrainsBeforeStop`,
+and, with ``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without
+pdlab). With ``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`).
+The classes travel to the replicas by value. So the nodes of a cluster need no pdlab; the machine that builds the
+application does.
 Imports Ray: no module of pdlab's own process imports it but by its name in `pdlab.deploy.serve_config`.
 """
 
@@ -19,12 +20,12 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from pdlab.deploy.serving.dead_engine import EndsWithEngine
-from pdlab.deploy.serving.drain import Drains
+from pdlab.deploy.serving.dead_engine import StopsWithEngine
+from pdlab.deploy.serving.drain import DrainsBeforeStop
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
-from pdlab.deploy.serving.fluid import PlaysRoles
+from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.guard import OBJECTS, PARSED, Guard, RequestRules
-from pdlab.deploy.serving.guard_sources import BringsGuard, pythonpath, sources
+from pdlab.deploy.serving.guard_sources import InstallsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.log_stats import EmptiesStats
 from pdlab.deploy.serving.nixl_port import HoldsPort
@@ -33,7 +34,7 @@ from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import HandsOnTimes, TellsTimes, Timed, current
+from pdlab.deploy.serving.timeline import SendsTimeline, Timed, TimelineHeader, current
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -73,14 +74,14 @@ class Front:
             if getattr(route, "path", None) in OBJECTS and hasattr(route, "get_route_handler"):
                 route.app = _parsing_once(route.get_route_handler())
         app.add_middleware(Guard, rules=self.rules)
-        if isinstance(self, TellsTimes):
+        if isinstance(self, SendsTimeline):
             app.add_middleware(Timed, server=self)
         else:
-            app.add_middleware(HandsOnTimes)
+            app.add_middleware(TimelineHeader)
         return app
 
 
-class OneByOne:
+class SplitsSequences:
     """Mixed into Ray's decode server: every sequence has a prefill and a KV transfer of its own.
 
     What one engine has to answer whole (`pdlab.deploy.serving.sequences.for_one_engine`) is answered by decode's alone.
@@ -184,7 +185,7 @@ def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     _orchestrate(application, call, kv_drain_s)
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
-            _mix_in(application_, PlaysRoles, {"board_name": board_name, "board_spec": spec})
+            _mix_in(application_, SwitchesRoles, {"board_name": board_name, "board_spec": spec})
     return _timed(application, args)
 
 
@@ -231,11 +232,11 @@ def _orchestrate(application: Any, call: dict[str, Any], kv_drain_s: float) -> N
     rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
-            _mix_in(application_, Drains, {"kv_drain_s": kv_drain_s})
+            _mix_in(application_, DrainsBeforeStop, {"kv_drain_s": kv_drain_s})
             _mix_in(application_, HoldsPort, {})
         if issubclass(bound_deployment(application_).func_or_class, pd.PDOrchestratorMixin):
             _mix_in(application_, CallsPrefill, {"prefill_rules": rules})
-            _mix_in(application_, OneByOne, {})
+            _mix_in(application_, SplitsSequences, {})
 
 
 def _timed(application: Any, args: dict[str, Any]) -> Any:
@@ -244,7 +245,7 @@ def _timed(application: Any, args: dict[str, Any]) -> Any:
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
             traced = args["traces"]["share"] if args.get("traces") else None
-            _mix_in(application_, TellsTimes, {"marks_reads": bool(args.get("kv_guard")), "traced": traced})
+            _mix_in(application_, SendsTimeline, {"marks_reads": bool(args.get("kv_guard")), "traced": traced})
     return application
 
 
@@ -267,13 +268,13 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
     for application_ in _applications(application):
         if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
             _mix_in(application_, CountsPoolTokens, {})
-            _mix_in(application_, EndsWithEngine, {})
+            _mix_in(application_, StopsWithEngine, {})
             _mix_in(application_, ExplainsErrors, {})
             _mix_in(application_, EmptiesStats, {})
             if kv_guard:
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:
-                _mix_in(application_, BringsGuard, {"guard_files": files})
+                _mix_in(application_, InstallsGuard, {"guard_files": files})
     _mix_in(application, Front, {"rules": RequestRules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
 

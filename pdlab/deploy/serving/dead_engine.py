@@ -28,7 +28,7 @@ EXIT_CODE = 1
 ELSEWHERE = 425
 
 
-class EndsWithEngine:
+class StopsWithEngine:
     """Mixed into Ray's engine servers."""
 
     _end: asyncio.Task[None] | None = None
@@ -45,7 +45,7 @@ class EndsWithEngine:
         client = getattr(self.engine, "_engine_client", None)  # type: ignore[attr-defined]
         if hasattr(client, "errored"):
             app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
-            app.add_middleware(SendsElsewhere, client=client)
+            app.add_middleware(RefusesWhenDead, client=client)
         return app
 
     async def __del__(self) -> None:
@@ -54,7 +54,7 @@ class EndsWithEngine:
         await super().__del__()  # type: ignore[misc]
 
 
-class SendsElsewhere:
+class RefusesWhenDead:
     """Answers `ELSEWHERE` to what is sent after vLLM's ``client`` has found its engine core dead."""
 
     def __init__(self, app: App, client: Any) -> None:

@@ -18,7 +18,7 @@ from pdlab.deploy.serving.elastic import value_of
 POLL_S = 0.5
 
 
-class Drains:
+class DrainsBeforeStop:
     """Mixed into Ray's engine servers of prefill and decode: Ray calls ``__del__`` once, when their requests have
     ended, and stops the replica when it returns."""
 

@@ -33,7 +33,7 @@ _DATA, _END = "data: ", "\n\n"
 _PART_OF_A_CHARACTER = "\ufffd"
 
 
-class AnotherBegin(Exception):
+class SentTextMismatch(Exception):
     """Decode's answer does not begin with the text that the client has been sent."""
 
 
@@ -105,7 +105,7 @@ def _means_something(value: Any, field: Any) -> bool:
     return value not in (None, field.get_default(call_default_factory=True), [], {}, "")
 
 
-class WithoutBegin:
+class DropsSentText:
     """Decode's stream without the text that the client has. Items are texts of server-sent events, and lists of them;
     others are passed on as they are."""
 
@@ -118,7 +118,7 @@ class WithoutBegin:
         return not self._left
 
     def rest(self, item: Any) -> Any:
-        """What of the item is to be sent; None: nothing. Raises AnotherBegin."""
+        """What of the item is to be sent; None: nothing. Raises SentTextMismatch."""
         if self.done:
             return item
         if isinstance(item, list):
@@ -142,7 +142,7 @@ class WithoutBegin:
             return event
         choices = chunk.get("choices")
         if not choices:
-            raise AnotherBegin
+            raise SentTextMismatch
         choice, left = choices[0], self._left
         text = choice.get("text") or ""
         if text.startswith(left):
@@ -154,7 +154,7 @@ class WithoutBegin:
         if left.startswith(text) and choice.get("finish_reason") is None:
             self._left = left[len(text) :]
             return None
-        raise AnotherBegin
+        raise SentTextMismatch
 
 
 def going_on(request: Any, early: EarlyToken) -> Any:

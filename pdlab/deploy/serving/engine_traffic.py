@@ -34,7 +34,7 @@ class EngineAnswer:
         self.tokens = 0
 
 
-class Flow:
+class TrafficCounts:
     """Counts since the last `take`, and what is under way. Times are those of ``clock``, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

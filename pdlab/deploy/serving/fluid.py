@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdlab.deploy.serving.elastic import WARM_S
-from pdlab.deploy.serving.engine_traffic import EngineAnswer, Flow, prompt_chunks, prompt_tokens
+from pdlab.deploy.serving.engine_traffic import EngineAnswer, TrafficCounts, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.role_board import TELL_S, board, pace
@@ -33,7 +33,7 @@ WARM_PROMPT, WARM_TOKENS = tuple(range(1, 65)), 2
 ALIVE_EVERY = 4
 
 
-class PlaysRoles:
+class SwitchesRoles:
     """Mixed into a server that orchestrates prefill and decode, in front of all others: its prefill is its own
     deployment, and what another engine asks it to prefill it prefills.
 
@@ -53,7 +53,7 @@ class PlaysRoles:
     keeps_ends_alone = False
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
-        self._flow = Flow()
+        self._flow = TrafficCounts()
         # By the id of the request's object, which lives as long.
         self._answers: dict[int, EngineAnswer] = {}
         self._prefill_by: dict[int, str] = {}
@@ -259,7 +259,7 @@ class PlaysRoles:
         self._warming.add(task)
         task.add_done_callback(self._warming.discard)
 
-    def _counts(self) -> EngineReport:
+    def _flow_report(self) -> EngineReport:
         counts = self._flow.take()
         generated = getattr(self.engine, "generated_tokens", None)  # type: ignore[attr-defined]
         if generated is not None:  # of an engine whose answers come in few pieces
@@ -285,7 +285,7 @@ class PlaysRoles:
             try:
                 if self._board is None:
                     self._board = await asyncio.to_thread(board, self.board_name, spec)
-                counts = replace(self._counts(), warmed=dict(self._warmed))
+                counts = replace(self._flow_report(), warmed=dict(self._warmed))
                 told = await asyncio.wait_for(self._board.report.remote(name, node, counts.fields), BOARD_ANSWER_S)
                 self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in counts.warmed}
                 orders = EngineOrders(**told)

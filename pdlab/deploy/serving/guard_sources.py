@@ -141,7 +141,7 @@ def _is(folder: Path, files: Mapping[str, str]) -> bool:
         return False
 
 
-class BringsGuard:
+class InstallsGuard:
     """Mixed into Ray's engine servers: before the engine starts, the guard is on every node of the replica."""
 
     guard_files: Mapping[str, str]

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from pdlab.deploy.serving.early_token import (
     FIRST_TOKEN,
-    AnotherBegin,
+    DropsSentText,
     EarlyToken,
-    WithoutBegin,
+    SentTextMismatch,
     counted,
     early_token,
     first_token,
@@ -172,7 +172,7 @@ class CallsPrefill:
         self, early: EarlyToken, stream: Any, anew: Callable[[], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
         """The early token, and what decode's stream has behind it; where that begins otherwise, the stream ``anew``."""
-        rest = WithoutBegin(early.text)
+        rest = DropsSentText(early.text)
         again: Any = None
         try:
             count("early")
@@ -183,7 +183,7 @@ class CallsPrefill:
             async for item in stream:
                 if (kept := rest.rest(item)) is not None:
                     yield kept
-        except AnotherBegin:
+        except SentTextMismatch:
             count("early_again")
             if (timing := current()) is not None:
                 timing.asked_anew = True

@@ -19,7 +19,7 @@ _in_turn: Any = importlib.import_module(TURN_ROUTERS)
 ROUTE = "pdlab_route"
 
 
-class TakesRoutes:
+class FollowsRoute:
     """Mixed into a router of Ray. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) learns from it
     which replica it went to, and goes to none of ``route.avoid``."""
 
@@ -58,13 +58,13 @@ class TakesRoutes:
             attempt += 1
 
 
-class PrefillRouter(TakesRoutes, _routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+class PrefillRouter(FollowsRoute, _routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     """Power of two choices, as Ray's default."""
 
 
-class PrefillBySession(TakesRoutes, _by_session.ConsistentHashRouter):  # type: ignore[misc]
+class PrefillBySession(FollowsRoute, _by_session.ConsistentHashRouter):  # type: ignore[misc]
     """The replica of the request's session."""
 
 
-class PrefillInTurn(TakesRoutes, _in_turn.RoundRobinRouter):  # type: ignore[misc]
+class PrefillInTurn(FollowsRoute, _in_turn.RoundRobinRouter):  # type: ignore[misc]
     """Each replica in turn."""

@@ -230,7 +230,7 @@ class Timing:
         return [read for read in self.reads if boot and read[6] == boot]
 
 
-class Book:
+class TimingBook:
     """The timings of the requests that an engine has, by the engine's own ids."""
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class Book:
                 timing.read(*read)
 
 
-def listen(client: Any, book: Book) -> None:
+def listen(client: Any, book: TimingBook) -> None:
     """Have the book hear what vLLM's client gives to its engine core and gets from it. Raises AttributeError where
     that is another vLLM's."""
     processor, core = client.output_processor, client.engine_core
@@ -307,19 +307,19 @@ def listen(client: Any, book: Book) -> None:
     processor.add_request, core.get_output_async = add_request, get_output
 
 
-class TellsTimes:
+class SendsTimeline:
     """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard.
     ``traced``: the share of requests whose spans are made; None: no endpoint takes spans."""
 
     marks_reads = False
     traced: float | None = None
-    _book: Book | None = None
+    _book: TimingBook | None = None
     _traces: Traces | None = None
     _counts: CountsParts | None = None
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
-        self._book, self._counts = Book(), CountsParts(replica_id())
+        self._book, self._counts = TimingBook(), CountsParts(replica_id())
         try:
             listen(self.engine._engine_client, self._book)  # type: ignore[attr-defined]
         except AttributeError as error:  # another vLLM or Ray, or no engine of vLLM's: serves all the same
@@ -421,7 +421,7 @@ class TellsTimes:
 class Timed:
     """ASGI middleware of an engine's own server, in front of all else: the timing begins and ends here."""
 
-    def __init__(self, app: Any, server: TellsTimes) -> None:
+    def __init__(self, app: Any, server: SendsTimeline) -> None:
         self.app = app
         self.server = server
 
@@ -447,7 +447,7 @@ class Timed:
 class _Sending:
     """Sends what the application answers, and marks when; with the timeline where that was asked for."""
 
-    def __init__(self, server: TellsTimes, timing: Timing, send: Send) -> None:
+    def __init__(self, server: SendsTimeline, timing: Timing, send: Send) -> None:
         self._server = server
         self._timing = timing
         self._send = send
@@ -471,7 +471,7 @@ class _Sending:
         await self._send(message)
 
 
-class HandsOnTimes:
+class TimelineHeader:
     """ASGI middleware of an ingress: the timeline in an answer that is not streamed becomes a header."""
 
     def __init__(self, app: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import dead_engine
-from pdlab.deploy.serving.dead_engine import ELSEWHERE, EXIT_CODE, EndsWithEngine, SendsElsewhere, end_with
+from pdlab.deploy.serving.dead_engine import ELSEWHERE, EXIT_CODE, RefusesWhenDead, StopsWithEngine, end_with
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def mixed() -> Iterator[Callable[[Any], Any]]:
         async def __del__(self) -> None:
             self.calls.append("stop")
 
-    class Mixed(EndsWithEngine, Server):
+    class Mixed(StopsWithEngine, Server):
         pass
 
     made = []
@@ -138,7 +138,7 @@ def test_what_comes_after_the_death_is_sent_elsewhere(
         raise AssertionError("nothing of the body is read")
 
     scope = {"type": kind} | ({"method": method} if method else {})
-    asyncio.run(SendsElsewhere(app, SimpleNamespace(errored=errored))(scope, receive, send))
+    asyncio.run(RefusesWhenDead(app, SimpleNamespace(errored=errored))(scope, receive, send))
     assert bool(came) is taken
     assert [message.get("status") for message in sent] == ([] if taken else [ELSEWHERE, None])
     if not taken:
@@ -161,7 +161,7 @@ def test_a_replica_that_answers_http_itself_has_it_in_front(watched: bool) -> No
         async def __serve_build_asgi_app__(self) -> Any:
             return app
 
-    class Mixed(EndsWithEngine, Native):
+    class Mixed(StopsWithEngine, Native):
         def __del__(self) -> None:  # type: ignore[override]
             """None is to run when it is collected."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import drain
-from pdlab.deploy.serving.drain import Drains, drained
+from pdlab.deploy.serving.drain import DrainsBeforeStop, drained
 
 
 def engine(*free: bool | Exception) -> Any:
@@ -76,7 +76,7 @@ def test_rays_own_end_comes_behind_it() -> None:
         async def __del__(self) -> None:
             ends.append("ended")
 
-    class Mixed(Drains, Server):
+    class Mixed(DrainsBeforeStop, Server):
         kv_drain_s = 1.0
 
     server: Any = SimpleNamespace(engine=held, kv_drain_s=1.0)

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict
 
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.early_token import (
-    AnotherBegin,
+    DropsSentText,
     EarlyToken,
-    WithoutBegin,
+    SentTextMismatch,
     counted,
     early_token,
     first_token,
@@ -184,7 +184,7 @@ def test_the_begin_is_left_out_however_decode_cuts_its_text(begin: str, end: str
     cuts = sorted(data.draw(st.sets(st.integers(1, len(whole)), max_size=5)) | {0, len(whole)})
     pieces = [whole[a:b] for a, b in pairwise(cuts)]
     as_list = data.draw(st.booleans())
-    rest, sent = WithoutBegin(begin), []
+    rest, sent = DropsSentText(begin), []
     for piece in [*map(event, pieces), event("", "length"), USAGE, DONE]:
         kept = rest.rest([piece] if as_list else piece)
         sent += [] if kept is None else [kept]
@@ -194,15 +194,15 @@ def test_the_begin_is_left_out_however_decode_cuts_its_text(begin: str, end: str
 
 @pytest.mark.parametrize("other", [event(" wan"), event(" u", "stop"), event("", "stop"), USAGE, DONE])
 def test_another_begin_is_seen(other: str) -> None:
-    with pytest.raises(AnotherBegin):
-        WithoutBegin(" ufo").rest(other)
+    with pytest.raises(SentTextMismatch):
+        DropsSentText(" ufo").rest(other)
 
 
 def test_an_error_is_passed_on() -> None:
     failed = 'data: {"error": {"message": "no"}}\n\n'
-    assert WithoutBegin(" ufo").rest(failed) == failed
+    assert DropsSentText(" ufo").rest(failed) == failed
     error = SimpleNamespace(error="no")
-    assert WithoutBegin(" ufo").rest(error) is error
+    assert DropsSentText(" ufo").rest(error) is error
 
 
 class Decode(CallsPrefill):

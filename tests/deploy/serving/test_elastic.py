@@ -27,7 +27,7 @@ from pdlab.deploy.serving.elastic import (
     Scaling,
     next_to_stop,
 )  # fmt: skip
-from pdlab.deploy.serving.engine_traffic import Flow
+from pdlab.deploy.serving.engine_traffic import TrafficCounts
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
 from pdlab.roles.count import CountDecision
 from pdlab.roles.policy import Demand
@@ -295,7 +295,7 @@ def tell(of: RoleBoard, *names: str, **more: Any) -> dict[str, Any]:
     """The last one's answer."""
     answer = {}
     for name in names:
-        answer = asyncio.run(of.report(name, "node", {**Flow().take().fields, **more}))
+        answer = asyncio.run(of.report(name, "node", {**TrafficCounts().take().fields, **more}))
     return answer
 
 

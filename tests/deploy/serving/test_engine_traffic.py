@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from support.clock import Clock
 
-from pdlab.deploy.serving.engine_traffic import Flow, prompt_chunks, prompt_tokens, tokens_after
+from pdlab.deploy.serving.engine_traffic import TrafficCounts, prompt_chunks, prompt_tokens, tokens_after
 from pdlab.roles.observed import size_class
 
 
@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 
 def test_prefill_is_busy_while_one_prompt_is_there(clock: Clock) -> None:
-    flow = Flow(clock)
+    flow = TrafficCounts(clock)
     flow.prefill_began(100)
     clock.now = 1.0
     flow.prefill_began(50)
@@ -39,7 +39,7 @@ def test_prefill_is_busy_while_one_prompt_is_there(clock: Clock) -> None:
 
 
 def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
-    flow = Flow(clock)
+    flow = TrafficCounts(clock)
     answer = flow.arrived(100)
     assert (flow.running, flow.coming) == (0, 1), "its prompt is elsewhere"
     clock.now = 0.2
@@ -61,7 +61,7 @@ def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
 
 
 def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
-    flow = Flow(clock)
+    flow = TrafficCounts(clock)
     flow.ended(flow.arrived(10), whole=False)
     sent = flow.arrived(10)
     flow.prompted(sent, 10)
@@ -73,7 +73,7 @@ def test_what_is_given_up_is_no_answer(clock: Clock) -> None:
 
 
 def test_idle_is_nothing_to_tell(clock: Clock) -> None:
-    flow = Flow(clock)
+    flow = TrafficCounts(clock)
     assert flow.idle
     answer = flow.arrived(10)
     flow.prompted(answer, 10)
@@ -108,7 +108,7 @@ def test_tokens_of_an_answer() -> None:
 
 
 def test_a_prompt_that_is_asked_for_again_counts_once(clock: Clock) -> None:
-    flow = Flow(clock)
+    flow = TrafficCounts(clock)
     answer = flow.arrived(1000)
     flow.prompted(answer, 400)
     flow.prompted(answer, 300)
@@ -118,7 +118,7 @@ def test_a_prompt_that_is_asked_for_again_counts_once(clock: Clock) -> None:
 
 
 def test_a_prompt_that_stays_is_told_apart(clock: Clock) -> None:
-    flow = Flow(clock)
+    flow = TrafficCounts(clock)
     flow.stays(flow.arrived(1000))
     flow.stays(flow.arrived(1001))
     counts = flow.take()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import fluid
-from pdlab.deploy.serving.engine_traffic import Flow
-from pdlab.deploy.serving.fluid import PlaysRoles
+from pdlab.deploy.serving.engine_traffic import TrafficCounts
+from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.prefill_call import Route
 from pdlab.roles.observed import size_class
 from pdlab.roles.prefixes import CHUNK_TOKENS, LEAST_TOKENS, Prefixes
@@ -21,7 +21,7 @@ PD = SimpleNamespace(ErrorResponse=type("ErrorResponse", (), {}))
 
 
 class Orchestrates:
-    """Stands for `CallsPrefill` and for Ray's orchestration behind `PlaysRoles`."""
+    """Stands for `CallsPrefill` and for Ray's orchestration behind `SwitchesRoles`."""
 
     def __init__(self) -> None:
         self.routes: list[Route] = []
@@ -65,10 +65,10 @@ class Board:
         return self.answer()
 
 
-class Engine(PlaysRoles, Orchestrates):
+class Engine(SwitchesRoles, Orchestrates):
     def __init__(self, *, below: int | None = None, board: Board | None = None) -> None:
         Orchestrates.__init__(self)
-        self._flow, self._answers, self._prefill_by = Flow(), {}, {}
+        self._flow, self._answers, self._prefill_by = TrafficCounts(), {}, {}
         self._kept, self.board_spec = Prefixes(), FluidSpec(local_below=below)
         self._affinity, self._board, self._name, self._local_below = board is not None, board, "me", below or 0
         self.kv_pool_tokens = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.clock import Clock
 
-from pdlab.deploy.serving.engine_traffic import Flow
+from pdlab.deploy.serving.engine_traffic import TrafficCounts
 from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
 from pdlab.roles.messages import RoleNews
 from pdlab.roles.observed import ObservedPool
@@ -29,7 +29,7 @@ def board(clock: Clock, **spec: Any) -> Quiet:
 
 def report(of: RoleBoard, *names: str, **more: Any) -> None:
     for name in names:
-        asyncio.run(of.report(name, "node", {**Flow().take().fields, **more}))
+        asyncio.run(of.report(name, "node", {**TrafficCounts().take().fields, **more}))
 
 
 def roles(of: RoleBoard) -> dict[str, str]:
@@ -163,7 +163,7 @@ def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
     async def scenario() -> tuple[dict[str, Any], bool]:
         of = board(clock, split="1:1")
         for name in "ab":
-            await of.report(name, "node", Flow().take().fields)
+            await of.report(name, "node", TrafficCounts().take().fields)
         of.decide()
         known = await of.follow(RoleNews().fields, "router")
         waiting = asyncio.create_task(of.follow(known, "router"))
@@ -266,7 +266,7 @@ def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
     of = board(clock, split="1:1", local_below=300)
     report(of, "a", "b")
     of.decide()
-    assert asyncio.run(of.report("a", "node", Flow().take().fields)) == {"local_below": 300, "warm": []}
+    assert asyncio.run(of.report("a", "node", TrafficCounts().take().fields)) == {"local_below": 300, "warm": []}
 
 
 def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None:

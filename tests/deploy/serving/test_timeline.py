@@ -19,11 +19,11 @@ from pdlab.deploy.serving.timeline import (
     HEADER,
     IDS_KEY,
     TIMES_KEY,
-    Book,
-    HandsOnTimes,
-    TellsTimes,
+    SendsTimeline,
     Timed,
+    TimelineHeader,
     Timing,
+    TimingBook,
     current,
     listen,
     unpacked,
@@ -173,7 +173,7 @@ def test_a_header_is_no_longer_than_clients_take(timing: Timing) -> None:
     ],
 )
 def test_what_another_guard_says_does_not_end_the_engine(clock: Clock, stats: Any) -> None:
-    book = Book()
+    book = TimingBook()
     book._timings["r"] = Timing(asked=True, clock=clock)
     outputs = SimpleNamespace(outputs=[], scheduler_stats=SimpleNamespace(kv_connector_stats=stats))
     book.hear(outputs)
@@ -212,7 +212,7 @@ class Engine:
 
 
 def test_marks_are_taken_out_of_the_statistics_before_anybody_keeps_them() -> None:
-    book, engine = Book(), Engine()
+    book, engine = TimingBook(), Engine()
     listen(engine, book)
     plain: dict[str, Any] = {
         "transfer_duration": [1.0],
@@ -227,7 +227,7 @@ def test_marks_are_taken_out_of_the_statistics_before_anybody_keeps_them() -> No
 
 
 def test_a_request_that_nobody_times_is_only_passed_on() -> None:
-    book, engine = Book(), Engine()
+    book, engine = TimingBook(), Engine()
     listen(engine, book)
     asyncio.run(engine.generate("r"))
     assert engine.added == ["r"] and not book._timings
@@ -255,7 +255,7 @@ class Plain:
     chat = completions
 
 
-class Server(TellsTimes, Plain): ...
+class Server(SendsTimeline, Plain): ...
 
 
 async def answer(server: Any, items: list[Any], headers: dict[str, str] | None, **more: Any) -> list[Any]:
@@ -369,11 +369,11 @@ def test_an_ingress_makes_a_header_of_the_field() -> None:
         await send(start(b"application/json"))
         await send({"type": "http.response.body", "body": json.dumps({"a": "é", FIELD: {"v": 1}}).encode()})
 
-    sent = exchange(HandsOnTimes(app), "/v1/completions", headers=ASKS)
+    sent = exchange(TimelineHeader(app), "/v1/completions", headers=ASKS)
     headers = dict(sent[0]["headers"])
     assert json.loads(headers[HEADER.encode()]) == {"v": 1} and json.loads(text_of(sent)) == {"a": "é"}
     assert int(headers[b"content-length"]) == len(text_of(sent).encode())
-    assert FIELD in text_of(exchange(HandsOnTimes(app), "/v1/completions", headers=QUIET)), "as it came"
+    assert FIELD in text_of(exchange(TimelineHeader(app), "/v1/completions", headers=QUIET)), "as it came"
 
 
 def test_the_context_travels_as_a_new_one() -> None:

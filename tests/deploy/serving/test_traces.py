@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.asgi import exchange
 
-from pdlab.deploy.serving.timeline import TellsTimes, Timed
+from pdlab.deploy.serving.timeline import SendsTimeline, Timed
 from pdlab.deploy.serving.traces import REQUEST_ID, Parent, Traces, sampled, span_times
 from pdlab.results.timeline import PARTS
 
@@ -244,7 +244,7 @@ class Plain:
         return stream()
 
 
-class Server(TellsTimes, Plain):
+class Server(SendsTimeline, Plain):
     traced = 1.0
 
 
@@ -305,7 +305,7 @@ def test_with_direct_streaming_the_header_is_replaced_where_http_arrives(memory:
 
 def test_without_an_endpoint_nothing_of_opentelemetrys_is_imported() -> None:
     code = (
-        "import sys, pdlab.deploy.serving.timeline as t; t.TellsTimes(); "
+        "import sys, pdlab.deploy.serving.timeline as t; t.SendsTimeline(); "
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -77,7 +77,7 @@ class Simulates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Scenario:
     """What every simulation of a plan has in common.
 
     A ``trace`` is the load of an open loop, at its own rate; ``workload`` then has its mean lengths. Where prompts of a
