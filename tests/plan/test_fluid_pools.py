@@ -159,6 +159,8 @@ def test_the_plan_of_a_workload_file_says_how_fast_it_came(tmp_path: Path, capsy
     assert cli.main(shlex.split(flags)) == 0
     printed = capsys.readouterr().out
     assert "prefix caches by vLLM's rules answer" in printed and "times the file's speed" in printed
+    (auto,) = (line.split() for line in printed.splitlines() if line.startswith("auto"))
+    assert len(auto) == 5 and auto[-1].endswith("%")
     assert f"--workload {path}" in printed.splitlines()[-1] and "--itl" not in printed
 
 
