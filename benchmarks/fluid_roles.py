@@ -35,7 +35,7 @@ from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, Fluid, Pool  # noqa: E402
 from pdlab.core.mixes import parse_mixes  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
-from pdlab.plan.fluid_pools import AUTO, Matched, hill_climb, matched, most_rps, share_within  # noqa: E402
+from pdlab.plan.fluid_pools import AUTO, MatchedSplit, hill_climb, matched, most_rps, share_within  # noqa: E402
 from pdlab.results import roles_log  # noqa: E402
 from pdlab.results.schema import Manifest  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
@@ -111,13 +111,13 @@ def stationary_rps(engines: int, mix: tuple[int, int], seeds: Sequence[int], rol
     return most_rps(share, QUANTILE, near_rps)
 
 
-def matched_to(engines: int, mix: tuple[int, int]) -> Matched:
+def matched_to(engines: int, mix: tuple[int, int]) -> MatchedSplit:
     assert SHAPE is not None
     pool, workload = Pool(replicas=engines, tp=2), Workload(input_tokens=mix[0], output_tokens=mix[1])
     return matched(HARDWARE, SHAPE, workload, pool, SLO)
 
 
-def best_fixed(engines: int, mix: tuple[int, int], seeds: Sequence[int]) -> Matched:
+def best_fixed(engines: int, mix: tuple[int, int], seeds: Sequence[int]) -> MatchedSplit:
     """The fixed split that serves most of a mix, and what it serves."""
     begin, near_rps = matched_to(engines, mix)
 
@@ -126,7 +126,7 @@ def best_fixed(engines: int, mix: tuple[int, int], seeds: Sequence[int]) -> Matc
         return stationary_rps(engines, mix, seeds, f"{prefill}:{engines - prefill}", near_rps)
 
     best = hill_climb(served, begin, engines)
-    return Matched(best, served(best))
+    return MatchedSplit(best, served(best))
 
 
 # --- alternating ----------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def between(engines: int, splits: Sequence[int]) -> int:
     return round(engines * most_prefill / (most_prefill + most_decode))
 
 
-def alternating(engines: int, every_s: float, fixed: Sequence[Matched], seeds: Sequence[int]) -> Alternating:
+def alternating(engines: int, every_s: float, fixed: Sequence[MatchedSplit], seeds: Sequence[int]) -> Alternating:
     pool = Alternating(engines, every_s, [each.rps for each in fixed], seeds)
     splits = tuple(each.prefill for each in fixed)
     begin = between(engines, splits)
@@ -277,7 +277,7 @@ def main() -> None:
     fixed = []
     for known in args.known.split(",") if args.known else ():
         prefill, _, rps = known.partition(":")
-        fixed.append(Matched(int(prefill), float(rps)))
+        fixed.append(MatchedSplit(int(prefill), float(rps)))
     for mix in MIXES[len(fixed) :]:
         best = best_fixed(engines, mix, seeds)
         auto_rps = stationary_rps(engines, mix, seeds, AUTO, best.rps)

@@ -36,7 +36,7 @@ BASE = {
 }
 # What the extras `serve` and `cpu` bring, by themselves or with Ray and vLLM.
 SERVING = {
-    "fastapi", "httpx2", "huggingface_hub", "msgspec", "opentelemetry", "prometheus_client", "psutil", "ray",
+    "aiohttp", "fastapi", "httpx2", "huggingface_hub", "msgspec", "opentelemetry", "prometheus_client", "psutil", "ray",
     "starlette", "tokenizers", "torch", "transformers", "zmq",
 }  # fmt: skip
 # What the extra `results` brings: optional, each with something in its place or one clear line, and in no lock file.

@@ -27,7 +27,7 @@ from pdlab.deploy.roles import ask
 from pdlab.faults.kinds import FaultTarget, Part, Role
 from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
 from pdlab.faults.run import ROLE_OF
-from pdlab.faults.targets import Hands, choose, classify
+from pdlab.faults.targets import NodeActors, choose, classify
 
 LENGTHS = (40, 90, 200, 400, 700)
 CONCURRENCY, MAX_TOKENS, LIMIT_S = 6, 16, 60.0
@@ -50,7 +50,7 @@ def current() -> dict[str, str]:
     return {name: engine["role"] for name, engine in looked["engines"].items()}
 
 
-def kill(app: Application, node_actors: Hands, victim: str, rng: random.Random) -> str:
+def kill(app: Application, node_actors: NodeActors, victim: str, rng: random.Random) -> str:
     from ray._private import state as ray_state
 
     part, role = VICTIMS[victim]
@@ -87,7 +87,7 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
     rng = random.Random(f"flips {seed}")
     with served(url, seed) as (app, service, prompts):
         assert app.cluster.local is not None
-        node_actors = Hands(app.cluster, f"{local_nodes.MARKER}={app.cluster.local.id}")
+        node_actors = NodeActors(app.cluster, f"{local_nodes.MARKER}={app.cluster.local.id}")
         load = Load(service, prompts, CONCURRENCY, seed, lambda request: None)
         done, notes, by_prefill = 0, [], Counter[int]()
         kills = [(flips * (number + 1) // (len(victims) + 1), victim) for number, victim in enumerate(victims)]

@@ -261,7 +261,7 @@ def test_a_deployment_that_does_not_come_back_is_taken_down_before_the_next(
         raise DeploymentDied("p1 died; not whole again within 900 s")
 
     monkeypatch.setattr(run, "_sweep", died)
-    monkeypatch.setattr(run, "left", lambda *_: (("a level",), ()))
+    monkeypatch.setattr(run, "unfinished_work", lambda *_: (("a level",), ()))
     monkeypatch.setattr(run, "reach", lambda _: contextlib.nullcontext())
     launcher: Any = SimpleNamespace(
         launch=lambda _: calls.append("launch"),
