@@ -31,7 +31,7 @@ APART := -n 2 --dist loadfile
 FAST := $(PYTEST) -m "not live and not long" $(APART)
 LIVE := $(PYTEST) -m "live and not long"
 
-test: setup  ## about 25 minutes: all but the long tests, the live ones (Ray, vLLM, NIXL) last; both parts run in any case
+test: setup  ## 25 to 30 minutes: all but the long tests, the live ones (Ray, vLLM, NIXL) last; both parts run in any case
 	@status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
 
 test-long: setup  ## every test, with more kills, more faults and every serving path

@@ -87,8 +87,8 @@ class Cluster:
         ray.shutdown()
 
     def _await_nodes(self, count: int) -> None:
-        """Until all local nodes are alive. `ray start` does not notice a raylet that ends with status 0, as it does
-        when one of its agents has ended: such a node, and one that stays silent, is started once more."""
+        """Until all local nodes are alive. `ray start` does not report a raylet that ends with status 0, as it does
+        on SIGTERM: such a node, and one that stays silent, is started once more."""
         assert self.local is not None
         began = changed = time.monotonic()
         up, again = -1, set[int]()
