@@ -104,7 +104,8 @@ async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *
         "stream_options": {"include_usage": True}, **more,
     }  # fmt: skip
     headers = {HEADER: "1"} if told else {}
-    times, text, usage, rest = [], "", {}, b""
+    times, text, rest = list[float](), "", b""
+    usage: dict[str, int] = {}
     began = time.perf_counter()
     tapped = TappedSession(session, found.append) if told else session
     async with tapped.post(f"{url}/v1/completions", json=body, headers=headers) as response:
@@ -173,7 +174,7 @@ async def measure(args: argparse.Namespace, switch: Path | None) -> None:
         for kind in kinds:
             await load(kind)
         if switch is not None:  # off is the last one
-            reply = await ask(session, args.url, model, *prompts(1), args.otl, told=True)
+            reply = await ask(session, args.url, model, prompts(1)[0], args.otl, told=True)
             if reply.told:
                 raise SystemExit("the servers note times although they were told not to")
         rounds = []
@@ -206,9 +207,9 @@ async def measure(args: argparse.Namespace, switch: Path | None) -> None:
             told_ratio("early: TTFT less the front, over server + call + queue + prefill", over)
         differ = 0
         for prompt in prompts(args.texts):
-            first = await ask(session, args.url, model, prompt, args.otl, told=False)
-            second = await ask(session, args.url, model, prompt, args.otl, told=False, **LATE)
-            differ += (first.text, first.tokens) != (second.text, second.tokens)
+            plain = await ask(session, args.url, model, prompt, args.otl, told=False)
+            late = await ask(session, args.url, model, prompt, args.otl, told=False, **LATE)
+            differ += (plain.text, plain.tokens) != (late.text, late.tokens)
         if args.texts:
             print(f"{differ} of {args.texts} texts differ")
 

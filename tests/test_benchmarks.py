@@ -12,20 +12,6 @@ import pytest
 BENCHMARKS = sorted((Path(__file__).resolve().parents[1] / "benchmarks").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_what_a_benchmark_imports_exists(path: Path) -> None:
-    taken = [
-        (node.module, alias.name)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "pdlab"
-        for alias in node.names
-    ]
-    for module, name in taken:
-        benchmark = import_module(module)
-        if not hasattr(benchmark, name):
-            import_module(f"{module}.{name}")
-
-
 def test_another_file_is_not_taken_for_the_vocabulary(tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("chat_model", BENCHMARKS[0].parent / "chat_model.py")
     assert spec is not None and spec.loader is not None
