@@ -68,7 +68,7 @@ def lengths(share: float) -> dict[str, int]:
 def test_two_curves_are_compared(tmp_path: Path, folders: dict[str, dict[str, dict[str, Any]]], per_gpu: bool) -> None:
     """The second gives twice as much per GPU."""
     (block,) = found(tmp_path, folders).headlines
-    (against,) = block.against
+    (against,) = block.comparisons
     ratios = {each.figure: each.comparison for each in against.ratios}
     throughput, tpot = ratios["throughput"], ratios["tpot"]
     assert throughput is not None and tpot is not None
