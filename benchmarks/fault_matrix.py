@@ -83,7 +83,9 @@ async def measure(pair: FaultyPair, names: Sequence[str], requests: int, seed: i
                 began = time.monotonic()
                 tally = await FAULTS[name](to, count)
                 took_s = time.monotonic() - began
-                print(f"{name}: {dict(tally.outcomes)}, slowest {tally.slowest_s:.1f} s, {took_s:.0f} s", file=sys.stderr)
+                print(
+                    f"{name}: {dict(tally.outcomes)}, slowest {tally.slowest_s:.1f} s, {took_s:.0f} s", file=sys.stderr
+                )
                 tallies.setdefault(name, Tally(tally.fault)).add(tally)
                 left, rounds = left - count, rounds - 1
     return tallies
@@ -102,13 +104,15 @@ def table(tallies: dict[str, dict[str, Tally]], actions: dict[str, Counter[str]]
             outcomes = tally.outcomes
             right = str(sum(outcomes[outcome] for outcome in RIGHT))
             if other := {
-                outcome: count for outcome, count in outcomes.items() if outcome not in (*RIGHT, "wrong", "error", "hang")
+                outcome: count
+                for outcome, count in outcomes.items()
+                if outcome not in (*RIGHT, "wrong", "error", "hang")
             }:
                 right = ", ".join(f"{count} {outcome}" for outcome, count in other.items())
             freed = ", ".join("never" if math.isinf(s) else f"{s:.1f}" for s in tally.freed_s.values())
             lines.append(
-                f"| {tally.fault} | {engine} | {tally.requests} | {right} | {outcomes['wrong']} | {outcomes['error']} | "
-                f"{outcomes['hang']} | {tally.slowest_s:.1f} | {freed} |"
+                f"| {tally.fault} | {engine} | {tally.requests} | {right} | {outcomes['wrong']} | "
+                f"{outcomes['error']} | {outcomes['hang']} | {tally.slowest_s:.1f} | {freed} |"
             )
     for engine, counts in actions.items():
         if counts:

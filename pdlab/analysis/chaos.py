@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSample, RequestOutcome, InjectedFault
+from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSample, InjectedFault, RequestOutcome
 
 BUCKET_S = 1.0
 MOST_BUCKETS = 400
@@ -111,7 +111,9 @@ def faulted(chaos: Chaos) -> int:
         recovered_s = math.inf if each.recovery_s is None else each.fault.began_s + each.recovery_s
         spans.append((each.fault.began_s, min(next_s, max(each.fault.ended_s, recovered_s))))
     return sum(
-        any(r.end_s >= began and r.sent_s < until for began, until in spans) for r in chaos.requests if r.outcome != "left"
+        any(r.end_s >= began and r.sent_s < until for began, until in spans)
+        for r in chaos.requests
+        if r.outcome != "left"
     )
 
 

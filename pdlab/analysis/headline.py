@@ -86,8 +86,8 @@ class Headline(Frozen):
 
 class OtherPairs(Frozen):
     """The other pairs of one kind of load: as many GPUs counted, a shared load, neither the reference of the other. The
-    one of more throughput is over the other; ``comparisons`` has the widest differences in throughput first. They share the
-    error of a figure among themselves."""
+    one of more throughput is over the other; ``comparisons`` has the widest differences in throughput first. They share
+    the error of a figure among themselves."""
 
     kind: LoadKind
     confidence: float
@@ -106,10 +106,10 @@ class EqualLatency(Frozen):
 
 
 class Matrix(Frozen):
-    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``comparisons``: in
-    either order, of those that share a load; they share the error of a figure. ``equal_latency``: in either order, of
-    those that reach a common latency; they share the error, too. ``group``: what distinguishes these curves from others
-    that they may not be compared with."""
+    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``comparisons``:
+    in either order, of those that share a load; they share the error of a figure. ``equal_latency``: in either order,
+    of those that reach a common latency; they share the error, too. ``group``: what distinguishes these curves from
+    others that they may not be compared with."""
 
     kind: LoadKind
     group: str | None
@@ -208,7 +208,7 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
         shared = _all_shared(every, view)
         stars = _stars(every, shared, view)
         for reference, partners in stars:
-            compared = [
+            pairs_of_reference = [
                 _pair_comparison(every[other], every[reference], shared[other, reference], view, len(partners))
                 for other in partners
             ]
@@ -217,7 +217,7 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
                     kind=kind,
                     reference=every[reference].curve.label,
                     confidence=view.confidence,
-                    comparisons=tuple(sorted(compared, key=lambda each: -_throughput(each))),
+                    comparisons=tuple(sorted(pairs_of_reference, key=lambda each: -_throughput(each))),
                 )
             )
         others = _other_pairs(every, shared, stars, view)
@@ -333,7 +333,9 @@ def _matrix(
     if len(members) <= MOST_SPELLED:
         return []
     count = sum(map(len, partners.values())) // 2
-    cells = {(i, j): _pair_comparison(lines[i], lines[j], shared[i, j], view, count) for i in members for j in partners[i]}
+    cells = {
+        (i, j): _pair_comparison(lines[i], lines[j], shared[i, j], view, count) for i in members for j in partners[i]
+    }
 
     def lead(i: int) -> float:
         ratios = [ratio for j in partners[i] if (ratio := _throughput(cells[i, j])) > 0]

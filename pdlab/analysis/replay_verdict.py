@@ -141,7 +141,9 @@ def _figure_findings(
         yield why
 
 
-def _overall(workload: str, deployments: Sequence[ReplayedDeployment], leads: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+def _overall(
+    workload: str, deployments: Sequence[ReplayedDeployment], leads: Mapping[str, Sequence[str]]
+) -> Iterator[Finding]:
     never_behind = [each.label for each in deployments if all(each.label in names for names in leads.values())]
     decided = {name: names for name, names in leads.items() if len(names) < len(deployments)}
     counts = {each.gpus for each in deployments}

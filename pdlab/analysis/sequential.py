@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.headline import PairComparison, Figure, Headline, Ratio
+from pdlab.analysis.headline import Figure, Headline, PairComparison, Ratio
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import LookSchedule
 from pdlab.core.schema import Frozen

@@ -38,8 +38,8 @@ class AnswerVerdict(NamedTuple):
 
 
 def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> AnswerVerdict:
-    """The request's outcome. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if an
-    error, the client's leaving or nothing at all followed."""
+    """The request's outcome. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if
+    an error, the client's leaving or nothing at all followed."""
     tokens = received.tokens
     unlike = _unlike(received, reference, rounding) if tokens else None
     if unlike is not None:

@@ -19,7 +19,7 @@ from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
 from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
 from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, compared
-from pdlab.analysis.ranking import Frontier, BoundsRanking, frontiers, bounds_rankings
+from pdlab.analysis.ranking import BoundsRanking, Frontier, bounds_rankings, frontiers
 from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
@@ -41,9 +41,9 @@ class Report:
     """What the results show in one view. Without load levels ``curves`` is empty, and only the faults are there.
 
     ``view``: what is shown, with a latency that some level has. ``left_out``: labels of curves without GPUs of the
-    view's role. ``at``: latency bounds that are answered. ``slo_rankings``: the answers to SLOs. ``price_per_gpu_hour``: None:
-    no costs are asked for. ``remarks``: lines of the caller's own. ``notes``: what a reader has to know.
-    ``parts``: where TTFT went, by curve and load, where timelines were kept.
+    view's role. ``at``: latency bounds that are answered. ``slo_rankings``: the answers to SLOs.
+    ``price_per_gpu_hour``: None: no costs are asked for. ``remarks``: lines of the caller's own.
+    ``notes``: what a reader has to know. ``parts``: where TTFT went, by curve and load, where timelines were kept.
     """
 
     results: Results

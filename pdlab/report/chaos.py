@@ -10,9 +10,9 @@ from pdlab.analysis.chaos import (
     MemoryChange,
     ServedByHealthy,
     by_kind,
+    fault_outcomes,
     faulted,
     memory_change,
-    fault_outcomes,
     served_by_healthy,
     throughput,
     total,
@@ -23,7 +23,13 @@ from pdlab.report.time_figure import Dash, Span, TimeFigure, TimeLine, TimePanel
 from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosRun, RequestOutcome
 
 WORDS = Path(__file__).parent / "assets" / "chaos.txt"
-COLORS: dict[RequestOutcome, str] = {"right": HUES[0], "error": HUES[4], "hang": HUES[3], "wrong": HUES[1], "left": HUES[5]}
+COLORS: dict[RequestOutcome, str] = {
+    "right": HUES[0],
+    "error": HUES[4],
+    "hang": HUES[3],
+    "wrong": HUES[1],
+    "left": HUES[5],
+}
 DASHES: dict[RequestOutcome, Dash] = {"right": "solid", "error": "dashed", "hang": "dashdot", "wrong": "dotted"}
 CALLED: dict[RequestOutcome, str] = {
     "right": "right", "error": "clean errors", "hang": "hang", "wrong": "wrong", "left": "left by their client",
@@ -54,7 +60,9 @@ def title(chaos: Chaos) -> str:
 
 def table(chaos: Chaos) -> str:
     """A row per kind of fault. A request near two faults counts in both rows."""
-    kinds = [(kind, median(kind.recoveries_s) if kind.recoveries_s else None) for kind in by_kind(fault_outcomes(chaos))]
+    kinds = [
+        (kind, median(kind.recoveries_s) if kind.recoveries_s else None) for kind in by_kind(fault_outcomes(chaos))
+    ]
     skipped: dict[str, list[str]] = {}
     for fault in chaos.faults:
         if fault.outcome != "injected":
@@ -101,7 +109,9 @@ def figure(chaos: Chaos) -> TimeFigure:
     buckets, results = throughput(chaos), fault_outcomes(chaos)
     edges = [bucket.begins_s for bucket in buckets] + [bucket.ends_s for bucket in buckets[-1:]]
     rates = {
-        outcome: TimeLine(steps(edges, [bucket.per_s[outcome] for bucket in buckets]), COLORS[outcome], CALLED[outcome], dash)
+        outcome: TimeLine(
+            steps(edges, [bucket.per_s[outcome] for bucket in buckets]), COLORS[outcome], CALLED[outcome], dash
+        )
         for outcome, dash in DASHES.items()
     }
     known = [(each.fault.began_s, each.recovery_s) for each in results if each.recovery_s is not None]

@@ -36,20 +36,25 @@ def _section(name: str, *facts: Any) -> Section:
     return Section(title, body)
 
 
-def slo_section(slo_ranking: SloRanking, curves: Sequence[Curve], view: View) -> Section:
+def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Section:
     """Table of capacities, and of levels if their requests are known."""
-    members = {*(each.label for each in slo_ranking.capacities), *slo_ranking.missed, *slo_ranking.unknown, *slo_ranking.elsewhere}
+    members = {
+        *(each.label for each in ranked.capacities),
+        *ranked.missed,
+        *ranked.unknown,
+        *ranked.elsewhere,
+    }
     levels = [
         (curve, point, share, share.interval(view.confidence), rate)
         for curve in curves
         if curve.label in members or curve.published is not None
         for point in curve.points
-        if (point.kind == "concurrency") == (slo_ranking.loop == "closed")
-        if (share := share_at(point, slo_ranking.slo)) is not None
-        if (rate := goodput_at(point, slo_ranking.slo)) is not None
+        if (point.kind == "concurrency") == (ranked.loop == "closed")
+        if (share := share_at(point, ranked.slo)) is not None
+        if (rate := goodput_at(point, ranked.slo)) is not None
     ]
     shown = [curve for curve in curves if curve.label in members or curve.published is not None]
-    return _section("slo", slo_ranking, SectionFacts(shown, view), bounds_text(slo_ranking.slo), SERVED[slo_ranking.loop][0], levels)
+    return _section("slo", ranked, SectionFacts(shown, view), bounds_text(ranked.slo), SERVED[ranked.loop][0], levels)
 
 
 def crossover_section(each: GroupCrossovers, view: View) -> Section:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.goodput import Capacity, SloRanking
-from pdlab.analysis.headline import PairComparison, Compared, EqualLatency, Matrix, compared
+from pdlab.analysis.headline import Compared, EqualLatency, Matrix, PairComparison, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
-from pdlab.analysis.ranking import Ranked, BoundsRanking, bounds_rankings
+from pdlab.analysis.ranking import BoundsRanking, Ranked, bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core import text
 from pdlab.core.bounds import Bounds

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.chaos import example, fault, request, run
 
 from pdlab.analysis import chaos as analysis
-from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSample, RequestOutcome, InjectedFault
+from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSample, InjectedFault, RequestOutcome
 
 EXAMPLE = example()
 

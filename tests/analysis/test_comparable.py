@@ -16,7 +16,7 @@ from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, mo
 from pdlab.analysis.curves import Curve, Point, workloads_name
 from pdlab.analysis.headline import compared
 from pdlab.analysis.phase_ratio import implied, measured
-from pdlab.analysis.ranking import frontiers, bounds_rankings
+from pdlab.analysis.ranking import bounds_rankings, frontiers
 from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.core.bounds import parse_bounds
@@ -89,7 +89,10 @@ def test_two_models_share_no_headline_frontier_or_pick() -> None:
     fronts = [{drawn.curve.label for drawn in front.points} for front in frontiers([large, small, other], View())]
     assert fronts == [{"a"}, {"b"}]
     bounds = parse_bounds("tpot_ms=1000,ttft_ms=9000", "p50")
-    rankings = [[each.label for each in bounds_ranking.ranking] for bounds_ranking in bounds_rankings([large, small, other], bounds, View())]
+    rankings = [
+        [each.label for each in bounds_ranking.ranking]
+        for bounds_ranking in bounds_rankings([large, small, other], bounds, View())
+    ]
     assert rankings == [["a"], ["b", "c"]]
     text = verdicts.headline([large, small], View())
     assert len(text.splitlines()) == 1 and "org/large and org/small" in text

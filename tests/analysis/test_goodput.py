@@ -11,7 +11,7 @@ from support.curves import curve
 
 from pdlab.analysis import goodput
 from pdlab.analysis.curves import Curve, Point
-from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, slo_ranking, share_at
+from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, share_at, slo_ranking
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
@@ -254,7 +254,9 @@ def test_in_no_kind_of_loop_a_winner_is_named_while_ttft_is_unbounded() -> None:
             rates = [each.model_copy(update={"kind": "rate"}) for each in closed]
             curves.append(curve(label, *closed, *rates))
         slo_rankings = goodput.slo_rankings(curves, slo, View())
-        return [each.loop for each in slo_rankings], [verdicts.slo_sentence(each, curves, View()) for each in slo_rankings]
+        return [each.loop for each in slo_rankings], [
+            verdicts.slo_sentence(each, curves, View()) for each in slo_rankings
+        ]
 
     unbounded = "no winner is named while TTFT is unbounded: bound it too, for example --slo tpot_ms=20,ttft_ms=2000"
     loops, sentences = both(Slo(tpot_s=0.02, quantile=0.9))

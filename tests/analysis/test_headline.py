@@ -11,7 +11,7 @@ from support import curves as made
 
 from pdlab.analysis.crossovers import group_crossovers
 from pdlab.analysis.curves import Curve, Sample
-from pdlab.analysis.headline import MOST_SPELLED, PairComparison, Headline, compared, headlines
+from pdlab.analysis.headline import MOST_SPELLED, Headline, PairComparison, compared, headlines
 from pdlab.analysis.ranking import bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core.bounds import parse_bounds

@@ -175,7 +175,9 @@ def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
         "a": True,
         "b": False,
     }
-    assert max(each.share or 0 for each in beaten if each.drawn.curve.label == "b" and each.drawn.point.value > 4) < 0.01
+    assert (
+        max(each.share or 0 for each in beaten if each.drawn.curve.label == "b" and each.drawn.point.value > 4) < 0.01
+    )
     single = frontier_points([curve(LATENCY_MS[None], OUTPUT_PER_S[None])], View())
     assert [each.share for each in single] == [None] * 3
 

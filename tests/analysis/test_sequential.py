@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pdlab.analysis.headline import PairComparison, Headline, Ratio
+from pdlab.analysis.headline import Headline, PairComparison, Ratio
 from pdlab.analysis.intervals import Array, compare, of_repeats
 from pdlab.analysis.power import LookSchedule
 from pdlab.analysis.sequential import LookVerdict, judge, scatter

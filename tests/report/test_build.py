@@ -65,9 +65,9 @@ def test_the_facts_are_values(three: list[Path]) -> None:
     (headline,) = report.comparison.headlines
     against = {headline.reference, *(each.label for each in headline.comparisons)}
     assert len(against) > 1 and against | set(report.comparison.apart) == labels
-    assert [[bounds_ranking.kind for bounds_ranking in answers] for answers in report.bounds_rankings] == [["concurrency"]]
+    assert [[each.kind for each in answers] for answers in report.bounds_rankings] == [["concurrency"]]
     assert {drawn.curve.label for frontier in report.frontiers for drawn in frontier.points} <= labels
-    assert [slo_ranking.loop for slo_ranking in report.slo_rankings] == ["closed"]
+    assert [each.loop for each in report.slo_rankings] == ["closed"]
     assert [each.kind for each in report.crossovers] == [None]
     assert len(report.costs) == sum(len(curve.points) for curve in report.curves)
     first = report.costs[0]

@@ -81,7 +81,8 @@ def main(url: str, least: int, most: int, seed: int) -> dict[str, Any]:
         after = under_load(service, prompts, seed + 2, short)
         reasons = [each["reason"] for each in ask("decisions")]
         return {
-            "outcomes": {"growing": growing, "leaving": leaving, "after": after}, "roles": watch.seen, "reasons": reasons,
+            "outcomes": {"growing": growing, "leaving": leaving, "after": after},
+            "roles": watch.seen, "reasons": reasons,
         }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlab.analysis.curves import Curve, Figures, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import BoundsRanking, estimate_at, bounds_rankings
+from pdlab.analysis.ranking import BoundsRanking, bounds_rankings, estimate_at
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
