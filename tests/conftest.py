@@ -1,7 +1,8 @@
 """No test is judged by its time: hypothesis counts examples, not milliseconds.
 
 The examples are the same in every run, so that a change and not chance turns a test red; PDLAB_EXPLORE=1 draws new
-ones, to search for what nobody thought of. Quick tests run first, live ones last.
+ones, to search for what nobody thought of. Quick tests run first, live ones last; several processes begin with the
+files that take longest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub for a model's config.json
 settings.register_profile("pdlab", deadline=None, derandomize="PDLAB_EXPLORE" not in os.environ)
 settings.load_profile("pdlab")
+TESTS = Path(__file__).parent
 SLOW_FOLDERS = ("bench", "contract", "transfer")
+# The files that take longest, the longest first: begun last, one would keep one process busy alone. Those that wait
+# stand beside those that compute.
+LONGEST = (
+    *("bench/test_sweep_truth.py", "cli/test_demo.py", "bench/test_sweep_alone.py", "cli/test_plan.py"),
+    *("bench/experiment/test_run.py", "contract/test_builders.py", "bench/test_warm_up.py", "test_packaging.py"),
+    *("bench/test_sweep_soak.py", "contract/test_guarded_servers.py", "bench/test_sweep_interrupted.py"),
+    *("contract/test_decode_steps.py", "bench/test_retry_invalid.py", "report/test_plots.py"),
+    *("bench/client/test_processes.py", "plan/test_fluid_pools.py", "cli/test_viz.py", "contract/test_nodes.py"),
+    *("core/test_arguments.py", "contract/test_code_zip.py", "contract/test_vllm_scheduler.py"),
+    *("plan/test_calibration.py", "transfer/doctor/test_diagnosis.py", "test_architecture.py", "bench/test_fill.py"),
+)
 # What imports Ray, vLLM or NIXL, or starts programs that do, or sweeps a served queue in real time. The other tests
 # are the tier `make test-unit`.
 STACK = (
@@ -52,9 +65,17 @@ if UNIT in os.environ:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folder = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
-    items.sort(key=lambda item: (item.get_closest_marker("live") is not None, folder[item] in SLOW_FOLDERS))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_of_several = hasattr(config, "workerinput")
+
+    def place(item: pytest.Item) -> tuple[bool, int | bool]:
+        file = item.path.relative_to(TESTS)
+        if one_of_several:
+            name = file.as_posix()
+            return False, LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return item.get_closest_marker("live") is not None, file.parts[0] in SLOW_FOLDERS
+
+    items.sort(key=place)
 
 
 def pytest_configure() -> None:
