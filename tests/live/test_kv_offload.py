@@ -12,7 +12,7 @@ from tests.live.conftest import Stack
 PROMPT_TOKENS = 1500
 # Room for one request of 8,192 tokens in either pool: what OTHERS prompts of 1,500 tokens push out of it.
 SMALL_POOL = "kv_cache_memory_bytes=20000000"
-OTHERS = 10
+OTHERS = 20
 
 
 def loaded(stack: Stack) -> dict[str, float]:
