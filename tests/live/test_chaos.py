@@ -66,13 +66,13 @@ def test_every_fault_was_made(made: tuple[Done, Chaos]) -> None:
 
 def test_every_request_has_a_fate_and_the_deployment_recovers(made: tuple[Done, Chaos]) -> None:
     done, kept = made
-    fates = Counter(request.fate for request in kept.requests)
-    assert fates["right"] > RIGHT and fates["left"] >= 4
+    outcomes = Counter(request.outcome for request in kept.requests)
+    assert outcomes["right"] > RIGHT and outcomes["left"] >= 4
     assert "never" not in done.text
     if kept.run.guarded:
-        assert fates["wrong"] == fates["hang"] == 0, done.text
+        assert outcomes["wrong"] == outcomes["hang"] == 0, done.text
     assert (done.code == 3) == bool(
-        fates["wrong"] or fates["hang"] or kept.run.leftovers is None or not kept.run.leftovers.nothing
+        outcomes["wrong"] or outcomes["hang"] or kept.run.leftovers is None or not kept.run.leftovers.nothing
     )
 
 
@@ -83,7 +83,7 @@ def test_no_answer_waits_for_a_replacement(made: tuple[Done, Chaos]) -> None:
     met = [
         request
         for request in kept.requests
-        if request.fate == "right" and request.end_s > fault.began_s and request.sent_s < fault.ended_s + 10
+        if request.outcome == "right" and request.end_s > fault.began_s and request.sent_s < fault.ended_s + 10
     ]
     assert met
     # A call that nobody takes, a read that does not end, and the prompt on decode, on a machine with other work.
