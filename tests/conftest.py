@@ -25,13 +25,16 @@ SLOW_FOLDERS = ("bench", "contract", "transfer")
 # The files that take longest, the longest first: begun last, one would keep one process busy alone. Those that wait
 # stand beside those that compute.
 LONGEST = (
-    *("bench/test_sweep_truth.py", "cli/test_demo.py", "bench/test_sweep_alone.py", "cli/test_plan.py"),
-    *("bench/experiment/test_run.py", "contract/test_builders.py", "bench/test_warm_up.py", "test_packaging.py"),
-    *("bench/test_sweep_soak.py", "contract/test_guarded_servers.py", "bench/test_sweep_interrupted.py"),
-    *("contract/test_decode_steps.py", "bench/test_retry_invalid.py", "report/test_plots.py"),
-    *("bench/client/test_processes.py", "plan/test_fluid_pools.py", "cli/test_viz.py", "contract/test_nodes.py"),
-    *("core/test_arguments.py", "contract/test_code_zip.py", "contract/test_vllm_scheduler.py"),
-    *("plan/test_calibration.py", "transfer/doctor/test_diagnosis.py", "test_architecture.py", "bench/test_fill.py"),
+    *("bench/test_sweep_truth.py", "cli/test_demo.py", "bench/test_sweep_alone.py", "contract/test_hit_oracle.py"),
+    *("bench/experiment/test_run.py", "cli/test_plan.py", "transfer/rank/test_real_nixl.py", "test_packaging.py"),
+    *("bench/test_warm_up.py", "contract/test_builders.py", "bench/test_sweep_soak.py", "contract/test_traces.py"),
+    *("contract/test_ray_placement.py", "contract/test_decode_steps.py", "bench/client/test_processes.py"),
+    *("contract/test_guarded_servers.py", "bench/test_sweep_interrupted.py", "report/test_plots.py"),
+    *("bench/client/test_replay.py", "plan/test_fluid_pools.py", "bench/test_retry_invalid.py", "cli/test_viz.py"),
+    *("contract/test_fast_start.py", "core/test_arguments.py", "contract/test_exports.py", "contract/test_nodes.py"),
+    *("contract/test_code_zip.py", "contract/test_model_shapes.py", "contract/test_prefork.py", "bench/test_fill.py"),
+    *("deploy/test_orphan_cleanup.py", "plan/test_calibration.py", "transfer/doctor/test_diagnosis.py"),
+    *("contract/test_load_generator.py", "test_lints.py", "test_architecture.py", "report/test_ttft_parts.py"),
 )
 # What imports Ray, vLLM or NIXL, or starts programs that do, or sweeps a served queue in real time. The other tests
 # are the tier `make test-unit`.
