@@ -34,7 +34,7 @@ SILENT_S = 100.0
 TASK_TIMEOUT_S = 180.0
 TOKEN_TIMEOUT_S = 10.0
 # Packages of others that Ray Serve LLM's classes import: most of the time that they take. None imports Ray or vLLM,
-# which read this process's environment. A contract test holds it, and that what of them ``ray.serve`` imports is SHARED.
+# which read this process's environment. SHARED: what of them ``ray.serve`` imports too. A contract test holds both.
 SHARED = (
     *("aiohttp", "cloudpickle", "fastapi", "filelock", "google.protobuf.message", "grpc", "jsonschema", "numpy.ma"),
     *("numpy.random", "numpy.typing", "opentelemetry.sdk.metrics", "packaging.version", "prometheus_client", "psutil"),

@@ -1,6 +1,6 @@
 """What pdlab.cluster.fast_start relies on in Ray: `ray start` needs none of the other commands, a worker's process gets
-from it the arguments and the environment that Ray would give it; the router then imports neither torch nor vLLM nor pandas, and an
-agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it
+from it the arguments and the environment that Ray would give it; the router then imports neither torch nor vLLM nor
+pandas, and an agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it
 asks; and in the interval of Ray Serve's control loop."""
 
 from __future__ import annotations
