@@ -10,13 +10,14 @@ import gc
 import importlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pdlab.cluster import fast_start, loopback
-from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart
+from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart, set_own
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
@@ -45,6 +46,10 @@ AHEAD = (
     "transformers.models.auto.image_processing_auto",
     "openai.types.chat",
 )
+
+
+# Torch writes this variable when it is imported. It is there before, for others may read the environment just then.
+WRITTEN = ("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
 class Cluster:
@@ -284,6 +289,7 @@ class Imports:
         The caller imports nothing large until `shared`."""
         _collect_seldom()
         fast_start.leave_out([fast_start.NO_FRAMES])
+        set_own(*WRITTEN)
         self._shared = self._pool.submit(_import_all, SHARED)
         self._pool.submit(_import_all, AHEAD)
 

@@ -78,6 +78,7 @@ SELDOM = {
     "RAY_local_fs_monitor_interval_ms": "5000",
 }
 
+_own: set[str] = set()  # variables
 # Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -127,7 +128,7 @@ class LocalNodes(Frozen):
 def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict[str, str]:
     """Environment of a node at that address and of the driver there: a Ray that starts no process and takes
     no core for nothing, listens at that address only, and answers nobody without the nodes' token."""
-    left_out = {*NOT_OURS, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
+    left_out = {*NOT_OURS, *_own, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
     env = {key: value for key, value in os.environ.items() if key not in left_out}
     return (
         env
@@ -170,6 +171,13 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
         }
         | (LOOPBACK_ONLY if address == LOOPBACK else {})
     )
+
+
+def set_own(name: str, value: str) -> None:
+    """Set a variable of this process, where nobody has set it, that the nodes do not inherit."""
+    if name not in os.environ:
+        os.environ[name] = value
+        _own.add(name)
 
 
 def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What pdlab.cluster.fast_start relies on in Ray: `ray start` needs none of the other commands, a worker's process gets
 from it the arguments and the environment that Ray would give it; the router then imports neither torch nor vLLM nor
-pandas, and an agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it
-asks; and in the interval of Ray Serve's control loop."""
+pandas, and an agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the
+routers that it asks; and in the interval of Ray Serve's control loop."""
 
 from __future__ import annotations
 
@@ -97,8 +97,9 @@ def test_nothing_else_can_be_asked_of_a_workers_environment() -> None:
 
 
 SIDE_BY_SIDE = """
-import importlib, json, sys
+import importlib, json, os, sys
 from pdlab.cluster import connection, fast_start
+environment = dict(os.environ)
 fast_start.leave_out([fast_start.NO_FRAMES])
 before = set(sys.modules)
 connection._import_all(connection.SHARED)
@@ -106,14 +107,18 @@ shared = set(sys.modules)
 for name in connection.AHEAD if sys.argv[1] == "ahead" else ("ray", "ray.serve"):
     importlib.import_module(name)
 new = {name for name in set(sys.modules) - shared if "site-packages" in str(getattr(sys.modules[name], "__file__", ""))}
-print(json.dumps([sorted(new), sorted({"ray", "vllm"} & (shared | set(sys.modules)))]))
+changed = [name for name, value in os.environ.items() if environment.get(name) != value]
+print(json.dumps([sorted(new), sorted({"ray", "vllm"} & (shared | set(sys.modules))), changed]))
 """
 
 
 def test_what_is_imported_ahead_shares_no_package_with_what_is_imported_beside_it() -> None:
     """Two threads that import one package at once may see it half made."""
-    (ahead, theirs), (serve, _) = (json.loads(_run(SIDE_BY_SIDE, arguments=[each])[-1]) for each in ("ahead", "serve"))
+    (ahead, theirs, changed), (serve, *_) = (
+        json.loads(_run(SIDE_BY_SIDE, arguments=[each])[-1]) for each in ("ahead", "serve")
+    )
     assert theirs == [], "Ray and vLLM read the environment of a driver, which is not there yet"
+    assert changed == [connection.WRITTEN[0]], "nodes that start meanwhile would inherit another one, or not"
     assert len(ahead) > 1000 and len(serve) > 100
     assert set(ahead) & set(serve) == set()
 
