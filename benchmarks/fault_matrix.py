@@ -83,7 +83,9 @@ async def measure(pair: FaultyPair, names: Sequence[str], requests: int, seed: i
                 began = time.monotonic()
                 tally = await FAULTS[name](to, count)
                 took_s = time.monotonic() - began
-                print(f"{name}: {dict(tally.fates)}, slowest {tally.slowest_s:.1f} s, {took_s:.0f} s", file=sys.stderr)
+                print(
+                    f"{name}: {dict(tally.outcomes)}, slowest {tally.slowest_s:.1f} s, {took_s:.0f} s", file=sys.stderr
+                )
                 tallies.setdefault(name, Tally(tally.fault)).add(tally)
                 left, rounds = left - count, rounds - 1
     return tallies
@@ -99,16 +101,18 @@ def table(tallies: dict[str, dict[str, Tally]], actions: dict[str, Counter[str]]
         for engine, by in tallies.items():
             if (tally := by.get(name)) is None:
                 continue
-            fates = tally.fates
-            right = str(sum(fates[fate] for fate in RIGHT))
+            outcomes = tally.outcomes
+            right = str(sum(outcomes[outcome] for outcome in RIGHT))
             if other := {
-                fate: count for fate, count in fates.items() if fate not in (*RIGHT, "wrong", "error", "hang")
+                outcome: count
+                for outcome, count in outcomes.items()
+                if outcome not in (*RIGHT, "wrong", "error", "hang")
             }:
-                right = ", ".join(f"{count} {fate}" for fate, count in other.items())
+                right = ", ".join(f"{count} {outcome}" for outcome, count in other.items())
             freed = ", ".join("never" if math.isinf(s) else f"{s:.1f}" for s in tally.freed_s.values())
             lines.append(
-                f"| {tally.fault} | {engine} | {tally.requests} | {right} | {fates['wrong']} | {fates['error']} | "
-                f"{fates['hang']} | {tally.slowest_s:.1f} | {freed} |"
+                f"| {tally.fault} | {engine} | {tally.requests} | {right} | {outcomes['wrong']} | "
+                f"{outcomes['error']} | {outcomes['hang']} | {tally.slowest_s:.1f} | {freed} |"
             )
     for engine, counts in actions.items():
         if counts:
@@ -121,15 +125,15 @@ def judge(tallies: dict[str, dict[str, Tally]]) -> list[str]:
     complaints = []
     guarded, stock = tallies.get("with the guard", {}), tallies.get("vLLM alone", {})
     for tally in guarded.values():
-        for fate in ("wrong", "hang", "error"):
-            if tally.fates[fate]:
-                complaints.append(f"with the guard: {tally.fault}: {tally.fates[fate]} {fate}")
+        for outcome in ("wrong", "hang", "error"):
+            if tally.outcomes[outcome]:
+                complaints.append(f"with the guard: {tally.fault}: {tally.outcomes[outcome]} {outcome}")
         complaints += [
             f"with the guard: {tally.fault}: KV blocks of {role} are still in use"
             for role, seconds in tally.freed_s.items()
             if math.isinf(seconds)
         ]
-    if stock and any(name in SHARES for name in stock) and not sum(tally.fates["wrong"] for tally in stock.values()):
+    if stock and any(name in SHARES for name in stock) and not sum(tally.outcomes["wrong"] for tally in stock.values()):
         complaints.append("vLLM alone gave no wrong answer: these faults prove nothing")
     return complaints
 

@@ -188,17 +188,17 @@ class Tally:
     decode's KV pools were empty again."""
 
     fault: str
-    fates: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     freed_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
-        return sum(self.fates.values())
+        return sum(self.outcomes.values())
 
     def add(self, other: Tally) -> None:
         """Another round of the same fault."""
-        self.fates += other.fates
+        self.outcomes += other.outcomes
         self.slowest_s = max(self.slowest_s, other.slowest_s)
         for role, seconds in other.freed_s.items():
             self.freed_s[role] = max(self.freed_s.get(role, 0.0), seconds)
@@ -251,7 +251,7 @@ class Client:
         params = [body["kv_transfer_params"] for _, body in answers]
         return [Prefilled(*row) for row in zip(prompts, alone, params, strict=True)]
 
-    async def fate(self, item: Prefilled) -> tuple[str, float]:
+    async def outcome(self, item: Prefilled) -> tuple[str, float]:
         """Decode's answer: equal, rounded, wrong, error or hang; and after how many seconds."""
         began = time.monotonic()
         try:
@@ -270,16 +270,16 @@ class Client:
     async def decoded(self, fault: str, items: Sequence[Prefilled], at_once: int = 16) -> Tally:
         """Decode's answers to all of them."""
         tally = Tally(fault)
-        for fate, took_s in await each(self.fate, items, at_once):
-            tally.fates[fate] += 1
+        for outcome, took_s in await each(self.outcome, items, at_once):
+            tally.outcomes[outcome] += 1
             tally.slowest_s = max(tally.slowest_s, took_s)
         return tally
 
     async def warm(self) -> None:
         """Both servers know each other, and one request went through."""
         tally = await self.decoded("none", await self.prefilled(1))
-        if tally.fates["equal"] + tally.fates["rounded"] != 1:
-            raise SystemExit(f"without any fault a request is {dict(tally.fates)}")
+        if tally.outcomes["equal"] + tally.outcomes["rounded"] != 1:
+            raise SystemExit(f"without any fault a request is {dict(tally.outcomes)}")
 
     async def fill(self, role: str) -> None:
         """Other requests, of more tokens than the server's whole KV pool: nothing stays that nobody holds."""
@@ -359,8 +359,8 @@ async def used_twice(to: Client, count: int) -> Tally:
     """The same parameters a second time, when the blocks are other requests'; decode's own cache is full of others."""
     items = await to.prefilled(count)
     first = await to.decoded("none", items)
-    if first.fates["equal"] + first.fates["rounded"] != count:
-        raise SystemExit(f"without any fault {count} requests are {dict(first.fates)}")
+    if first.outcomes["equal"] + first.outcomes["rounded"] != count:
+        raise SystemExit(f"without any fault {count} requests are {dict(first.outcomes)}")
     await to.fill("prefill")
     await to.fill("decode")
     return _freed(to, await to.decoded("parameters used twice", items))
@@ -376,7 +376,7 @@ async def cancelled(to: Client, count: int) -> Tally:
     """Clients leave while decode waits for prefill, which is stopped; then prefill goes on."""
     items = await to.prefilled(count)
     to.pair.stop("prefill")
-    calls = [asyncio.create_task(to.fate(item)) for item in items]
+    calls = [asyncio.create_task(to.outcome(item)) for item in items]
     await asyncio.sleep(1.0)
     for call in calls:
         call.cancel()
@@ -391,7 +391,7 @@ async def rejected(to: Client, count: int) -> Tally:
     tally = Tally("decode rejects the request")
     for item in items:
         status, _ = await to.ask("decode", item.prompt, 60, max_tokens=100_000, kv_transfer_params=dict(item.params))
-        tally.fates["refused" if status == 400 else f"HTTP {status}"] += 1
+        tally.outcomes["refused" if status == 400 else f"HTTP {status}"] += 1
     return _freed(to, tally)
 
 

@@ -63,9 +63,7 @@ def main() -> None:
             for name in order:
                 subprocess.run([sys.executable, *launchers[name], *flags], check=True, cwd=ROOT, capture_output=True)
                 with LoadClient() as client:
-                    (figures,) = measure(
-                        client, {"base_url": f"http://127.0.0.1:{port}"}, [args.concurrency], args, number
-                    )
+                    (figures,) = measure(client, {"base_url": f"http://127.0.0.1:{port}"}, [args.concurrency], args)
                 figures_by_launcher[name].append(figures)
                 line = ", ".join(f"{key} {value:.1f}" for key, value in figures._asdict().items())
                 print(f"{name:8} {line}", flush=True)

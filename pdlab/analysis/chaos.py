@@ -1,4 +1,4 @@
-"""Faults and the requests around them -> fates, recovery, throughput, memory. Pure.
+"""Faults and the requests around them -> outcomes, recovery, throughput, memory. Pure.
 
 A request belongs to a fault when it was in flight as the fault began, or was sent from then until the deployment had
 recovered (or the next fault began). Recovered: so many requests, one sent after the other after the fault's last act,
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from pdlab.results.chaos import FATES, Chaos, ChaosRequest, ChaosSample, Fate, InjectedFault
+from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSample, InjectedFault, RequestOutcome
 
 BUCKET_S = 1.0
 MOST_BUCKETS = 400
@@ -28,10 +28,10 @@ def recovery_s(fault: InjectedFault, requests: Sequence[ChaosRequest], answers: 
 
     Requests whose client left on purpose say nothing and are passed over."""
     over_s = max(fault.began_s, fault.ended_s)
-    after = sorted((r for r in requests if r.sent_s >= over_s and r.fate != "left"), key=lambda r: r.sent_s)
+    after = sorted((r for r in requests if r.sent_s >= over_s and r.outcome != "left"), key=lambda r: r.sent_s)
     row: list[ChaosRequest] = []
     for request in after:
-        row = [*row, request] if request.fate == "right" else []
+        row = [*row, request] if request.outcome == "right" else []
         if len(row) == answers:
             return max(0.0, row[0].end_s - fault.began_s)
     return None
@@ -42,17 +42,17 @@ class FaultOutcome(NamedTuple):
     the request was sent where that was later, to the error's end; None without errors."""
 
     fault: InjectedFault
-    fates: dict[Fate, int]
+    outcomes: dict[RequestOutcome, int]
     recovery_s: float | None
     slowest_error_s: float | None
 
     @property
     def requests(self) -> int:
         """Those that say something: without clients that left."""
-        return sum(count for fate, count in self.fates.items() if fate != "left")
+        return sum(count for outcome, count in self.outcomes.items() if outcome != "left")
 
 
-def outcomes(chaos: Chaos) -> list[FaultOutcome]:
+def fault_outcomes(chaos: Chaos) -> list[FaultOutcome]:
     """Of every fault that was injected, in order of time."""
     injected = sorted((fault for fault in chaos.faults if fault.outcome == "injected"), key=lambda f: f.began_s)
     results = []
@@ -61,9 +61,9 @@ def outcomes(chaos: Chaos) -> list[FaultOutcome]:
         took_s = recovery_s(fault, chaos.requests, chaos.run.answers)
         until_s = next_s if took_s is None else min(next_s, max(fault.ended_s, fault.began_s + took_s))
         hit = [r for r in chaos.requests if r.end_s >= fault.began_s and r.sent_s < until_s]
-        late = [r.end_s - max(r.sent_s, fault.began_s) for r in hit if r.fate == "error"]
-        fates = {fate: sum(r.fate == fate for r in hit) for fate in FATES}
-        results.append(FaultOutcome(fault, fates, took_s, max(late, default=None)))
+        late = [r.end_s - max(r.sent_s, fault.began_s) for r in hit if r.outcome == "error"]
+        outcomes = {outcome: sum(r.outcome == outcome for r in hit) for outcome in REQUEST_OUTCOMES}
+        results.append(FaultOutcome(fault, outcomes, took_s, max(late, default=None)))
     return results
 
 
@@ -72,7 +72,7 @@ class KindOutcome(NamedTuple):
 
     kind: str
     faults: int
-    fates: dict[Fate, int]
+    outcomes: dict[RequestOutcome, int]
     recoveries_s: tuple[float, ...]
     never: int
     slowest_error_s: float | None
@@ -88,7 +88,7 @@ def by_kind(results: Sequence[FaultOutcome]) -> list[KindOutcome]:
             KindOutcome(
                 kind=kind,
                 faults=len(same),
-                fates={fate: sum(each.fates[fate] for each in same) for fate in FATES},
+                outcomes={outcome: sum(each.outcomes[outcome] for each in same) for outcome in REQUEST_OUTCOMES},
                 recoveries_s=tuple(each.recovery_s for each in same if each.recovery_s is not None),
                 never=sum(each.recovery_s is None for each in same),
                 slowest_error_s=max(slowest, default=None),
@@ -97,21 +97,23 @@ def by_kind(results: Sequence[FaultOutcome]) -> list[KindOutcome]:
     return kinds
 
 
-def total(requests: Sequence[ChaosRequest]) -> dict[Fate, int]:
-    """How many requests had each fate."""
-    return {fate: sum(r.fate == fate for r in requests) for fate in FATES}
+def total(requests: Sequence[ChaosRequest]) -> dict[RequestOutcome, int]:
+    """How many requests had each outcome."""
+    return {outcome: sum(r.outcome == outcome for r in requests) for outcome in REQUEST_OUTCOMES}
 
 
 def faulted(chaos: Chaos) -> int:
     """Requests that belong to at least one fault, each counted once, clients that left not."""
-    results = outcomes(chaos)
+    results = fault_outcomes(chaos)
     spans = []
     for place, each in enumerate(results):
         next_s = results[place + 1].fault.began_s if place + 1 < len(results) else math.inf
         recovered_s = math.inf if each.recovery_s is None else each.fault.began_s + each.recovery_s
         spans.append((each.fault.began_s, min(next_s, max(each.fault.ended_s, recovered_s))))
     return sum(
-        any(r.end_s >= began and r.sent_s < until for began, until in spans) for r in chaos.requests if r.fate != "left"
+        any(r.end_s >= began and r.sent_s < until for began, until in spans)
+        for r in chaos.requests
+        if r.outcome != "left"
     )
 
 
@@ -136,7 +138,7 @@ def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
     effect somewhere between its beginning and its end, tens of milliseconds on a busy machine: it counts from its end.
     Clients that left are left out.
     """
-    results = outcomes(chaos)
+    results = fault_outcomes(chaos)
     within: dict[int, ChaosRequest] = {}
     without: set[int] = set()
     for place, each in enumerate(results):
@@ -146,13 +148,13 @@ def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
         own_end_s = max(fault.ended_s, recovered_s, whole_s(chaos.samples, fault.ended_s) or 0.0)
         end_s = min(next_s, own_end_s) if fault.spared else own_end_s
         since_s = fault.ended_s if len(fault.acts) == 1 else fault.began_s
-        hit = [r for r in chaos.requests if since_s <= r.sent_s < end_s and r.fate != "left"]
+        hit = [r for r in chaos.requests if since_s <= r.sent_s < end_s and r.outcome != "left"]
         if fault.spared:
             within |= {r.number: r for r in hit}
         else:
             without |= {r.number for r in hit}
     counted = [r for number, r in within.items() if number not in without]
-    return ServedByHealthy(sum(r.fate == "right" for r in counted), len(counted)) if counted else None
+    return ServedByHealthy(sum(r.outcome == "right" for r in counted), len(counted)) if counted else None
 
 
 def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
@@ -169,11 +171,11 @@ def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
 
 
 class ThroughputBin(NamedTuple):
-    """Requests that ended in a piece of time, by fate, per second."""
+    """Requests that ended in a piece of time, by outcome, per second."""
 
     begins_s: float
     ends_s: float
-    per_s: dict[Fate, float]
+    per_s: dict[RequestOutcome, float]
 
 
 def throughput(chaos: Chaos) -> list[ThroughputBin]:
@@ -181,11 +183,11 @@ def throughput(chaos: Chaos) -> list[ThroughputBin]:
     length_s = max([chaos.run.loaded_s, *(r.end_s for r in chaos.requests)], default=0.0)
     width_s = max(BUCKET_S, math.ceil(length_s / MOST_BUCKETS))
     count = max(1, math.ceil(length_s / width_s))
-    counts: list[dict[Fate, int]] = [dict.fromkeys(FATES, 0) for _ in range(count)]
+    counts: list[dict[RequestOutcome, int]] = [dict.fromkeys(REQUEST_OUTCOMES, 0) for _ in range(count)]
     for request in chaos.requests:
-        counts[min(count - 1, int(request.end_s / width_s))][request.fate] += 1
+        counts[min(count - 1, int(request.end_s / width_s))][request.outcome] += 1
     return [
-        ThroughputBin(i * width_s, (i + 1) * width_s, {fate: number / width_s for fate, number in each.items()})
+        ThroughputBin(i * width_s, (i + 1) * width_s, {outcome: number / width_s for outcome, number in each.items()})
         for i, each in enumerate(counts)
     ]
 

@@ -1,6 +1,6 @@
 """Which experiments may be compared: those of one model, one workload and one kind of device. Declared here alone.
 
-Headlines, frontiers, picks, crossovers and the P:D ratio all ask this module.
+Headlines, frontiers, rankings within bounds, crossovers and the P:D ratio all ask this module.
 """
 
 from __future__ import annotations

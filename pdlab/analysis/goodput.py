@@ -87,7 +87,7 @@ class Capacity(Frozen):
         return Interval(low=low * one, high=high * one, level=level, basis="search")
 
 
-class Pick(Frozen):
+class SloRanking(Frozen):
     """Capacities of one kind of loop by throughput, highest first, with the first compared with each other one.
 
     ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile; ``elsewhere``
@@ -212,11 +212,11 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
     )
 
 
-def picks(curves: Sequence[Curve], slo: Slo, view: View) -> list[Pick]:
-    """`pick` of open loops, then of closed ones, as far as either was measured, for each group of experiments that may
-    be compared."""
+def slo_rankings(curves: Sequence[Curve], slo: Slo, view: View) -> list[SloRanking]:
+    """`slo_ranking` of open loops, then of closed ones, as far as either was measured, for each group of experiments
+    that may be compared."""
     return [
-        pick(group.curves, slo, view, loop, group.name)
+        slo_ranking(group.curves, slo, view, loop, group.name)
         for group in groups(curves, view)
         for loop in _loops(group.curves, slo)
     ]
@@ -229,7 +229,7 @@ def _loops(curves: Sequence[Curve], slo: Slo) -> list[Loop]:
     return [loop for loop, closed in loops if closed in kinds] or ["open"]
 
 
-def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group: str | None = None) -> Pick:
+def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group: str | None = None) -> SloRanking:
     """The capacity of every configuration of one group within the SLO in that kind of loop, ranked."""
     answers = [(curve.label, capacity(curve, slo, view, loop)) for curve in own(curves)]
     met = [answer for _, answer in answers if isinstance(answer, Capacity)]
@@ -240,7 +240,7 @@ def pick(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group: str |
         for each, tokens, requests in zip(met, throughput, per_gpu, strict=True)
     ]
     capacities = sorted(moderated, key=lambda each: -each.throughput.value)
-    return Pick(
+    return SloRanking(
         slo=slo,
         loop=loop,
         group=group,

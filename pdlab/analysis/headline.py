@@ -58,7 +58,7 @@ class Repeats(NamedTuple):
     reference: int
 
 
-class Against(Frozen):
+class PairComparison(Frozen):
     """One deployment against another, the ``reference``. ``loads`` entered, each of the whole deployment or
     ``per_gpu``; ``left_out`` counts further loads of the two."""
 
@@ -81,17 +81,17 @@ class Headline(Frozen):
     kind: LoadKind
     reference: str
     confidence: float
-    against: tuple[Against, ...]
+    comparisons: tuple[PairComparison, ...]
 
 
 class OtherPairs(Frozen):
     """The other pairs of one kind of load: as many GPUs counted, a shared load, neither the reference of the other. The
-    one of more throughput is over the other; ``against`` has the widest differences in throughput first. They share the
-    error of a figure among themselves."""
+    one of more throughput is over the other; ``comparisons`` has the widest differences in throughput first. They share
+    the error of a figure among themselves."""
 
     kind: LoadKind
     confidence: float
-    against: tuple[Against, ...]
+    comparisons: tuple[PairComparison, ...]
 
 
 class EqualLatency(Frozen):
@@ -106,26 +106,26 @@ class EqualLatency(Frozen):
 
 
 class Matrix(Frozen):
-    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``against``: in
-    either order, of those that share a load; they share the error of a figure. ``equal_latency``: in either order, of
-    those that reach a common latency; they share the error, too. ``group``: what distinguishes these curves from others
-    that they may not be compared with."""
+    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``comparisons``:
+    in either order, of those that share a load; they share the error of a figure. ``equal_latency``: in either order,
+    of those that reach a common latency; they share the error, too. ``group``: what distinguishes these curves from
+    others that they may not be compared with."""
 
     kind: LoadKind
     group: str | None
     confidence: float
     labels: tuple[str, ...]
-    against: tuple[Against, ...]
+    comparisons: tuple[PairComparison, ...]
     equal_latency: tuple[EqualLatency, ...] = ()
 
     @property
     def one_repeat(self) -> bool:
         """Whether some curve has one repeat, whose scatter is assumed."""
-        return any(1 in each.repeats for each in self.against)
+        return any(1 in each.repeats for each in self.comparisons)
 
-    def cells(self) -> dict[tuple[str, str], Against]:
+    def cells(self) -> dict[tuple[str, str], PairComparison]:
         """(label, reference) -> their comparison."""
-        return {(each.label, each.reference): each for each in self.against}
+        return {(each.label, each.reference): each for each in self.comparisons}
 
     def latency_cells(self) -> dict[tuple[str, str], EqualLatency]:
         """(label, reference) -> their comparison at equal latency."""
@@ -145,9 +145,9 @@ class Compared(Frozen):
         """Without what the matrices have."""
         within = {(each.kind, label) for each in self.matrices for label in each.labels}
         pairs = [
-            found.model_copy(update={"against": left})
+            found.model_copy(update={"comparisons": left})
             for found in self.pairs
-            if (left := tuple(each for each in found.against if (found.kind, each.label) not in within))
+            if (left := tuple(each for each in found.comparisons if (found.kind, each.label) not in within))
         ]
         headlines = tuple(each for each in self.headlines if (each.kind, each.reference) not in within)
         return self.model_copy(update={"headlines": headlines, "pairs": tuple(pairs)})
@@ -208,8 +208,8 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
         shared = _all_shared(every, view)
         stars = _stars(every, shared, view)
         for reference, partners in stars:
-            against = [
-                _against(every[other], every[reference], shared[other, reference], view, len(partners))
+            pairs_of_reference = [
+                _pair_comparison(every[other], every[reference], shared[other, reference], view, len(partners))
                 for other in partners
             ]
             headlines.append(
@@ -217,12 +217,12 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
                     kind=kind,
                     reference=every[reference].curve.label,
                     confidence=view.confidence,
-                    against=tuple(sorted(against, key=lambda each: -_throughput(each))),
+                    comparisons=tuple(sorted(pairs_of_reference, key=lambda each: -_throughput(each))),
                 )
             )
         others = _other_pairs(every, shared, stars, view)
         if others:
-            pairs.append(OtherPairs(kind=kind, confidence=view.confidence, against=tuple(others)))
+            pairs.append(OtherPairs(kind=kind, confidence=view.confidence, comparisons=tuple(others)))
         for group in of_groups:
             within = {curve.label for curve in group.curves}
             numbers = [i for i, line in enumerate(every) if line.curve.label in within]
@@ -241,7 +241,7 @@ def headlines(curves: Sequence[Curve], view: View) -> list[Headline]:
     return list(compared(curves, view).headlines)
 
 
-def _throughput(each: Against) -> float:
+def _throughput(each: PairComparison) -> float:
     comparison = each.ratio("throughput")
     return comparison.ratio if comparison else 0.0
 
@@ -303,7 +303,7 @@ def _other_pairs(
     shared: Mapping[tuple[int, int], _SharedLoads],
     stars: Sequence[tuple[int, list[int]]],
     view: View,
-) -> list[Against]:
+) -> list[PairComparison]:
     with_reference = {frozenset((reference, other)) for reference, partners in stars for other in partners}
     numbers = [
         (i, j)
@@ -312,9 +312,9 @@ def _other_pairs(
     ]
     found = []
     for i, j in numbers:
-        each = _against(lines[i], lines[j], shared[i, j], view, len(numbers))
+        each = _pair_comparison(lines[i], lines[j], shared[i, j], view, len(numbers))
         if 0 < _throughput(each) < 1:
-            each = _against(lines[j], lines[i], shared[j, i], view, len(numbers))
+            each = _pair_comparison(lines[j], lines[i], shared[j, i], view, len(numbers))
         found.append(each)
     return sorted(found, key=lambda each: -_throughput(each))
 
@@ -333,7 +333,9 @@ def _matrix(
     if len(members) <= MOST_SPELLED:
         return []
     count = sum(map(len, partners.values())) // 2
-    cells = {(i, j): _against(lines[i], lines[j], shared[i, j], view, count) for i in members for j in partners[i]}
+    cells = {
+        (i, j): _pair_comparison(lines[i], lines[j], shared[i, j], view, count) for i in members for j in partners[i]
+    }
 
     def lead(i: int) -> float:
         ratios = [ratio for j in partners[i] if (ratio := _throughput(cells[i, j])) > 0]
@@ -346,7 +348,7 @@ def _matrix(
             group=group,
             confidence=view.confidence,
             labels=labels,
-            against=tuple(cells.values()),
+            comparisons=tuple(cells.values()),
             equal_latency=tuple(_at_equal_latency([lines[i] for i in members], view)),
         )
     ]
@@ -420,9 +422,9 @@ def _shared(first: _ValidLevels, second: _ValidLevels, view: View) -> _SharedLoa
     return _SharedLoads(loads, per_gpu, len(levels[0].keys() | levels[1].keys()) - len(loads), levels, repeats)
 
 
-def _against(
+def _pair_comparison(
     line: _ValidLevels, reference: _ValidLevels, shared: _SharedLoads, view: View, comparisons: int
-) -> Against:
+) -> PairComparison:
     ratios = []
     for figure in FIGURES:
         first, second = (
@@ -431,7 +433,7 @@ def _against(
         )
         comparison = compare(first, second, view.confidence, comparisons) if first and second else None
         ratios.append(Ratio(figure=figure, comparison=comparison, first=first, second=second))
-    return Against(
+    return PairComparison(
         label=line.curve.label,
         reference=reference.curve.label,
         loads=shared.loads,

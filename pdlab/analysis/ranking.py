@@ -44,7 +44,7 @@ def level_key(curve: Curve, point: Point) -> LevelKey:
     return curve.label, point.kind, point.value
 
 
-class Spot(NamedTuple):
+class DrawnPoint(NamedTuple):
     """A drawable point of a curve: ``x`` latency or interactivity, ``y`` throughput, as the view shows them."""
 
     curve: Curve
@@ -61,7 +61,7 @@ class Frontier(NamedTuple):
     """The best points of one kind of load, of experiments that may be compared, by increasing x."""
 
     kind: LoadKind
-    spots: list[Spot]
+    points: list[DrawnPoint]
 
 
 class FrontierPoint(NamedTuple):
@@ -70,27 +70,27 @@ class FrontierPoint(NamedTuple):
     ``x``, ``y`` and ``share`` are None if the scatter is unknown.
     """
 
-    spot: Spot
+    drawn: DrawnPoint
     x: Interval | None
     y: Interval | None
     on_it: bool
     share: float | None
 
 
-def spots(all_curves: Sequence[Curve], view: View) -> list[Spot]:
+def drawn_points(all_curves: Sequence[Curve], view: View) -> list[DrawnPoint]:
     """Every point that can be drawn, invalid ones included; a point without that latency cannot."""
     drawable = []
     for curve in all_curves:
         for point in curve.points:
             x = point.latency(view)
             if x is not None:
-                drawable.append(Spot(curve, point, x, curve.throughput(point, view)))
+                drawable.append(DrawnPoint(curve, point, x, curve.throughput(point, view)))
     return drawable
 
 
 def require_latency(all_curves: Sequence[Curve], view: View) -> None:
     """Raises UsageError when no point has the latency that the view asks for."""
-    if spots(all_curves, view):
+    if drawn_points(all_curves, view):
         return
     latency = f"{view.statistic} of {view.latency_name}"
     points = [point for curve in all_curves for point in curve.points]
@@ -128,40 +128,40 @@ def frontiers(all_curves: Sequence[Curve], view: View) -> list[Frontier]:
     return [
         Frontier(kind, [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)])
         for group in groups(all_curves, view)
-        for kind, valid in _valid_spots(group.curves, view).items()
+        for kind, valid in _valid_points(group.curves, view).items()
     ]
 
 
-def _valid_spots(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[Spot]]:
+def _valid_points(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[DrawnPoint]]:
     """By kind of load: what a closed loop serves beats nothing that arrives by itself, nor the other way."""
-    spots_by_kind: dict[LoadKind, list[Spot]] = {}
-    for spot in spots(all_curves, view):
-        if spot.point.valid:
-            spots_by_kind.setdefault(spot.point.kind, []).append(spot)
-    return spots_by_kind
+    points_by_kind: dict[LoadKind, list[DrawnPoint]] = {}
+    for drawn in drawn_points(all_curves, view):
+        if drawn.point.valid:
+            points_by_kind.setdefault(drawn.point.kind, []).append(drawn)
+    return points_by_kind
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
     """Every valid point with its intervals and how often the draws have it on its frontier (`frontiers`)."""
     return [
-        spot
+        drawn
         for group in groups(all_curves, view)
-        for kind, valid in _valid_spots(group.curves, view).items()
-        for spot in _frontier_points(valid, _shares(group.curves, kind, view), view)
+        for kind, valid in _valid_points(group.curves, view).items()
+        for drawn in _frontier_points(valid, _shares(group.curves, kind, view), view)
     ]
 
 
-def _frontier_points(valid: Sequence[Spot], share: Mapping[LevelKey, float], view: View) -> list[FrontierPoint]:
+def _frontier_points(valid: Sequence[DrawnPoint], share: Mapping[LevelKey, float], view: View) -> list[FrontierPoint]:
     best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
     return [
         FrontierPoint(
-            spot,
-            estimate.interval(view.confidence) if (estimate := spot.point.latency_estimate(view)) else None,
-            spot.curve.throughput_estimate(spot.point, view).interval(view.confidence),
+            drawn,
+            estimate.interval(view.confidence) if (estimate := drawn.point.latency_estimate(view)) else None,
+            drawn.curve.throughput_estimate(drawn.point, view).interval(view.confidence),
             i in best,
-            share.get(spot.key),
+            share.get(drawn.key),
         )
-        for i, spot in enumerate(valid)
+        for i, drawn in enumerate(valid)
     ]
 
 
@@ -277,7 +277,7 @@ class Ranked(Frozen):
         return self.best_over_it is None or self.best_over_it.verdict != "better"
 
 
-class Reading(Frozen):
+class BoundsRanking(Frozen):
     """The comparison within latency bounds, of the levels of one kind of load, best first.
 
     ``group``: what distinguishes these experiments from others that they may not be compared with.
@@ -369,10 +369,10 @@ def _ratio(numerator: Estimate, denominator: Estimate) -> float:
     return numerator.value / denominator.value if denominator.value else float("inf")
 
 
-def readings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[Reading]:
+def bounds_rankings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[BoundsRanking]:
     """The configuration with the highest throughput within the bounds, for each kind of load by itself: what a closed
     loop serves and what an open one does are not compared, nor what `groups` keeps apart. A kind without a valid level
-    has no reading, nor have ramps."""
+    has no such ranking, nor have ramps."""
     answers = []
     for group in groups(all_curves, view):
         lines = [(curve, kind, points) for curve in group.curves for kind, points in curve.lines().items()]
@@ -384,7 +384,7 @@ def readings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[Re
 
 def _reading(
     lines: Sequence[tuple[Curve, Sequence[Point]]], kind: LoadKind, group: str | None, bounds: Bounds, view: View
-) -> Reading | None:
+) -> BoundsRanking | None:
     measured = [(curve, valid) for curve, points in lines if (valid := [point for point in points if point.valid])]
     if not measured:
         return None
@@ -399,7 +399,7 @@ def _reading(
     beyond = [item for item, value in zip(known, estimates, strict=True) if value is None]
     unsure = tuple(curve.label for curve, points in beyond if _may_reach(curve, points, bounds, view, ranking))
     answered = {curve.label for curve, _ in known}
-    return Reading(
+    return BoundsRanking(
         bounds=bounds,
         kind=kind,
         group=group,

@@ -33,7 +33,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
 DUE_TO_HITS = 0.5
 
 
-class Contender(NamedTuple):
+class ReplayedDeployment(NamedTuple):
     """A deployment and its valid replays of the requests. ``parts``: where its TTFT went (None: nobody told).
     ``failed``: replays that failed their checks."""
 
@@ -51,22 +51,22 @@ class ComparedFigure(NamedTuple):
     name: str
     unit: str
     of: Callable[[Run, ReplayFacts], float | None]
-    why: Callable[[Contender, Contender], Finding | None]
+    why: Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]
     higher: bool = False
 
 
 class ReplayScore(NamedTuple):
     """A deployment's figure: the geometric mean over its replays."""
 
-    contender: Contender
+    deployment: ReplayedDeployment
     value: float
 
 
-def verdict(workload: str, contenders: Sequence[Contender]) -> list[Finding]:
+def verdict(workload: str, deployments: Sequence[ReplayedDeployment]) -> list[Finding]:
     """Findings on deployments that replayed one compiled workload at one speed: which is best overall, then each figure
     with why. Empty where fewer than two have a valid replay."""
-    failed = [found("replay_not_compared", label=each.label, workload=workload) for each in contenders if each.failed]
-    judged = [each for each in contenders if each.replays]
+    failed = [found("replay_not_compared", label=each.label, workload=workload) for each in deployments if each.failed]
+    judged = [each for each in deployments if each.replays]
     if len(judged) < 2:
         return []
     limit = _limit(judged)
@@ -75,7 +75,7 @@ def verdict(workload: str, contenders: Sequence[Contender]) -> list[Finding]:
     for figure in figures(judged[0].replays[0][1]):
         standings = sorted(_standings(figure, judged), key=lambda each: -each.value if figure.higher else each.value)
         if len(standings) == len(judged) and max(each.value for each in standings) > 0:
-            leads[figure.name] = [each.contender.label for each in standings if _lead_factor(standings, each) < limit]
+            leads[figure.name] = [each.deployment.label for each in standings if _lead_factor(standings, each) < limit]
             details += _figure_findings(figure, standings, len(leads[figure.name]), limit)
     return [*_overall(workload, judged, leads), *failed, *details] if leads else failed
 
@@ -93,18 +93,18 @@ def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
     )
 
 
-def _limit(contenders: Sequence[Contender]) -> float:
+def _limit(deployments: Sequence[ReplayedDeployment]) -> float:
     """The factor that single starts of one deployment may differ by; the widest of any two of these. The error is
     split among the others that the best one is compared with."""
-    sd = max(SINGLE_REPEAT_SD[each.device] for each in contenders)
-    least = sorted(len(each.replays) for each in contenders)[:2]
+    sd = max(SINGLE_REPEAT_SD[each.device] for each in deployments)
+    least = sorted(len(each.replays) for each in deployments)[:2]
     error = sd * math.sqrt(sum(1 / count for count in least))
-    tail = (1 - CONFIDENCE) / 2 / (len(contenders) - 1)
+    tail = (1 - CONFIDENCE) / 2 / (len(deployments) - 1)
     return math.exp(student_t(1 - tail, math.inf) * error)
 
 
-def _standings(figure: ComparedFigure, contenders: Sequence[Contender]) -> Iterator[ReplayScore]:
-    for each in contenders:
+def _standings(figure: ComparedFigure, deployments: Sequence[ReplayedDeployment]) -> Iterator[ReplayScore]:
+    for each in deployments:
         values = [value for run, facts in each.replays if (value := figure.of(run, facts)) is not None]
         if values:
             whole = all(value > 0 for value in values)
@@ -121,9 +121,9 @@ def _figure_findings(
     figure: ComparedFigure, standings: Sequence[ReplayScore], leaders: int, limit: float
 ) -> Iterator[Finding]:
     best, behind = standings[0], standings[leaders:]
-    values = listed([f"{each.contender.label} {number(each.value)} {figure.unit}" for each in standings])
+    values = listed([f"{each.deployment.label} {number(each.value)} {figure.unit}" for each in standings])
     if leaders > 1:
-        names = listed([each.contender.label for each in standings[:leaders]])
+        names = listed([each.deployment.label for each in standings[:leaders]])
         lead = _lead_factor(standings, standings[leaders - 1])
         yield found("replay_not_told", figure=figure.name, names=names, lead=lead, limit=limit, values=values)
     else:
@@ -131,27 +131,29 @@ def _figure_findings(
         yield found(
             "replay_best_by",
             figure=figure.name,
-            best=best.contender.label,
+            best=best.deployment.label,
             lead="without limit" if math.isinf(lead) else f"{lead:.2f}",
-            other=behind[0].contender.label,
+            other=behind[0].deployment.label,
             limit=limit,
             values=values,
         )
-    if behind and (why := figure.why(best.contender, behind[0].contender)) is not None:
+    if behind and (why := figure.why(best.deployment, behind[0].deployment)) is not None:
         yield why
 
 
-def _overall(workload: str, contenders: Sequence[Contender], leads: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    never_behind = [each.label for each in contenders if all(each.label in names for names in leads.values())]
-    decided = {name: names for name, names in leads.items() if len(names) < len(contenders)}
-    counts = {each.gpus for each in contenders}
-    sizes = ", ".join(f"{each.label} {each.gpus}" for each in contenders) if len(counts) > 1 else ""
+def _overall(
+    workload: str, deployments: Sequence[ReplayedDeployment], leads: Mapping[str, Sequence[str]]
+) -> Iterator[Finding]:
+    never_behind = [each.label for each in deployments if all(each.label in names for names in leads.values())]
+    decided = {name: names for name, names in leads.items() if len(names) < len(deployments)}
+    counts = {each.gpus for each in deployments}
+    sizes = ", ".join(f"{each.label} {each.gpus}" for each in deployments) if len(counts) > 1 else ""
     if not decided:
-        yield found("replay_none_told", workload=workload, names=listed([each.label for each in contenders]))
+        yield found("replay_none_told", workload=workload, names=listed([each.label for each in deployments]))
     elif len(never_behind) == 1:
         yield found("replay_best", workload=workload, best=never_behind[0], figures=listed([*decided]))
     elif never_behind:
-        behind = [each.label for each in contenders if each.label not in never_behind]
+        behind = [each.label for each in deployments if each.label not in never_behind]
         yield found("replay_best_of_several", workload=workload, names=listed(never_behind), behind=listed(behind))
     else:
         parts = "; ".join(f"{listed(names)} by {name}" for name, names in decided.items())
@@ -172,8 +174,8 @@ def _goodput(index: int) -> Callable[[Run, ReplayFacts], float | None]:
     return lambda _, facts: facts.within[index].per_s
 
 
-def _why_goodput(index: int) -> Callable[[Contender, Contender], Finding | None]:
-    def why(best: Contender, other: Contender) -> Finding | None:
+def _why_goodput(index: int) -> Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]:
+    def why(best: ReplayedDeployment, other: ReplayedDeployment) -> Finding | None:
         ours, theirs = (_first(each).within[index].missed for each in (best, other))
         bound = max(theirs, key=lambda name: theirs[name] - ours.get(name, 0), default=None)
         if bound is None:
@@ -184,8 +186,8 @@ def _why_goodput(index: int) -> Callable[[Contender, Contender], Finding | None]
     return why
 
 
-def _why_ttft(statistic: str) -> Callable[[Contender, Contender], Finding | None]:
-    def why(best: Contender, other: Contender) -> Finding | None:
+def _why_ttft(statistic: str) -> Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]:
+    def why(best: ReplayedDeployment, other: ReplayedDeployment) -> Finding | None:
         ours, theirs = (_parts_around(each, statistic) for each in (best, other))
         if ours is None or theirs is None:
             return found("replay_parts_unknown", figure=f"TTFT {statistic}")
@@ -218,7 +220,7 @@ def _hits_explain(shares: Sequence[float | None], ours_s: float, theirs_s: float
     return (1 - theirs) / (1 - ours) - 1 >= DUE_TO_HITS * (theirs_s / ours_s - 1) > 0
 
 
-def _why_tpot(best: Contender, other: Contender) -> Finding | None:
+def _why_tpot(best: ReplayedDeployment, other: ReplayedDeployment) -> Finding | None:
     ours, theirs = (each.replays[0][0].whole.itl for each in (best, other))
     if ours is None or theirs is None or ours.mean_s is None or theirs.mean_s is None:
         return None
@@ -235,7 +237,7 @@ def _why_tpot(best: Contender, other: Contender) -> Finding | None:
     )
 
 
-def _why_slow(best: Contender, other: Contender) -> Finding | None:
+def _why_slow(best: ReplayedDeployment, other: ReplayedDeployment) -> Finding | None:
     ours, theirs = (_first(each).slowest for each in (best, other))
     if ours is None or theirs is None:
         return None
@@ -250,11 +252,11 @@ def _why_slow(best: Contender, other: Contender) -> Finding | None:
     )
 
 
-def _first(each: Contender) -> ReplayFacts:
+def _first(each: ReplayedDeployment) -> ReplayFacts:
     return each.replays[0][1]
 
 
-def _parts_around(each: Contender, statistic: str) -> PartsAround | None:
+def _parts_around(each: ReplayedDeployment, statistic: str) -> PartsAround | None:
     around = each.parts.around if each.parts else ()
     return next((one for one in around if one.statistic == statistic), None)
 

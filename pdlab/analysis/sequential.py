@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.headline import Against, Figure, Headline, Ratio
+from pdlab.analysis.headline import Figure, Headline, PairComparison, Ratio
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import LookSchedule
 from pdlab.core.schema import Frozen
@@ -42,7 +42,7 @@ def judge(
     ratios = [
         (each, headline, ratio)
         for headline in headlines
-        for each in headline.against
+        for each in headline.comparisons
         for ratio in each.ratios
         if ratio.figure in targets and (ratio.figure != "throughput" or headline.kind == "concurrency")
     ]
@@ -56,7 +56,7 @@ def judge(
 
 
 def _judged(
-    each: Against, headline: Headline, ratio: Ratio, target: float, cap: int, level: float, comparisons: int
+    each: PairComparison, headline: Headline, ratio: Ratio, target: float, cap: int, level: float, comparisons: int
 ) -> LookVerdict:
     first, second = ratio.first, ratio.second
     comparison = compare(first, second, level, comparisons) if first and second else None
@@ -114,7 +114,7 @@ def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> Sca
     """Pooled over deployments; None where nothing was repeated."""
     estimates: dict[str, Estimate] = {}
     for headline in headlines:
-        for each in headline.against:
+        for each in headline.comparisons:
             ratio = next(ratio for ratio in each.ratios if ratio.figure == figure)
             for label, estimate in ((each.label, ratio.first), (headline.reference, ratio.second)):
                 if estimate is not None and estimate.basis == "repeats":

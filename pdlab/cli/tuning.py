@@ -41,7 +41,7 @@ def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentReco
     level."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.loading import load
-    from pdlab.analysis.ranking import readings
+    from pdlab.analysis.ranking import bounds_rankings
     from pdlab.analysis.view import View
 
     candidates, bounds = search.of(name), parse_bounds(search.at, "p50")
@@ -54,8 +54,8 @@ def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentReco
     if not valid:
         why = next(iter(errors.values()), "no level is valid")
         raise BenchError(f"{folder}: nothing was measured of {name}, which tune_baseline is for: {why}")
-    readings_by_bounds = readings(named, bounds, View(normalized=False))
-    ranking = {ranked.label: ranked for reading in readings_by_bounds for ranked in reading.ranking}
+    rankings_by_bounds = bounds_rankings(named, bounds, View(normalized=False))
+    ranking = {ranked.label: ranked for bounds_ranking in rankings_by_bounds for ranked in bounds_ranking.ranking}
     tried = {
         each.name: Tried(
             settings=each.settings,

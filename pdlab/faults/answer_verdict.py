@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pdlab.deploy import canary
 from pdlab.deploy.canary import CanaryAnswer
-from pdlab.results.chaos import Fate
+from pdlab.results.chaos import RequestOutcome
 
 SHOWN_CHARS = 160
 
@@ -32,14 +32,14 @@ class Received(NamedTuple):
 
 
 class AnswerVerdict(NamedTuple):
-    fate: Fate
+    outcome: RequestOutcome
     detail: str | None = None
     rounded: bool = False
 
 
 def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> AnswerVerdict:
-    """The request's fate. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if an
-    error, the client's leaving or nothing at all followed."""
+    """The request's outcome. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if
+    an error, the client's leaving or nothing at all followed."""
     tokens = received.tokens
     unlike = _unlike(received, reference, rounding) if tokens else None
     if unlike is not None:

@@ -200,12 +200,12 @@ class Load:
         request = ChaosRequest(
             number=number, prompt=place, sent_s=round(sent_s, 4), end_s=round(self.now_s(), 4),
             first_token_s=None if first_s is None else round(first_s, 4), status=received.status,
-            tokens=len(received.tokens), fate=verdict.fate, detail=verdict.detail, rounded=verdict.rounded,
+            tokens=len(received.tokens), outcome=verdict.outcome, detail=verdict.detail, rounded=verdict.rounded,
             phase=phase,
         )  # fmt: skip
         self.finished.append(request)
         self._keep(request)
-        if verdict.fate not in ("right", "left"):
+        if verdict.outcome not in ("right", "left"):
             await asyncio.sleep(back_off_s)
 
     def _count_streaming(self, phase: str | None) -> None:

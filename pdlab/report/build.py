@@ -17,9 +17,9 @@ from pdlab.analysis.audit import rules
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
 from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
-from pdlab.analysis.goodput import Pick
+from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, compared
-from pdlab.analysis.ranking import Frontier, Reading, frontiers, readings
+from pdlab.analysis.ranking import BoundsRanking, Frontier, bounds_rankings, frontiers
 from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
@@ -41,9 +41,9 @@ class Report:
     """What the results show in one view. Without load levels ``curves`` is empty, and only the faults are there.
 
     ``view``: what is shown, with a latency that some level has. ``left_out``: labels of curves without GPUs of the
-    view's role. ``at``: latency bounds that are answered. ``picks``: the answers to SLOs. ``price_per_gpu_hour``: None:
-    no costs are asked for. ``remarks``: lines of the caller's own. ``notes``: what a reader has to know.
-    ``parts``: where TTFT went, by curve and load, where timelines were kept.
+    view's role. ``at``: latency bounds that are answered. ``slo_rankings``: the answers to SLOs.
+    ``price_per_gpu_hour``: None: no costs are asked for. ``remarks``: lines of the caller's own.
+    ``notes``: what a reader has to know. ``parts``: where TTFT went, by curve and load, where timelines were kept.
     """
 
     results: Results
@@ -51,7 +51,7 @@ class Report:
     curves: tuple[Curve, ...] = ()
     left_out: tuple[str, ...] = ()
     at: tuple[Bounds, ...] = ()
-    picks: tuple[Pick, ...] = ()
+    slo_rankings: tuple[SloRanking, ...] = ()
     price_per_gpu_hour: float | None = None
     remarks: tuple[str, ...] = ()
     notes: tuple[ReportNote, ...] = ()
@@ -66,15 +66,15 @@ class Report:
         return compared(self.curves, self.view)
 
     @cached_property
-    def readings(self) -> tuple[tuple[Reading, ...], ...]:
+    def bounds_rankings(self) -> tuple[tuple[BoundsRanking, ...], ...]:
         """For each of ``at``, who serves most within it, by kind of load and group."""
-        return tuple(tuple(readings(self.curves, bounds, self.view)) for bounds in self.at)
+        return tuple(tuple(bounds_rankings(self.curves, bounds, self.view)) for bounds in self.at)
 
     @property
     def best(self) -> tuple[str, ...]:
         """Labels of those that serve most within the bounds and SLOs, each once."""
-        rankings = [*(reading.ranking for answers in self.readings for reading in answers)]
-        rankings += [pick.ranking for pick in self.picks]
+        rankings = [*(bounds_ranking.ranking for answers in self.bounds_rankings for bounds_ranking in answers)]
+        rankings += [slo_ranking.ranking for slo_ranking in self.slo_rankings]
         return tuple(dict.fromkeys(ranking[0].label for ranking in rankings if ranking))
 
     @cached_property
@@ -157,7 +157,7 @@ def build_report(
         curves=shown,
         left_out=tuple(curve.label for curve in curves if not curve.has_role(view)),
         at=tuple(bounds),
-        picks=tuple(pick for slo in asked for pick in goodput.picks(shown, slo, view)),
+        slo_rankings=tuple(slo_ranking for slo in asked for slo_ranking in goodput.slo_rankings(shown, slo, view)),
         price_per_gpu_hour=price_per_gpu_hour,
         remarks=tuple(remarks),
         notes=tuple(notes),
@@ -192,7 +192,7 @@ def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) ->
     for mode in [view.latency_mode] if "latency_mode" in fixed else modes:
         for statistic in [view.statistic] if "statistic" in fixed else [view.statistic, "mean"]:
             other = view.model_copy(update={"latency_mode": mode, "statistic": statistic})
-            if ranking.spots(own(curves), other):
+            if ranking.drawn_points(own(curves), other):
                 if other != view:
                     lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
                     notes.append(ReportNote("other-latency", f"no level has the {lacks}: the {has} is shown"))

@@ -10,9 +10,9 @@ from pdlab.analysis.chaos import (
     MemoryChange,
     ServedByHealthy,
     by_kind,
+    fault_outcomes,
     faulted,
     memory_change,
-    outcomes,
     served_by_healthy,
     throughput,
     total,
@@ -20,15 +20,21 @@ from pdlab.analysis.chaos import (
 from pdlab.core.rendering import said
 from pdlab.report.style import HUES
 from pdlab.report.time_figure import Dash, Span, TimeFigure, TimeLine, TimePanel, steps
-from pdlab.results.chaos import FATES, Chaos, ChaosRequest, ChaosRun, Fate
+from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosRun, RequestOutcome
 
 WORDS = Path(__file__).parent / "assets" / "chaos.txt"
-COLORS: dict[Fate, str] = {"right": HUES[0], "error": HUES[4], "hang": HUES[3], "wrong": HUES[1], "left": HUES[5]}
-DASHES: dict[Fate, Dash] = {"right": "solid", "error": "dashed", "hang": "dashdot", "wrong": "dotted"}
-CALLED: dict[Fate, str] = {
+COLORS: dict[RequestOutcome, str] = {
+    "right": HUES[0],
+    "error": HUES[4],
+    "hang": HUES[3],
+    "wrong": HUES[1],
+    "left": HUES[5],
+}
+DASHES: dict[RequestOutcome, Dash] = {"right": "solid", "error": "dashed", "hang": "dashdot", "wrong": "dotted"}
+CALLED: dict[RequestOutcome, str] = {
     "right": "right", "error": "clean errors", "hang": "hang", "wrong": "wrong", "left": "left by their client",
 }  # fmt: skip
-DRAWN: tuple[Fate, ...] = ("right", "error", "hang", "wrong")
+DRAWN: tuple[RequestOutcome, ...] = ("right", "error", "hang", "wrong")
 PANEL_IN = 2.6
 HEADROOM = 1.12  # for the legends
 LEAST_BAND_S = 0.3  # what is over at once can be looked at too
@@ -37,9 +43,9 @@ GOAL = 0.99  # of what healthy replicas could serve
 
 def well(chaos: Chaos) -> bool:
     """No wrong answer, no hang, nothing left, and it went to its end."""
-    fates = total(chaos.requests)
+    outcomes = total(chaos.requests)
     left = chaos.run.leftovers
-    return not fates["wrong"] and not fates["hang"] and left is not None and left.nothing
+    return not outcomes["wrong"] and not outcomes["hang"] and left is not None and left.nothing
 
 
 def text(chaos: Chaos) -> str:
@@ -54,16 +60,18 @@ def title(chaos: Chaos) -> str:
 
 def table(chaos: Chaos) -> str:
     """A row per kind of fault. A request near two faults counts in both rows."""
-    kinds = [(kind, median(kind.recoveries_s) if kind.recoveries_s else None) for kind in by_kind(outcomes(chaos))]
+    kinds = [
+        (kind, median(kind.recoveries_s) if kind.recoveries_s else None) for kind in by_kind(fault_outcomes(chaos))
+    ]
     skipped: dict[str, list[str]] = {}
     for fault in chaos.faults:
         if fault.outcome != "injected":
             skipped.setdefault(fault.kind, []).append(fault.outcome)
-    return said(WORDS, "table", kinds, [(name, each[0], len(each)) for name, each in skipped.items()], FATES)
+    return said(WORDS, "table", kinds, [(name, each[0], len(each)) for name, each in skipped.items()], REQUEST_OUTCOMES)
 
 
 class ChaosFacts(NamedTuple):
-    """What became of all requests and processes. ``counts``: fates, in words; ``goal``: share of `served` to reach;
+    """What became of all requests and processes. ``counts``: outcomes, in words; ``goal``: share of `served` to reach;
     ``wrong``: the first wrong answers."""
 
     run: ChaosRun
@@ -79,17 +87,17 @@ class ChaosFacts(NamedTuple):
 
 
 def lines(chaos: Chaos) -> list[str]:
-    """Fates of all requests, what healthy replicas could serve, memory, and what is left, a sentence each."""
-    fates = total(chaos.requests)
+    """Outcomes of all requests, what healthy replicas could serve, memory, and what is left, a sentence each."""
+    outcomes = total(chaos.requests)
     facts = ChaosFacts(
         run=chaos.run,
         requests=len(chaos.requests),
-        counts=[f"{fates[fate]} {CALLED[fate]}" for fate in FATES if fates[fate]],
+        counts=[f"{outcomes[outcome]} {CALLED[outcome]}" for outcome in REQUEST_OUTCOMES if outcomes[outcome]],
         faulted=faulted(chaos),
         rounded=sum(request.rounded for request in chaos.requests),
         served=served_by_healthy(chaos),
         goal=GOAL,
-        wrong=[request for request in chaos.requests if request.fate == "wrong"][:5],
+        wrong=[request for request in chaos.requests if request.outcome == "wrong"][:5],
         counters={name: value for name, value in chaos.run.counters.items() if value},
         memory=memory_change(chaos.samples),
     )
@@ -97,12 +105,14 @@ def lines(chaos: Chaos) -> list[str]:
 
 
 def figure(chaos: Chaos) -> TimeFigure:
-    """Answers per second by fate with the faults marked, recovery of each fault, memory."""
-    buckets, results = throughput(chaos), outcomes(chaos)
+    """Answers per second by outcome with the faults marked, recovery of each fault, memory."""
+    buckets, results = throughput(chaos), fault_outcomes(chaos)
     edges = [bucket.begins_s for bucket in buckets] + [bucket.ends_s for bucket in buckets[-1:]]
     rates = {
-        fate: TimeLine(steps(edges, [bucket.per_s[fate] for bucket in buckets]), COLORS[fate], CALLED[fate], dash)
-        for fate, dash in DASHES.items()
+        outcome: TimeLine(
+            steps(edges, [bucket.per_s[outcome] for bucket in buckets]), COLORS[outcome], CALLED[outcome], dash
+        )
+        for outcome, dash in DASHES.items()
     }
     known = [(each.fault.began_s, each.recovery_s) for each in results if each.recovery_s is not None]
     never = [(each.fault.began_s, 0.0) for each in results if each.recovery_s is None]
@@ -116,7 +126,7 @@ def figure(chaos: Chaos) -> TimeFigure:
     ]  # fmt: skip
     panels = [
         TimePanel("right answers/s", [rates["right"]], height_in=1.3 * PANEL_IN),
-        TimePanel("others/s", [rates[fate] for fate in DRAWN[1:]], height_in=PANEL_IN, legend="upper right"),
+        TimePanel("others/s", [rates[outcome] for outcome in DRAWN[1:]], height_in=PANEL_IN, legend="upper right"),
         TimePanel("recovery, s (x: never)", recoveries, height_in=PANEL_IN),
         TimePanel("resident, MiB", memory, height_in=PANEL_IN, legend="upper left"),
     ]
@@ -134,5 +144,5 @@ def _parts(chaos: Chaos) -> list[str]:
 
 def fault_list(chaos: Chaos) -> str:
     """Every fault with its number on the picture, when, what it hit, and the recovery."""
-    took = {each.fault.number: each.recovery_s for each in outcomes(chaos)}
+    took = {each.fault.number: each.recovery_s for each in fault_outcomes(chaos)}
     return said(WORDS, "faults", [(fault, took.get(fault.number)) for fault in chaos.faults])

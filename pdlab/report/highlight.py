@@ -30,7 +30,7 @@ def highlighted(curves: Sequence[Curve], view: View, best: Sequence[str] = ()) -
         labels = [curve.label for curve in group.curves]
         # Of equally many points on it the curve of more throughput comes first.
         on_it = Counter(
-            spot.curve.label for frontier in frontiers(group.curves, view) for spot in reversed(frontier.spots)
+            drawn.curve.label for frontier in frontiers(group.curves, view) for drawn in reversed(frontier.points)
         )
         ordered = dict.fromkeys(
             [*(label for label in best if label in labels), *(each for each, _ in on_it.most_common())]

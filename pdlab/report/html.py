@@ -17,10 +17,10 @@ from typing import Any, Literal, NamedTuple
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
-from pdlab.analysis.headline import Against, Compared, Headline, OtherPairs, compared
+from pdlab.analysis.headline import Compared, Headline, OtherPairs, PairComparison, compared
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
-from pdlab.analysis.ranking import readings
+from pdlab.analysis.ranking import bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core.environment import env_variable
 from pdlab.core.errors import StoreError, WriteError
@@ -221,7 +221,7 @@ class ComparedGroup(NamedTuple):
     matrices: list[verdicts.MatrixTable]
     whole: Compared
     sentence: str | None
-    blocks: list[tuple[Against, Headline | OtherPairs, list[verdicts.FigureLine]]]
+    blocks: list[tuple[PairComparison, Headline | OtherPairs, list[verdicts.FigureLine]]]
     baselines: list[str]
     apart: verdicts.Apart
     answers: list[verdicts.BoundAnswer]
@@ -236,9 +236,9 @@ def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
         members = group.curves
         every = compared(members, view)
         whole = every.spelled()
-        shown: list[tuple[Headline | OtherPairs, Against]]
-        shown = [(among, each) for among in whole.headlines for each in among.against]
-        shown += [(among, each) for among in whole.pairs for each in among.against[: verdicts.MOST_PAIRS]]
+        shown: list[tuple[Headline | OtherPairs, PairComparison]]
+        shown = [(among, each) for among in whole.headlines for each in among.comparisons]
+        shown += [(among, each) for among in whole.pairs for each in among.comparisons[: verdicts.MOST_PAIRS]]
         yield ComparedGroup(
             name=group.name,
             matrices=[table for matrix in every.matrices for table in verdicts.matrix_tables(matrix, view)],
@@ -250,7 +250,7 @@ def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
             answers=[
                 answer
                 for bounds in report.at
-                for answer in verdicts.bound_answers(readings(members, bounds, view), members, view)
+                for answer in verdicts.bound_answers(bounds_rankings(members, bounds, view), members, view)
             ],
             ask_bounds=not report.at and len(members) > 1,
             rate=f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} "

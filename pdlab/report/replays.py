@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.curves import Gpus, gpus_of, short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
-from pdlab.analysis.replay_verdict import Contender, verdict
+from pdlab.analysis.replay_verdict import ReplayedDeployment, verdict
 from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfSome, replay_facts
 from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.core.errors import UsageError
@@ -134,8 +134,8 @@ def verdicts(levels: Sequence[ReplayedLevel], parts: Sequence[TtftParts] = ()) -
         groups.setdefault(key, {}).setdefault(each.curve, []).append(each)
     findings = []
     for (_, speed, origin), members in groups.items():
-        contenders = [
-            Contender(
+        deployments = [
+            ReplayedDeployment(
                 label,
                 own[0].gpus.total,
                 own[0].gpus.device,
@@ -147,7 +147,7 @@ def verdicts(levels: Sequence[ReplayedLevel], parts: Sequence[TtftParts] = ()) -
         ]
         workload = next(iter(members.values()))[0].workload
         workload += f" at {speed:g} times its speed" if speed != 1 else ""
-        findings += verdict(f"{workload} ({origin})", contenders)
+        findings += verdict(f"{workload} ({origin})", deployments)
     return findings
 
 

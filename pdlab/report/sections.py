@@ -1,4 +1,4 @@
-"""Sections below the tables of a report: SLO picks, crossovers, the breakdown of the TTFT, cost."""
+"""Sections below the tables of a report: rankings within SLOs, crossovers, the breakdown of the TTFT, cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.crossovers import GroupCrossovers
 from pdlab.analysis.curves import Curve, LevelCost
-from pdlab.analysis.goodput import Pick, goodput_at, share_at
+from pdlab.analysis.goodput import SloRanking, goodput_at, share_at
 from pdlab.analysis.ttft_breakdown import PARTS
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
@@ -36,20 +36,25 @@ def _section(name: str, *facts: Any) -> Section:
     return Section(title, body)
 
 
-def slo_section(pick: Pick, curves: Sequence[Curve], view: View) -> Section:
+def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Section:
     """Table of capacities, and of levels if their requests are known."""
-    members = {*(each.label for each in pick.capacities), *pick.missed, *pick.unknown, *pick.elsewhere}
+    members = {
+        *(each.label for each in ranked.capacities),
+        *ranked.missed,
+        *ranked.unknown,
+        *ranked.elsewhere,
+    }
     levels = [
         (curve, point, share, share.interval(view.confidence), rate)
         for curve in curves
         if curve.label in members or curve.published is not None
         for point in curve.points
-        if (point.kind == "concurrency") == (pick.loop == "closed")
-        if (share := share_at(point, pick.slo)) is not None
-        if (rate := goodput_at(point, pick.slo)) is not None
+        if (point.kind == "concurrency") == (ranked.loop == "closed")
+        if (share := share_at(point, ranked.slo)) is not None
+        if (rate := goodput_at(point, ranked.slo)) is not None
     ]
     shown = [curve for curve in curves if curve.label in members or curve.published is not None]
-    return _section("slo", pick, SectionFacts(shown, view), bounds_text(pick.slo), SERVED[pick.loop][0], levels)
+    return _section("slo", ranked, SectionFacts(shown, view), bounds_text(ranked.slo), SERVED[ranked.loop][0], levels)
 
 
 def crossover_section(each: GroupCrossovers, view: View) -> Section:

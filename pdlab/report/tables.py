@@ -82,7 +82,7 @@ class TableFacts:
 
     @cached_property
     def _frontier(self) -> dict[LevelKey, FrontierPoint]:
-        return {each.spot.key: each for each in frontier_points(self.with_role, self.view)}
+        return {each.drawn.key: each for each in frontier_points(self.with_role, self.view)}
 
     @property
     def has_shares(self) -> bool:

@@ -63,12 +63,12 @@ def replay_sections(report: Report) -> list[Section]:
 
 def slo_sections(report: Report) -> list[Section]:
     """What each configuration serves within the SLOs."""
-    return [sections.slo_section(pick, report.curves, report.view) for pick in report.picks]
+    return [sections.slo_section(slo_ranking, report.curves, report.view) for slo_ranking in report.slo_rankings]
 
 
 def slo_sentences(report: Report) -> list[str]:
     """Which configuration serves most within the SLOs, and how sure that is."""
-    return [verdicts.slo_sentence(pick, report.curves, report.view) for pick in report.picks]
+    return [verdicts.slo_sentence(slo_ranking, report.curves, report.view) for slo_ranking in report.slo_rankings]
 
 
 def verdict_text(report: Report) -> str:
@@ -78,7 +78,7 @@ def verdict_text(report: Report) -> str:
         faults = report.results.chaos
         return "\n".join([*report.remarks, *(f"{each.name}: {chaos_report.lines(each)[0]}" for each in faults)])
     lines = [verdicts.headline(curves, view, report.comparison)]
-    for answers in report.readings:
+    for answers in report.bounds_rankings:
         lines += map(str, verdicts.bound_answers(answers, curves, view))
     if not report.at and len(own(curves)) > 1:
         lines.append(verdicts.NO_BOUND)

@@ -16,7 +16,7 @@ def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
     is compared with it."""
     by_label = {curve.label: curve.deployment for curve in curves}
     reference = next(curve for curve in curves if curve.label == headline.reference)
-    others = [by_label[each.label] for each in headline.against]
+    others = [by_label[each.label] for each in headline.comparisons]
     if reference.deployment is None or reference.deployment.mode != "collocated":
         return None
     if all(other is None or other.mode == "collocated" for other in others):

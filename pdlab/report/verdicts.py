@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
-from pdlab.analysis.goodput import Capacity, Pick
-from pdlab.analysis.headline import Against, Compared, EqualLatency, Matrix, compared
+from pdlab.analysis.goodput import Capacity, SloRanking
+from pdlab.analysis.headline import Compared, EqualLatency, Matrix, PairComparison, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
-from pdlab.analysis.ranking import Ranked, Reading, readings
+from pdlab.analysis.ranking import BoundsRanking, Ranked, bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core import text
 from pdlab.core.bounds import Bounds
@@ -56,10 +56,10 @@ def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None)
     texts = [matrix_text(each, view) for each in whole.matrices]
     spelled = whole.spelled()
     for block in spelled.headlines:
-        lines = [figure_lines(each, curves, view) for each in block.against]
+        lines = [figure_lines(each, curves, view) for each in block.comparisons]
         texts.append(said(WORDS, "headline", block, lines, baseline_text(block, curves)))
     for pairs in spelled.pairs:
-        shown = pairs.against[:MOST_PAIRS]
+        shown = pairs.comparisons[:MOST_PAIRS]
         lines = [figure_lines(each, curves, view) for each in shown]
         texts.append(said(WORDS, "pairs", pairs, shown, lines, LOOPS[pairs.kind]))
     return "\n\n".join(filter(None, [*texts, said(WORDS, "apart", apart(whole, curves, view))]))
@@ -91,7 +91,7 @@ def matrix_rows(matrix: Matrix, view: View) -> list[list[MatrixCell]]:
     ]
 
 
-def _matrix_cell(each: Against, view: View) -> MatrixCell:
+def _matrix_cell(each: PairComparison, view: View) -> MatrixCell:
     comparison = each.ratio("throughput")
     names = {"throughput": f"{view.throughput_metric} tokens/s", "ttft": "TTFT", "tpot": "TPOT"}
     known = [f"{names[ratio.figure]} {ratio_text(ratio.comparison)}" for ratio in each.ratios if ratio.comparison]
@@ -179,7 +179,7 @@ class FigureLine(NamedTuple):
     words: str
 
 
-def figure_lines(each: Against, curves: Sequence[Curve], view: View) -> list[FigureLine]:
+def figure_lines(each: PairComparison, curves: Sequence[Curve], view: View) -> list[FigureLine]:
     """Of the throughput and of both latencies."""
     per = f" per {tables.node_name(curves, view)}" if view.normalized else ""
     names = {
@@ -263,101 +263,101 @@ class BoundAnswer:
     """The answer to latency bounds for one kind of load. ``several``: there are other kinds. ``rate``: unit of the
     throughput."""
 
-    reading: Reading
+    bounds_ranking: BoundsRanking
     rate: str
     several: bool
 
     @property
     def code(self) -> AnswerCode:
-        reading = self.reading
-        if not reading.ranking:
-            return "none_within" if reading.missed else "unknown"
-        if len(reading.ranking) == 1 and not reading.unsure:
+        bounds_ranking = self.bounds_ranking
+        if not bounds_ranking.ranking:
+            return "none_within" if bounds_ranking.missed else "unknown"
+        if len(bounds_ranking.ranking) == 1 and not bounds_ranking.unsure:
             return "one_alone"
-        if not reading.bounds.of_first_token:
+        if not bounds_ranking.bounds.of_first_token:
             return "ttft_unbounded"
-        tied = any(ranked.tied for ranked in reading.ranking[1:])
-        return "undecided" if tied else "within_noise" if reading.unsure else "best"
+        tied = any(ranked.tied for ranked in bounds_ranking.ranking[1:])
+        return "undecided" if tied else "within_noise" if bounds_ranking.unsure else "best"
 
     @property
     def loop_name(self) -> str:
-        return LOOPS[self.reading.kind]
+        return LOOPS[self.bounds_ranking.kind]
 
     @property
     def doubt(self) -> Doubt | None:
-        return deciding_doubt(self.reading.ranking)
+        return deciding_doubt(self.bounds_ranking.ranking)
 
     @property
     def figures(self) -> list[str]:
-        return [f"{each.label} {plain(each.estimate.value)}" for each in self.reading.ranking]
+        return [f"{each.label} {plain(each.estimate.value)}" for each in self.bounds_ranking.ranking]
 
     @property
     def needs(self) -> list[str]:
         """How many requests the bounded percentiles take."""
         return [
             f"{bound.metric.upper()} {bound.statistic} takes {requests_for(bound.statistic)} requests in every repeat"
-            for bound in self.reading.bounds.bounds
+            for bound in self.bounds_ranking.bounds.bounds
             if is_tail(bound.statistic)
         ]
 
     def __str__(self) -> str:
-        return said(WORDS, "reading", self)
+        return said(WORDS, "bounds_ranking", self)
 
 
-def bound_answers(answers: Sequence[Reading], curves: Sequence[Curve], view: View) -> list[BoundAnswer]:
-    """One for each of the readings within the same bounds."""
+def bound_answers(answers: Sequence[BoundsRanking], curves: Sequence[Curve], view: View) -> list[BoundAnswer]:
+    """One for each ranking within the same bounds."""
     rate = f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} {tables.node_name(curves, view)}"
     return [BoundAnswer(each, rate, len({other.kind for other in answers}) > 1) for each in answers]
 
 
 def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
     """For each kind of load the best configuration within latency bounds, or why none can be named."""
-    return [str(each) for each in bound_answers(readings(curves, bounds, view), curves, view)]
+    return [str(each) for each in bound_answers(bounds_rankings(curves, bounds, view), curves, view)]
 
 
 @dataclass(frozen=True)
 class SloAnswer:
     """The answer to one SLO. ``rate``: unit of the throughput; ``unit``: of a deployment's size."""
 
-    pick: Pick
+    slo_ranking: SloRanking
     rate: str
     unit: str
 
     @property
     def code(self) -> AnswerCode:
-        if not self.pick.capacities:
+        if not self.slo_ranking.capacities:
             return "none"
-        if len(self.pick.ranking) < 2:
+        if len(self.slo_ranking.ranking) < 2:
             return "one_alone"
-        if self.pick.slo.ttft_s is None and self.pick.slo.e2el_s is None:
+        if self.slo_ranking.slo.ttft_s is None and self.slo_ranking.slo.e2el_s is None:
             return "ttft_unbounded"
-        return "undecided" if any(ranked.tied for ranked in self.pick.ranking[1:]) else "best"
+        return "undecided" if any(ranked.tied for ranked in self.slo_ranking.ranking[1:]) else "best"
 
     @property
     def bounds(self) -> str:
-        return bounds_text(self.pick.slo)
+        return bounds_text(self.slo_ranking.slo)
 
     @property
     def figure(self) -> str:
-        return SERVED[self.pick.loop][0]
+        return SERVED[self.slo_ranking.loop][0]
 
     @property
     def where(self) -> str:
-        return SERVED[self.pick.loop][1]
+        return SERVED[self.slo_ranking.loop][1]
 
     @property
     def doubt(self) -> Doubt | None:
-        return deciding_doubt(self.pick.ranking)
+        return deciding_doubt(self.slo_ranking.ranking)
 
     @property
     def figures(self) -> list[str]:
-        return [f"{each.label} {plain(each.throughput.value)}" for each in self.pick.capacities]
+        return [f"{each.label} {plain(each.throughput.value)}" for each in self.slo_ranking.capacities]
 
 
-def slo_sentence(pick: Pick, curves: Sequence[Curve], view: View) -> str:
+def slo_sentence(slo_ranking: SloRanking, curves: Sequence[Curve], view: View) -> str:
     """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
-    return said(WORDS, "slo", SloAnswer(pick, rate, tables.unit(curves)))
+    return said(WORDS, "slo", SloAnswer(slo_ranking, rate, tables.unit(curves)))
 
 
 def bracket(capacity: Capacity) -> str:

@@ -1,4 +1,4 @@
-"""Results of faults made under load: every request with its fate, every fault, samples of memory, what was left.
+"""Results of faults made under load: every request with its outcome, every fault, samples of memory, what was left.
 
 A folder ``bm_results/chaos-<label>/`` has ``chaos.json`` (a `ChaosRun`), ``manifest.json``, and as JSON lines, written
 while it goes on, ``requests.jsonl``, ``faults.jsonl`` and ``samples.jsonl``.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
@@ -22,8 +22,8 @@ REQUESTS, FAULTS, SAMPLES = "requests.jsonl", "faults.jsonl", "samples.jsonl"
 
 # right: the reference's tokens. error: ended in time, and the client was told (status, error in the stream, a closed
 # connection). hang: not ended within the limit. wrong: other tokens than the reference's. left: the client went away.
-Fate = Literal["right", "error", "hang", "wrong", "left"]
-FATES: tuple[Fate, ...] = ("right", "error", "hang", "wrong", "left")
+RequestOutcome = Literal["right", "error", "hang", "wrong", "left"]
+REQUEST_OUTCOMES: tuple[RequestOutcome, ...] = ("right", "error", "hang", "wrong", "left")
 Outcome = Literal["injected", "skipped", "failed"]
 
 
@@ -41,7 +41,7 @@ class ChaosRequest(Frozen):
     end_s: float
     status: int | None = None
     tokens: int = 0
-    fate: Fate
+    outcome: RequestOutcome = Field(validation_alias=AliasChoices("outcome", "fate"))  # "fate" until 0.1.0
     detail: str | None = None
     rounded: bool = False
     phase: str | None = None

@@ -1,4 +1,4 @@
-"""Recovery, fates around a fault, what healthy replicas could serve, throughput, memory: by hand and by property."""
+"""Recovery, outcomes around a fault, what healthy replicas could serve, throughput, memory: by hand and by property."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.chaos import example, fault, request, run
 
 from pdlab.analysis import chaos as analysis
-from pdlab.results.chaos import FATES, Chaos, ChaosRequest, ChaosSample, Fate, InjectedFault
+from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSample, InjectedFault, RequestOutcome
 
 EXAMPLE = example()
 
@@ -45,35 +45,35 @@ class TestRecovery:
 
 class TestOutcomes:
     def test_by_hand(self) -> None:
-        first, second = analysis.outcomes(EXAMPLE)
-        assert first.fates == {"right": 1, "error": 2, "hang": 0, "wrong": 1, "left": 0}
+        first, second = analysis.fault_outcomes(EXAMPLE)
+        assert first.outcomes == {"right": 1, "error": 2, "hang": 0, "wrong": 1, "left": 0}
         assert first.recovery_s == pytest.approx(6.3)
         assert first.slowest_error_s == pytest.approx(0.6), "from when it was sent, which was after the fault"
-        assert second.fates["hang"] == 1 and second.fates["left"] == 1 and second.requests == 2
+        assert second.outcomes["hang"] == 1 and second.outcomes["left"] == 1 and second.requests == 2
         assert second.recovery_s == pytest.approx(5.9)
 
     def test_skipped_ones_are_not_counted(self) -> None:
-        assert [each.fault.kind for each in analysis.outcomes(EXAMPLE)] == [
+        assert [each.fault.kind for each in analysis.fault_outcomes(EXAMPLE)] == [
             "kill_prefill_before_read",
             "stop_prefill_engine",
         ]
 
     def test_one_that_never_recovers_ends_where_the_next_begins(self) -> None:
         requests = [request(i, 10 + i, 10.5 + i, "error") for i in range(20)]
-        first, second = analysis.outcomes(made(requests, [fault(1, "a", 10, 10), fault(2, "b", 15, 15)]))
-        assert first.fates["error"] == 5 and second.fates["error"] == 15
+        first, second = analysis.fault_outcomes(made(requests, [fault(1, "a", 10, 10), fault(2, "b", 15, 15)]))
+        assert first.outcomes["error"] == 5 and second.outcomes["error"] == 15
         assert first.recovery_s is None and second.recovery_s is None
 
     def test_kinds(self) -> None:
-        kinds = analysis.by_kind(analysis.outcomes(EXAMPLE))
+        kinds = analysis.by_kind(analysis.fault_outcomes(EXAMPLE))
         assert [kind.kind for kind in kinds] == ["kill_prefill_before_read", "stop_prefill_engine"]
         assert [kind.never for kind in kinds] == [0, 0]
         assert analysis.faulted(EXAMPLE) == 6
 
 
-fates = st.sampled_from(FATES)
-requests_drawn = st.lists(st.tuples(st.floats(0, 60), st.floats(0, 30), fates), max_size=60).map(
-    lambda rows: [request(i, round(a, 3), round(a + b, 3), fate) for i, (a, b, fate) in enumerate(rows)]
+outcomes = st.sampled_from(REQUEST_OUTCOMES)
+requests_drawn = st.lists(st.tuples(st.floats(0, 60), st.floats(0, 30), outcomes), max_size=60).map(
+    lambda rows: [request(i, round(a, 3), round(a + b, 3), outcome) for i, (a, b, outcome) in enumerate(rows)]
 )
 faults_drawn = st.lists(st.tuples(st.floats(0, 60), st.floats(0, 10), st.booleans()), max_size=6).map(
     lambda rows: [fault(i, f"k{i % 2}", round(a, 3), round(a + b, 3), spared=s) for i, (a, b, s) in enumerate(rows)]
@@ -84,14 +84,14 @@ faults_drawn = st.lists(st.tuples(st.floats(0, 60), st.floats(0, 10), st.boolean
 @given(requests_drawn, faults_drawn)
 def test_no_request_is_invented_or_lost(requests: list[ChaosRequest], faults: list[InjectedFault]) -> None:
     chaos = made(requests, faults)
-    said = [r for r in requests if r.fate != "left"]
+    said = [r for r in requests if r.outcome != "left"]
     assert sum(analysis.total(requests).values()) == len(requests)
     assert analysis.faulted(chaos) <= len(said)
-    assert analysis.faulted(chaos) <= sum(each.requests for each in analysis.outcomes(chaos))
+    assert analysis.faulted(chaos) <= sum(each.requests for each in analysis.fault_outcomes(chaos))
     served = analysis.served_by_healthy(chaos)
     if served is not None:
         assert 0 <= served.right <= served.requests <= len(said)
-    for each in analysis.outcomes(chaos):
+    for each in analysis.fault_outcomes(chaos):
         assert each.recovery_s is None or each.recovery_s >= 0
         assert each.slowest_error_s is None or each.slowest_error_s >= 0
 
@@ -100,9 +100,9 @@ def test_no_request_is_invented_or_lost(requests: list[ChaosRequest], faults: li
 @given(requests_drawn)
 def test_throughput_counts_every_request_once(requests: list[ChaosRequest]) -> None:
     buckets = analysis.throughput(made(requests, []))
-    for fate in FATES:
-        counted = sum(bucket.per_s[fate] * (bucket.ends_s - bucket.begins_s) for bucket in buckets)
-        assert counted == pytest.approx(sum(r.fate == fate for r in requests))
+    for outcome in REQUEST_OUTCOMES:
+        counted = sum(bucket.per_s[outcome] * (bucket.ends_s - bucket.begins_s) for bucket in buckets)
+        assert counted == pytest.approx(sum(r.outcome == outcome for r in requests))
 
 
 @pytest.mark.property
@@ -115,9 +115,9 @@ def test_what_has_more_answers_in_a_row_has_fewer_too(requests: list[ChaosReques
 
 class TestServedByHealthy:
     def test_only_what_was_sent_while_a_spared_fault_lasted(self) -> None:
-        fates_in_turn: list[Fate] = ["right", "error", "right", "right", "right"]
+        fates_in_turn: list[RequestOutcome] = ["right", "error", "right", "right", "right"]
         requests = [request(0, 9.5, 12, "error")]
-        requests += [request(i + 1, 10 + i, 10.5 + i, fate) for i, fate in enumerate(fates_in_turn)]
+        requests += [request(i + 1, 10 + i, 10.5 + i, outcome) for i, outcome in enumerate(fates_in_turn)]
         served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 10, spared=True)]))
         assert served == (2, 3), "in flight before it: not counted; sent after the recovery at 12.5 s: neither"
 

@@ -16,7 +16,7 @@ from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, mo
 from pdlab.analysis.curves import Curve, Point, workloads_name
 from pdlab.analysis.headline import compared
 from pdlab.analysis.phase_ratio import implied, measured
-from pdlab.analysis.ranking import frontiers, readings
+from pdlab.analysis.ranking import bounds_rankings, frontiers
 from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.core.bounds import parse_bounds
@@ -84,12 +84,15 @@ def test_two_models_share_no_headline_frontier_or_pick() -> None:
     other = curve("c", {8.0: (20.0, 21.0)}, model="org/small")
     assert names([large, small, other]) == [["a"], ["b", "c"]]
     found = compared([large, small, other], View())
-    assert [(each.label, each.reference) for block in found.headlines for each in block.against] == [("c", "b")]
+    assert [(each.label, each.reference) for block in found.headlines for each in block.comparisons] == [("c", "b")]
     assert found.pairs == ()
-    fronts = [{spot.curve.label for spot in front.spots} for front in frontiers([large, small, other], View())]
+    fronts = [{drawn.curve.label for drawn in front.points} for front in frontiers([large, small, other], View())]
     assert fronts == [{"a"}, {"b"}]
     bounds = parse_bounds("tpot_ms=1000,ttft_ms=9000", "p50")
-    rankings = [[each.label for each in reading.ranking] for reading in readings([large, small, other], bounds, View())]
+    rankings = [
+        [each.label for each in bounds_ranking.ranking]
+        for bounds_ranking in bounds_rankings([large, small, other], bounds, View())
+    ]
     assert rankings == [["a"], ["b", "c"]]
     text = verdicts.headline([large, small], View())
     assert len(text.splitlines()) == 1 and "org/large and org/small" in text
@@ -98,7 +101,7 @@ def test_two_models_share_no_headline_frontier_or_pick() -> None:
 def test_models_of_two_organisations_share_no_headline_over_a_bare_name() -> None:
     bare, one, other = (curve(label, model=model) for label, model in (("a", "m"), ("b", "x/m"), ("c", "y/m")))
     for block in compared([bare, one, other], View()).headlines:
-        assert not {"b", "c"} <= {block.reference, *(each.label for each in block.against)}
+        assert not {"b", "c"} <= {block.reference, *(each.label for each in block.comparisons)}
 
 
 def test_a_model_that_is_not_known_is_not_the_one_that_is() -> None:
@@ -169,10 +172,10 @@ def test_a_part_of_a_sweep_is_compared_with_the_whole_at_alike_levels() -> None:
     )
     part = curve("b", {4.0: (10.0, 11.0), 8.0: (10.0, 11.0)}, workload=answers(73))
     assert names([whole, part]) == [["a", "b"]]
-    ((each,),) = [block.against for block in compared([whole, part], View()).headlines]
+    ((each,),) = [block.comparisons for block in compared([whole, part], View()).headlines]
     assert each.loads == (4.0, 8.0)
     moved = part.model_copy(update={"points": (level(1.0, (9.0, 9.1), answers(73)), *part.points)})
-    ((each,),) = [block.against for block in compared([whole, moved], View()).headlines]
+    ((each,),) = [block.comparisons for block in compared([whole, moved], View()).headlines]
     assert each.loads == (4.0, 8.0), "60 and 73 tokens at load 1 are too far apart"
 
 
@@ -211,7 +214,7 @@ def test_the_phases_of_two_models_imply_no_ratio(tmp_path: Path) -> None:
 
 def test_pairs_of_one_size_need_no_collocated_run() -> None:
     pack, spread = curve("pack"), curve("spread", layout="pd-spread-p1xtp4-d1xtp4")
-    ((each,),) = [block.against for block in compared([pack, spread], View()).headlines]
+    ((each,),) = [block.comparisons for block in compared([pack, spread], View()).headlines]
     assert (each.label, each.reference) == ("spread", "pack")
 
 
@@ -220,8 +223,8 @@ def test_one_stray_level_of_a_collocated_run_leaves_the_others_compared() -> Non
     others = [curve(f"pd {i}", {8.0: (10.0 + i, 11.0 + i), 16.0: (20.0, 21.0)}) for i in range(4)]
     found = compared([stray, *others], View())
     (block,) = found.headlines
-    assert (block.reference, len(block.against), found.apart) == ("pd 0", 3, ("stray",))
-    assert {frozenset((each.label, each.reference)) for pairs in found.pairs for each in pairs.against} == {
+    assert (block.reference, len(block.comparisons), found.apart) == ("pd 0", 3, ("stray",))
+    assert {frozenset((each.label, each.reference)) for pairs in found.pairs for each in pairs.comparisons} == {
         frozenset((f"pd {i}", f"pd {j}")) for i, j in ((1, 2), (1, 3), (2, 3))
     }
     assert "Reference pd 0: it shares loads with 3 others" in verdicts.headline([stray, *others], View())
@@ -232,7 +235,7 @@ def test_what_shares_no_load_with_the_reference_is_compared_among_itself() -> No
     first = [curve("a", closed), curve("b", closed), curve("c", closed)]
     second = [curve("d", {7.0: (1.0, 1.1)}), curve("e", {7.0: (2.0, 2.1)})]
     found = compared([*second, *first], View())
-    assert [(block.reference, len(block.against)) for block in found.headlines] == [("a", 2), ("d", 1)]
+    assert [(block.reference, len(block.comparisons)) for block in found.headlines] == [("a", 2), ("d", 1)]
     assert found.apart == ()
 
 
@@ -255,7 +258,7 @@ def ratios(curves: Sequence[Curve], view: View) -> dict[tuple[str, str], dict[st
     """Pair -> figure -> logarithm of the ratio of the first over the second by name, and the standard error behind."""
     found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     whole = compared(curves, view)
-    for each in [each for block in (*whole.headlines, *whole.pairs) for each in block.against]:
+    for each in [each for block in (*whole.headlines, *whole.pairs) for each in block.comparisons]:
         turned = each.label > each.reference
         pair = (each.reference, each.label) if turned else (each.label, each.reference)
         assert pair not in found, "a pair is compared once"

@@ -224,8 +224,8 @@ def test_of_several_looks_in_one_start_the_longest_stands_for_it() -> None:
 def test_frontier_is_over_all_valid_points() -> None:
     fast = experiment("collocated-8xtp1", closed(4, 1, 5), closed(8, 2, 9))
     slow = experiment("collocated-4xtp2", closed(4, 1.5, 6), closed(8, 2.5, 20), closed(16, 9, 7, reasons=("bad",)))
-    ((_, spots),) = ranking.frontiers(curves([fast, slow]), View())
-    assert [(spot.x, spot.y) for spot in spots] == [(5, 10), (6, 15), (9, 20), (20, 25)]
+    ((_, points),) = ranking.frontiers(curves([fast, slow]), View())
+    assert [(drawn.x, drawn.y) for drawn in points] == [(5, 10), (6, 15), (9, 20), (20, 25)]
     ((_, by_interactivity),) = ranking.frontiers(curves([fast, slow]), View(use_interactivity=True))
     assert {id(s.point) for s in by_interactivity} and [s.y for s in by_interactivity] == [25, 20, 15, 10]
 
@@ -319,8 +319,8 @@ def test_what_does_not_reach_the_bound_is_said() -> None:
     quick = experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 12))
     slow = experiment("collocated-4xtp2", closed(4, 3, 30), closed(8, 4, 40))
     wide = experiment("collocated-2xtp4", closed(4, 0.5, 5), closed(8, 1.5, 50))
-    reading = read(curves([quick, slow]), 21.0)
-    assert (reading.missed, reading.capped) == (("4xTP2 collocated",), ("8xTP1 collocated",))
+    bounds_ranking = read(curves([quick, slow]), 21.0)
+    assert (bounds_ranking.missed, bounds_ranking.capped) == (("4xTP2 collocated",), ("8xTP1 collocated",))
     assert "it is the only one that is that fast" in sentence(curves([quick, slow]), 21.0)
     assert "; not reached by 4xTP2 collocated" in sentence(curves([quick, slow, wide]), 21.0)
     nobody = sentence(curves([quick, slow]), 1.0)
@@ -333,8 +333,8 @@ def test_a_bound_within_the_noise_of_what_just_misses_it_names_no_winner() -> No
     quick = experiment("collocated-8xtp1", closed(4, 1, 10))
     close = experiment("collocated-4xtp2", closed(4, 1, 10.4))
     slow = experiment("collocated-2xtp4", closed(4, 1, 30))
-    reading = read(curves([quick, close, slow]), 10.0)
-    assert (reading.unsure, reading.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
+    bounds_ranking = read(curves([quick, close, slow]), 10.0)
+    assert (bounds_ranking.unsure, bounds_ranking.missed) == (("4xTP2 collocated",), ("2xTP4 collocated",))
     text = sentence(curves([quick, close, slow]), 10.0)
     assert "no winner can be named: 8xTP1 collocated (about" in text and "and 4xTP2 collocated are not" in text
     assert "the bounds are within the noise of the nearest level of 4xTP2 collocated" in text

@@ -11,7 +11,7 @@ from support.curves import curve
 
 from pdlab.analysis import goodput
 from pdlab.analysis.curves import Curve, Point
-from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, pick, share_at
+from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, share_at, slo_ranking
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
@@ -111,12 +111,12 @@ def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     def levels(factor: float) -> list[Point]:
         return [point(1, factor, [shared(1.0)] * 3), point(4, 4 * factor, [shared(0.9), shared(0.91), shared(0.89)])]
 
-    clear = pick([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View(), "closed")
+    clear = slo_ranking([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View(), "closed")
     assert clear.best == "fast"
     margin = clear.ranking[1].best_over_it
     assert margin is not None and margin.ratio == pytest.approx(3, rel=0.02)
     same = [curve("one", *levels(1)), curve("two", *levels(1.02))]
-    close = pick(same, SLO, View(), "closed")
+    close = slo_ranking(same, SLO, View(), "closed")
     assert close.best is None
     text = verdicts.slo_sentence(close, same, View())
     assert "TPOT <= 20 ms for 90 % of requests, by capacity of closed loops, no winner can be named" in text
@@ -130,7 +130,7 @@ def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
         point(16, 16, [shared(0.0), shared(0.95), shared(0.3)]),
     ]
     same = [curve("one", *levels), curve("two", *levels)]
-    picked = pick(same, SLO, View(), "closed")
+    picked = slo_ranking(same, SLO, View(), "closed")
     assert picked.best is None
     text = verdicts.slo_sentence(picked, same, View())
     assert "one" in text and "two are not distinguishable" in text
@@ -145,7 +145,7 @@ def test_what_misses_and_what_is_unknown_is_said() -> None:
         curve("bad", point(1, 1, [shared(0.1)])),
         curve("blind", point(1, 1)),
     ]
-    picked = pick(curves, SLO, View(), "closed")
+    picked = slo_ranking(curves, SLO, View(), "closed")
     assert (picked.missed, picked.unknown) == (("bad",), ("blind",))
     text = verdicts.slo_sentence(picked, curves, View())
     assert "good gives about" in text
@@ -209,7 +209,7 @@ def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() 
 def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     low, high = searched("low", {5.0: 0.99, 5.5: 0.6}), searched("high", {7.0: 0.99, 7.7: 0.6})
     clear = [with_search("low", low), with_search("high", high)]
-    picked = pick(clear, SLO, View(), "open")
+    picked = slo_ranking(clear, SLO, View(), "open")
     margin = picked.ranking[1].best_over_it
     assert picked.best == "high" and margin is not None
     assert (margin.low, margin.high) == pytest.approx((7 / 5.5, 7.7 / 5)) and margin.level == 0.95
@@ -220,7 +220,7 @@ def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
     assert "search: between 7 and 7.7 requests/s (95 % confidence)" in table
 
     touching = [with_search("low", searched("low", {6.0: 0.99, 7.2: 0.6})), with_search("high", high)]
-    close = pick(touching, SLO, View(), "open")
+    close = slo_ranking(touching, SLO, View(), "open")
     assert close.best is None
     assert "no winner can be named" in verdicts.slo_sentence(close, touching, View())
     assert "not distinguishable" in sections.slo_section(close, touching, View()).text
@@ -230,7 +230,7 @@ def test_brackets_widen_where_many_are_compared() -> None:
     """95 % of 400 is above 90 % at 95 % confidence, not at what is left for each of 20 comparisons."""
     close = searched("best", {5.0: 0.99, 7.0: 0.95, 7.7: 0.6})
     others = [with_search(f"other{i}", searched("x", {5.0: 0.99, 6.0: 0.6})) for i in range(20)]
-    two, many = (pick([with_search("best", close), *others[:n]], SLO, View(), "open") for n in (1, 20))
+    two, many = (slo_ranking([with_search("best", close), *others[:n]], SLO, View(), "open") for n in (1, 20))
     assert close.low_rps == 7.0
     assert two.best == "best" and many.best is None
 
@@ -239,7 +239,7 @@ def test_a_search_against_a_sweep_of_rates() -> None:
     points = [point(n, n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85))]  # 3/s, without scatter
     sweep = curve("sweep", *(each.model_copy(update={"kind": "rate"}) for each in points))
     search = with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6}))
-    picked = pick([search, sweep], SLO, View(), "open")
+    picked = slo_ranking([search, sweep], SLO, View(), "open")
     margin = picked.ranking[1].best_over_it
     assert picked.best == "searched" and margin is not None and margin.basis == "search"
 
@@ -253,8 +253,10 @@ def test_in_no_kind_of_loop_a_winner_is_named_while_ttft_is_unbounded() -> None:
             closed = [point(n, times * n, [shared(met)] * 3) for n, met in ((1, 1.0), (2, 0.95), (4, 0.85))]
             rates = [each.model_copy(update={"kind": "rate"}) for each in closed]
             curves.append(curve(label, *closed, *rates))
-        picks = goodput.picks(curves, slo, View())
-        return [each.loop for each in picks], [verdicts.slo_sentence(each, curves, View()) for each in picks]
+        slo_rankings = goodput.slo_rankings(curves, slo, View())
+        return [each.loop for each in slo_rankings], [
+            verdicts.slo_sentence(each, curves, View()) for each in slo_rankings
+        ]
 
     unbounded = "no winner is named while TTFT is unbounded: bound it too, for example --slo tpot_ms=20,ttft_ms=2000"
     loops, sentences = both(Slo(tpot_s=0.02, quantile=0.9))
@@ -265,10 +267,10 @@ def test_in_no_kind_of_loop_a_winner_is_named_while_ttft_is_unbounded() -> None:
 
 
 def test_goodput_is_never_ranked_against_what_a_closed_loop_gets_through() -> None:
-    """A closed loop of 20 requests/s beside a search that found 7: two picks, each of one kind."""
+    """A closed loop of 20 requests/s beside a search that found 7: two rankings, each of one kind."""
     closed = curve("closed", point(1, 20, [shared(1.0)]))
     both = [with_search("searched", searched("s", {7.0: 0.99, 7.7: 0.6})), closed]
-    first, second = goodput.picks(both, SLO, View())
+    first, second = goodput.slo_rankings(both, SLO, View())
     assert (first.loop, [each.label for each in first.capacities], first.elsewhere) == (
         "open", ["searched"], ("closed",)
     )  # fmt: skip
@@ -278,7 +280,7 @@ def test_goodput_is_never_ranked_against_what_a_closed_loop_gets_through() -> No
     assert "by capacity of closed loops" in verdicts.slo_sentence(second, both, View())
     tables = [sections.slo_section(picked, both, View()).text for picked in (first, second)]
     assert "7 and 7.7 requests/s" in tables[0] and "By level" not in tables[0] and "By level" in tables[1]
-    (only,) = goodput.picks([closed], SLO, View())
+    (only,) = goodput.slo_rankings([closed], SLO, View())
     assert only.loop == "closed" and not only.elsewhere
 
 
@@ -292,14 +294,14 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     assert not isinstance(most, str) and most.capped and most.bracket_rps == (7.0, None)
     assert verdicts.bracket(most) == "at least 7 requests/s (95 % confidence)"
     closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
-    ranked = pick([open_ended, closed], SLO, View(), "open")
+    ranked = slo_ranking([open_ended, closed], SLO, View(), "open")
     assert ranked.best == "open", "its lower end is above the other's upper end"
     text = verdicts.slo_sentence(ranked, [open_ended, closed], View())
     assert "above 27 %" in text and "inf" not in text and "open might give more" in text
     unproven = with_search("unproven", searched("d", {5.0: 0.91, 5.5: 0.6}))
     most = capacity(unproven, SLO, View(), "open")
     assert not isinstance(most, str) and verdicts.bracket(most) == "below 5.5 requests/s (95 % confidence)"
-    assert pick([unproven, closed], SLO, View(), "open").best is None
+    assert slo_ranking([unproven, closed], SLO, View(), "open").best is None
 
 
 def test_bounds_on_gaps_are_answered_by_a_search_alone() -> None:
@@ -313,7 +315,7 @@ def test_bounds_on_gaps_are_answered_by_a_search_alone() -> None:
 
 def test_published_tables_are_never_picked() -> None:
     other = curve("else", point(1, 9, [shared(1.0)])).model_copy(update={"published": "a report"})
-    picked = pick([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View(), "closed")
+    picked = slo_ranking([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View(), "closed")
     assert [each.label for each in picked.capacities] == ["ours"]
 
 

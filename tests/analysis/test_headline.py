@@ -11,8 +11,8 @@ from support import curves as made
 
 from pdlab.analysis.crossovers import group_crossovers
 from pdlab.analysis.curves import Curve, Sample
-from pdlab.analysis.headline import MOST_SPELLED, Against, Headline, compared, headlines
-from pdlab.analysis.ranking import readings
+from pdlab.analysis.headline import MOST_SPELLED, Headline, PairComparison, compared, headlines
+from pdlab.analysis.ranking import bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.deployment import Deployment, parse_label
@@ -64,8 +64,8 @@ def headline(*curves: Curve, view: View | None = None) -> Headline:
     return block
 
 
-def only(block: Headline) -> Against:
-    (each,) = block.against
+def only(block: Headline) -> PairComparison:
+    (each,) = block.comparisons
     return each
 
 
@@ -88,7 +88,7 @@ def test_equals_are_told_apart_no_more_often_than_stated_however_many_there_are(
     for _ in range(TRIALS):
         others = [drawn(f"pd-pack-p1xtp1-d1xtp1 {i}", rng, {}) for i in range(4)]
         compared = headline(drawn("collocated-2xtp1", rng, {}), *others)
-        verdicts_ = [each.ratio("throughput") for each in compared.against]
+        verdicts_ = [each.ratio("throughput") for each in compared.comparisons]
         wrong += any(each and each.verdict != "not distinguishable" for each in verdicts_)
     assert wrong <= TRIALS - LEAST
 
@@ -151,7 +151,7 @@ def test_ramps_are_shown_and_never_compared() -> None:
         for label, throughput, tpot in (("collocated-2xtp1", 100, 1), ("pd-pack-p1xtp1-d1xtp1", 200, 2))
     ]
     assert headlines(curves, View()) == [] and group_crossovers(curves, View()) == []
-    assert readings(curves, parse_bounds("tpot_ms=5,ttft_ms=50", "p50"), View()) == []
+    assert bounds_rankings(curves, parse_bounds("tpot_ms=5,ttft_ms=50", "p50"), View()) == []
     assert "No comparison: a ramp goes through many loads" in verdicts.headline(curves, View())
     held = [each.model_copy(update={"points": tuple(p.model_copy(update={"kind": "rate"}) for p in each.points)})
             for each in curves]  # fmt: skip
@@ -169,7 +169,7 @@ def test_the_reference_is_the_collocated_one_that_gives_most() -> None:
     ]
     whole = headline(*curves)
     assert whole.reference == "collocated-1xtp2"
-    assert [each.label for each in whole.against] == ["pd-pack-p1xtp1-d1xtp1", "collocated-2xtp1"]
+    assert [each.label for each in whole.comparisons] == ["pd-pack-p1xtp1-d1xtp1", "collocated-2xtp1"]
     apart = curve("pd-pack-p1xtp1-d1xtp1 far", {64.0: [sample(0, 1, 1, 1)]})
     assert compared([*curves, apart], View()).apart == ("pd-pack-p1xtp1-d1xtp1 far",)
     assert headline(*curves, apart) == whole
@@ -214,7 +214,7 @@ def test_a_matrix_has_every_pair_both_ways_and_says_what_the_paragraphs_would() 
         steps = int(label.split()[1]) - int(reference.split()[1])
         assert one.ratio == pytest.approx(1.5**steps, rel=0.3)
     # The same pair by the same machinery, but for the number of comparisons that share the error.
-    for spelled in (each for block in found.headlines for each in block.against):
+    for spelled in (each for block in found.headlines for each in block.comparisons):
         assert spelled.loads == cells[spelled.label, spelled.reference].loads
 
 

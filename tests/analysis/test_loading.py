@@ -12,7 +12,7 @@ from support.curves import read
 
 from pdlab.analysis.curves import curves
 from pdlab.analysis.loading import load
-from pdlab.analysis.ranking import spots
+from pdlab.analysis.ranking import drawn_points
 from pdlab.analysis.view import View
 
 
@@ -53,7 +53,7 @@ def test_an_impossible_level_is_not_ranked(tmp_path: Path, change: dict[str, Any
     (curve,) = curves([each.experiment for each in load([folder], {})])
     wrong = next(point for point in curve.points if point.value == 4)
     assert not wrong.valid and any(reason in each for each in wrong.reasons)
-    assert any(spot.point is wrong for spot in spots([curve], view)) is drawn
+    assert any(drawn.point is wrong for drawn in drawn_points([curve], view)) is drawn
     assert [point.valid for point in curve.points if point.value != 4] == [True, True]
     assert read([curve], 1000.0).ranking
 

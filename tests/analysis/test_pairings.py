@@ -68,13 +68,13 @@ def lengths(share: float) -> dict[str, int]:
 def test_two_curves_are_compared(tmp_path: Path, folders: dict[str, dict[str, dict[str, Any]]], per_gpu: bool) -> None:
     """The second gives twice as much per GPU."""
     (block,) = found(tmp_path, folders).headlines
-    (against,) = block.against
-    ratios = {each.figure: each.comparison for each in against.ratios}
+    (pair,) = block.comparisons
+    ratios = {each.figure: each.comparison for each in pair.ratios}
     throughput, tpot = ratios["throughput"], ratios["tpot"]
     assert throughput is not None and tpot is not None
     assert sorted([throughput.ratio, 1 / throughput.ratio]) == pytest.approx([0.5, 2], rel=0.02)
     assert throughput.verdict == ("better" if throughput.ratio > 1 else "worse")
-    assert against.per_gpu is per_gpu
+    assert pair.per_gpu is per_gpu
     assert (tpot.ratio < 1) == (throughput.ratio > 1)
 
 

@@ -114,8 +114,8 @@ def test_no_winner_among_equals(moderated: bool) -> None:
     named = 0
     for _ in range(TRIALS):
         curves = [measured(rng, 3, label=str(i)) for i in range(4)]
-        reading = read(in_one_study(curves) if moderated else curves, 15.0)
-        named += len(reading.tied) == 1
+        bounds_ranking = read(in_one_study(curves) if moderated else curves, 15.0)
+        named += len(bounds_ranking.tied) == 1
     assert named <= TRIALS - LEAST
 
 
@@ -123,9 +123,9 @@ def test_a_winner_by_a_clear_margin_is_named() -> None:
     rng = np.random.default_rng(23)
     named = 0
     for _ in range(TRIALS):
-        reading = read(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), 15.0)
-        named += reading.tied == ("b",)
-        assert not reading.single_repeat
+        bounds_ranking = read(in_one_study([measured(rng, 3), measured(rng, 3, better=1.4, label="b")]), 15.0)
+        named += bounds_ranking.tied == ("b",)
+        assert not bounds_ranking.single_repeat
     assert named > 0.9 * TRIALS
 
 
@@ -171,11 +171,13 @@ def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
     assert all(each.on_it and each.x and each.y for each in alone)
     assert min(each.share or 0 for each in alone) > 0.9
     beaten = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b")], View())
-    assert {each.spot.curve.label: each.on_it for each in beaten if each.spot.point.value == 8} == {
+    assert {each.drawn.curve.label: each.on_it for each in beaten if each.drawn.point.value == 8} == {
         "a": True,
         "b": False,
     }
-    assert max(each.share or 0 for each in beaten if each.spot.curve.label == "b" and each.spot.point.value > 4) < 0.01
+    assert (
+        max(each.share or 0 for each in beaten if each.drawn.curve.label == "b" and each.drawn.point.value > 4) < 0.01
+    )
     single = frontier_points([curve(LATENCY_MS[None], OUTPUT_PER_S[None])], View())
     assert [each.share for each in single] == [None] * 3
 
@@ -186,7 +188,7 @@ def test_closed_and_open_loops_have_frontiers_of_their_own() -> None:
     by_rate = worse.model_copy(
         update={"points": tuple(point.model_copy(update={"kind": "rate"}) for point in worse.points)}
     )
-    best = {kind: [spot.curve.label for spot in spots] for kind, spots in frontiers([closed, by_rate], View())}
+    best = {kind: [drawn.curve.label for drawn in points] for kind, points in frontiers([closed, by_rate], View())}
     assert best == {"concurrency": ["a"] * 3, "rate": ["b"] * 3}
     both = frontier_points([closed, by_rate], View())
     assert all(each.on_it and (each.share or 0) > 0.9 for each in both) and len(both) == 6
@@ -194,9 +196,9 @@ def test_closed_and_open_loops_have_frontiers_of_their_own() -> None:
 
 def test_a_curve_that_does_not_scatter_stands_beside_one_that_does() -> None:
     rng = np.random.default_rng(29)
-    spots = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b", noise=0.0)], View())
-    assert [each.on_it for each in spots[:3]] == [True] * 3 and min(each.share or 0 for each in spots[:3]) > 0.9
-    assert [(each.on_it, each.share) for each in spots[4:]] == [(False, 0.0)] * 2
+    points = frontier_points([measured(rng, 3), measured(rng, 3, better=0.5, label="b", noise=0.0)], View())
+    assert [each.on_it for each in points[:3]] == [True] * 3 and min(each.share or 0 for each in points[:3]) > 0.9
+    assert [(each.on_it, each.share) for each in points[4:]] == [(False, 0.0)] * 2
 
 
 def test_identical_points_are_both_on_the_frontier() -> None:

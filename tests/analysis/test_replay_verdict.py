@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 from support import records as made
 
-from pdlab.analysis.replay_verdict import CAUSES, Contender, verdict
+from pdlab.analysis.replay_verdict import CAUSES, ReplayedDeployment, verdict
 from pdlab.analysis.replays import replay_facts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding
@@ -19,7 +19,7 @@ from pdlab.results.timeline import PARTS
 TOKENS = 11
 
 
-def contender(
+def replayed(
     label: str,
     *,
     ttft_s: float = 0.5,
@@ -31,7 +31,7 @@ def contender(
     gpus: int = 2,
     repeats: int = 1,
     told: bool = True,
-) -> Contender:
+) -> ReplayedDeployment:
     """A hundred sessions of one request of 100 prompt tokens; each answer has ten gaps, the last one with a stall."""
     records = [
         RequestRecord(
@@ -50,7 +50,7 @@ def contender(
     assert facts is not None
     around = [PartsAround(name, 5, ttft_s, dict(parts)) for name in ("mean", "p50", "p90")]
     of_ttft = TtftParts(label, "replay", 1.0, 100, 0, around[0], tuple(around[1:]), (), {}) if told else None
-    return Contender(label, gpus, "gpu", ((run, facts),) * repeats, of_ttft)
+    return ReplayedDeployment(label, gpus, "gpu", ((run, facts),) * repeats, of_ttft)
 
 
 def by_figure(findings: Sequence[Finding]) -> dict[str, Finding]:
@@ -67,7 +67,7 @@ def test_every_part_of_ttft_is_of_one_cause() -> None:
 # Two single starts with a standard deviation of 5 % each: exp(1.96 * 0.05 * sqrt(2)) is 1.149.
 @pytest.mark.parametrize(("factor", "told"), [(1.14, False), (1.16, True)])
 def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, told: bool) -> None:
-    findings = verdict("w", [contender("slow", ttft_s=0.5 * factor), contender("fast")])
+    findings = verdict("w", [replayed("slow", ttft_s=0.5 * factor), replayed("fast")])
     figures = by_figure(findings)
     assert (figures["TTFT p50"].code == "replay_best_by") is told and figures["TPOT p50"].code == "replay_not_told"
     assert figures["TTFT p50"].numbers["limit"] == pytest.approx(1.1487, abs=1e-3)
@@ -78,17 +78,17 @@ def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, told:
 
 def test_three_deployments_share_the_error() -> None:
     """The best of three equal ones leads by chance more often: exp(2.241 * 0.05 * sqrt(2)) is 1.172."""
-    pair = [contender("slow", ttft_s=0.58), contender("fast")]
+    pair = [replayed("slow", ttft_s=0.58), replayed("fast")]
     assert by_figure(verdict("w", pair))["TTFT p50"].code == "replay_best_by"
-    three = by_figure(verdict("w", [*pair, contender("slower", ttft_s=0.7)]))["TTFT p50"]
+    three = by_figure(verdict("w", [*pair, replayed("slower", ttft_s=0.7)]))["TTFT p50"]
     assert (three.code, three.numbers["names"]) == ("replay_not_told", "fast and slow")
     assert three.numbers["limit"] == pytest.approx(1.1718, abs=1e-3)
 
 
 def test_repeats_make_a_smaller_lead_tell() -> None:
-    pair = [contender(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
+    pair = [replayed(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
     assert verdict("w", pair)[0].code == "replay_best"
-    assert verdict("w", [pair[0], contender("fast")])[0].code == "replay_none_told", "the fewest count"
+    assert verdict("w", [pair[0], replayed("fast")])[0].code == "replay_none_told", "the fewest count"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_the_largest_differing_part_is_why(
     findings = verdict(
         "w",
         [
-            contender("slow", ttft_s=1.0, parts=theirs, cached=cached[1]),
-            contender("fast", ttft_s=0.5, parts=ours, cached=cached[0]),
+            replayed("slow", ttft_s=1.0, parts=theirs, cached=cached[1]),
+            replayed("fast", ttft_s=0.5, parts=ours, cached=cached[0]),
         ],
     )
     causes = [each for each in findings if each.code in (*CAUSES, "replay_by_hits")]
@@ -119,7 +119,7 @@ def test_the_largest_differing_part_is_why(
 
 
 def test_why_is_unknown_without_timelines() -> None:
-    findings = verdict("w", [contender("slow", ttft_s=1.0, told=False), contender("fast")])
+    findings = verdict("w", [replayed("slow", ttft_s=1.0, told=False), replayed("fast")])
     assert [each.code for each in findings].count("replay_parts_unknown") == 2
 
 
@@ -127,7 +127,7 @@ def test_why_is_unknown_without_timelines() -> None:
     ("slower", "code"), [({"gap_s": 0.03}, "replay_by_steps"), ({"stall_s": 0.1}, "replay_by_stalls")]
 )
 def test_tpot_differs_by_steps_or_by_stalls(slower: dict[str, float], code: str) -> None:
-    findings = verdict("w", [contender("fast"), contender("slow", **slower)])  # type: ignore[arg-type]
+    findings = verdict("w", [replayed("fast"), replayed("slow", **slower)])  # type: ignore[arg-type]
     assert code in [each.code for each in findings] and by_figure(findings)["TPOT p50"].numbers["best"] == "fast"
 
 
@@ -135,13 +135,13 @@ def test_tpot_differs_by_steps_or_by_stalls(slower: dict[str, float], code: str)
     ("slower", "code"), [({"ttft_s": 1.0}, "replay_by_first_token"), ({"gap_s": 0.1}, "replay_by_later_tokens")]
 )
 def test_slow_requests_wait_before_or_after_the_first_token(slower: dict[str, float], code: str) -> None:
-    findings = verdict("w", [contender("fast"), contender("slow", **slower)])  # type: ignore[arg-type]
+    findings = verdict("w", [replayed("fast"), replayed("slow", **slower)])  # type: ignore[arg-type]
     assert code in [each.code for each in findings]
 
 
 def test_goodput_differs_by_the_bound_that_was_missed() -> None:
     slos = (Slo(ttft_s=0.7, tpot_s=0.1),)
-    findings = verdict("w", [contender("slow", ttft_s=1.0, slos=slos), contender("fast", slos=slos)])
+    findings = verdict("w", [replayed("slow", ttft_s=1.0, slos=slos), replayed("fast", slos=slos)])
     (why,) = (each for each in findings if each.code == "replay_by_bound")
     assert why.numbers == {"bound": "TTFT <= 700 ms", "best": "fast", "other": "slow", "ours": 0, "theirs": 100}
     assert (
@@ -151,21 +151,21 @@ def test_goodput_differs_by_the_bound_that_was_missed() -> None:
 
 
 def test_different_winners_are_told_as_such() -> None:
-    findings = verdict("w", [contender("first", ttft_s=0.1, gap_s=0.05), contender("later", ttft_s=0.5, gap_s=0.02)])
+    findings = verdict("w", [replayed("first", ttft_s=0.1, gap_s=0.05), replayed("later", ttft_s=0.5, gap_s=0.02)])
     assert findings[0].code == "replay_none_best"
     assert "first by TTFT p50" in findings[0].text and "later by TPOT p50" in findings[0].text
 
 
 def test_of_three_two_may_be_best() -> None:
-    three = [contender("a"), contender("b", ttft_s=0.52), contender("c", ttft_s=2.0, gpus=4)]
+    three = [replayed("a"), replayed("b", ttft_s=0.52), replayed("c", ttft_s=2.0, gpus=4)]
     findings = verdict("w", three)
     assert (findings[0].code, findings[0].numbers["names"]) == ("replay_best_of_several", "a and b")
-    clear = verdict("w", [*three[:1], contender("b", ttft_s=0.8), three[2]])
+    clear = verdict("w", [*three[:1], replayed("b", ttft_s=0.8), three[2]])
     assert (clear[0].code, clear[0].numbers["best"], clear[1].code) == ("replay_best", "a", "replay_sizes_differ")
 
 
 def test_what_failed_its_checks_is_not_compared() -> None:
-    bad = contender("bad")._replace(replays=(), failed=1)
-    assert verdict("w", [bad, contender("one")]) == []
-    findings = verdict("w", [bad, contender("one"), contender("two")])
+    bad = replayed("bad")._replace(replays=(), failed=1)
+    assert verdict("w", [bad, replayed("one")]) == []
+    findings = verdict("w", [bad, replayed("one"), replayed("two")])
     assert [each.numbers["label"] for each in findings if each.code == "replay_not_compared"] == ["bad"]

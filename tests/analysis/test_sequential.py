@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pdlab.analysis.headline import Against, Headline, Ratio
+from pdlab.analysis.headline import Headline, PairComparison, Ratio
 from pdlab.analysis.intervals import Array, compare, of_repeats
 from pdlab.analysis.power import LookSchedule
 from pdlab.analysis.sequential import LookVerdict, judge, scatter
@@ -17,7 +17,7 @@ TRIALS = 300
 def headline(first: Array, second: Array) -> Headline:
     one, two = of_repeats(first.tolist()), of_repeats(second.tolist())
     ratio = Ratio(figure="throughput", comparison=compare(one, two, 0.95), first=one, second=two)
-    each = Against(
+    each = PairComparison(
         label="pd",
         reference="base",
         loads=(1,),
@@ -26,7 +26,7 @@ def headline(first: Array, second: Array) -> Headline:
         repeats=(len(first), len(second)),
         ratios=(ratio,),
     )
-    return Headline(kind="concurrency", reference="base", confidence=0.95, against=(each,))
+    return Headline(kind="concurrency", reference="base", confidence=0.95, comparisons=(each,))
 
 
 def stopped(rng: np.random.Generator, ratio: float, sd: float, target: float = 0.05) -> tuple[LookVerdict, int]:

@@ -65,7 +65,7 @@ def test_a_wrong_answer_is_told_by_the_exit_code_and_kept(
 
 
 def test_all_well_is_0(orders: list[faults_run.ChaosOrder], monkeypatch: pytest.MonkeyPatch) -> None:
-    good = example()._replace(requests=tuple(r for r in example().requests if r.fate == "right"))
+    good = example()._replace(requests=tuple(r for r in example().requests if r.outcome == "right"))
 
     def execute(order: faults_run.ChaosOrder) -> None:
         assert order.folder is not None

@@ -70,8 +70,8 @@ def test_goodput_and_audit_have_one_rule_for_a_client_that_stopped(
     for name, files in {"both": {"a": free, "b": held}, "free": {"a": free}}.items():
         folder = published.write(tmp_path / f"{name}_1xtp2", files)
         (curve,) = curves([each.experiment for each in load([folder], {})])
-        (pick,) = goodput.picks([curve], slo, View())
-        served[name] = pick.capacities[0].throughput.value
+        (slo_ranking,) = goodput.slo_rankings([curve], slo, View())
+        served[name] = slo_ranking.capacities[0].throughput.value
         code, out, _ = shown(capsys, "--audit", str(folder))
         assert (code, "the client stopped at 16 in flight" in out) == (3, name == "both")
     assert served["both"] == served["free"] > 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.faults.answer_verdict import Received, judge
-from pdlab.results.chaos import Fate
+from pdlab.results.chaos import RequestOutcome
 
 TOKENS = (5, 9, 2, 7)
 # Far ahead of each second-best but at the last token, where two are alike.
@@ -20,7 +20,7 @@ WHOLE = Received(status=200, tokens=TOKENS, tops=TOPS, done=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "fate", "detail"),
+    ("change", "outcome", "detail"),
     [
         ({}, "right", None),
         ({"tops": ()}, "right", None),
@@ -46,25 +46,25 @@ WHOLE = Received(status=200, tokens=TOKENS, tops=TOPS, done=True)
         ({"tokens": TOKENS[:1], "tops": TOPS[:1], "done": False, "left": True}, "left", None),
     ],
 )
-def test_by_hand(change: dict[str, Any], fate: Fate, detail: str | None) -> None:
+def test_by_hand(change: dict[str, Any], outcome: RequestOutcome, detail: str | None) -> None:
     verdict = judge(WHOLE._replace(**change), REFERENCE)
-    assert verdict.fate == fate
+    assert verdict.outcome == outcome
     assert (verdict.detail is None) if detail is None else (detail in (verdict.detail or ""))
 
 
 def test_two_candidates_that_are_alike_are_rounding() -> None:
     other = WHOLE._replace(tokens=(5, 9, 2, 8), tops=(*TOPS[:3], {8: -0.7, 7: -0.75}))
     verdict = judge(other, REFERENCE)
-    assert (verdict.fate, verdict.rounded) == ("right", True)
-    assert judge(other._replace(tops=()), REFERENCE).fate == "wrong", "without log-probabilities nothing excuses it"
+    assert (verdict.outcome, verdict.rounded) == ("right", True)
+    assert judge(other._replace(tops=()), REFERENCE).outcome == "wrong", "without log-probabilities nothing excuses it"
 
 
 def test_where_no_log_probabilities_were_asked_for_the_references_say_what_is_rounding() -> None:
     bare = WHOLE._replace(tokens=(5, 9, 2, 8), tops=(), bare=True)
     verdict = judge(bare, REFERENCE)
-    assert (verdict.fate, verdict.rounded) == ("right", True)
-    assert judge(bare._replace(tokens=(5, 9, 2, 6)), REFERENCE).fate == "wrong"
-    assert judge(bare._replace(tokens=(5, 109, 2, 7)), REFERENCE).fate == "wrong", "far behind"
+    assert (verdict.outcome, verdict.rounded) == ("right", True)
+    assert judge(bare._replace(tokens=(5, 9, 2, 6)), REFERENCE).outcome == "wrong"
+    assert judge(bare._replace(tokens=(5, 109, 2, 7)), REFERENCE).outcome == "wrong", "far behind"
     assert judge(bare._replace(tokens=TOKENS), REFERENCE).rounded is False
 
 
@@ -88,8 +88,8 @@ received = st.builds(
 @pytest.mark.property
 @given(received)
 def test_only_what_is_whole_and_equal_is_right_and_no_wrong_token_is_excused(each: Received) -> None:
-    fate = judge(each, REFERENCE).fate
-    if fate == "right":
+    outcome = judge(each, REFERENCE).outcome
+    if outcome == "right":
         assert each.tokens == TOKENS and each.done and each.status == 200 and each.error is None
         assert not each.left and not each.timed_out
-    assert (fate == "wrong") >= (each.tokens != TOKENS[: len(each.tokens)])
+    assert (outcome == "wrong") >= (each.tokens != TOKENS[: len(each.tokens)])

@@ -112,7 +112,7 @@ def wait_for(load: Load, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "fate", "detail"),
+    ("mode", "outcome", "detail"),
     [
         ("right", "right", None),
         ("wrong", "wrong", "token 3 is 99 in place of 13"),
@@ -122,13 +122,13 @@ def wait_for(load: Load, count: int) -> None:
         ("500", "error", "HTTP 500"),
     ],
 )
-def test_fates(mode: str, fate: str, detail: str | None, fake: tuple[Fake, str]) -> None:
+def test_fates(mode: str, outcome: str, detail: str | None, fake: tuple[Fake, str]) -> None:
     server, url = fake
     server.mode = mode
     with loaded(url) as load:
         wait_for(load, 2)
     for request in load.finished:
-        assert request.fate == fate
+        assert request.outcome == outcome
         assert (request.detail is None) if detail is None else (detail in (request.detail or ""))
         assert 0 <= request.sent_s <= request.end_s
 
@@ -138,7 +138,7 @@ def test_what_does_not_end_hangs(fake: tuple[Fake, str]) -> None:
     server.mode = "hang"
     with loaded(url, limit_s=0.5) as load:
         wait_for(load, 1)
-    assert {request.fate for request in load.finished} == {"hang"}
+    assert {request.outcome for request in load.finished} == {"hang"}
     assert all(request.end_s - request.sent_s >= 0.5 for request in load.finished)
 
 
@@ -146,7 +146,7 @@ def test_nobody_there_is_an_error_and_is_not_asked_a_thousand_times(fake: tuple[
     with loaded("http://127.0.0.1:9") as load:  # the port of discard, where nothing listens
         wait_for(load, 3)
         assert load.now_s() >= 0.4, "two pauses"
-    assert {request.fate for request in load.finished} == {"error"}
+    assert {request.outcome for request in load.finished} == {"error"}
 
 
 def test_every_request_has_a_salt_of_its_own_and_the_key(fake: tuple[Fake, str]) -> None:
@@ -171,9 +171,9 @@ def test_clients_that_leave_close_their_connection(fake: tuple[Fake, str]) -> No
         server.mode = "right"
     left = [request for request in load.finished if request.phase is not None]
     assert len(left) == 3 and {request.phase for request in left} == {"while streaming"}
-    assert {request.fate for request in left} <= {"left", "right"}
-    assert "left" in {request.fate for request in left}
-    assert "left" not in {request.fate for request in load.finished if request.phase is None}
+    assert {request.outcome for request in left} <= {"left", "right"}
+    assert "left" in {request.outcome for request in left}
+    assert "left" not in {request.outcome for request in load.finished if request.phase is None}
 
 
 def test_clients_that_leave_before_an_answer(fake: tuple[Fake, str]) -> None:
@@ -185,7 +185,7 @@ def test_clients_that_leave_before_an_answer(fake: tuple[Fake, str]) -> None:
         load.leave()
         wait_for(load, 2)
         server.release.set()
-    assert [request.fate for request in load.finished if request.phase == "between"] == ["left", "left"]
+    assert [request.outcome for request in load.finished if request.phase == "between"] == ["left", "left"]
 
 
 def test_more_requests_at_once(fake: tuple[Fake, str]) -> None:
@@ -193,7 +193,7 @@ def test_more_requests_at_once(fake: tuple[Fake, str]) -> None:
     with loaded(url) as load:
         load.send_more(20)
         wait_for(load, 21)
-    assert {(request.fate, request.detail) for request in load.finished} == {("right", None)}
+    assert {(request.outcome, request.detail) for request in load.finished} == {("right", None)}
 
 
 def test_prompts_come_from_the_seed() -> None:

@@ -192,7 +192,7 @@ def test_a_whole_session(server: tuple[Whole, str], tmp_path: Path, monkeypatch:
     assert node_actors.signals() == [(22, 9)]
     assert [(fault.kind, fault.outcome) for fault in kept.faults] == [("kill_decode_engine", "injected")]
     assert kept.faults[0].began_s >= 0.2 and set(kept.run.impossible) == {"link_down"}
-    assert len(kept.requests) > 4 and {request.fate for request in kept.requests} == {"right"}
+    assert len(kept.requests) > 4 and {request.outcome for request in kept.requests} == {"right"}
     assert max(request.end_s for request in kept.requests) <= kept.run.loaded_s + 5
     left = kept.run.leftovers
     assert left is not None and left.nothing and left.kv_use == {"decode d1": 0.0, "prefill p1": 0.0}

@@ -44,7 +44,7 @@ class TestGuarded:
         tally = tally_of(pair, name)
         acted = pair.actions() - before
         assert tally.requests == REQUESTS
-        assert tally.fates["equal"] + tally.fates["rounded"] == REQUESTS, (tally, acted)
+        assert tally.outcomes["equal"] + tally.outcomes["rounded"] == REQUESTS, (tally, acted)
         assert all(math.isfinite(seconds) for seconds in tally.freed_s.values()), tally.freed_s
         if name != "kill-during":  # there some of the reads may have been faster
             assert acted["recomputed"] == REQUESTS, acted
@@ -59,7 +59,7 @@ class TestGuarded:
     def test_prefill_is_told_of_what_decode_rejects(self, pair: FaultyPair) -> None:
         before, expired = pair.actions(), pair.metric("prefill", "nixl_num_kv_expired_reqs")
         tally = tally_of(pair, "reject")
-        assert dict(tally.fates) == {"refused": REQUESTS}
+        assert dict(tally.outcomes) == {"refused": REQUESTS}
         assert (pair.actions() - before)["cancels_told"] == REQUESTS
         assert pair.metric("prefill", "nixl_num_kv_expired_reqs") == expired, "no lease had to end for it"
 
@@ -72,7 +72,7 @@ class TestGuarded:
                 return await to.decoded("none", await to.prefilled(16))
 
         tally = asyncio.run(run())
-        assert tally.fates["equal"] + tally.fates["rounded"] == 16, tally
+        assert tally.outcomes["equal"] + tally.outcomes["rounded"] == 16, tally
         assert dict(pair.actions() - before) == {"receives": 17}
 
 
@@ -82,4 +82,4 @@ class TestStock:
     @pytest.mark.parametrize("name", ["kill", "expired"])
     def test_vllm_alone_answers_wrongly(self, name: str, pair: FaultyPair) -> None:
         tally = tally_of(pair, name)
-        assert tally.fates["wrong"], tally
+        assert tally.outcomes["wrong"], tally

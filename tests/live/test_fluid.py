@@ -28,7 +28,7 @@ WRONG = {"wrong", "hang"}
 def flips(stack: Stack, *words: object) -> dict[str, Any]:
     done = stack.run("-m", "tests.support.flips", stack.url, *map(str, words))
     assert done.code == 0, done.text
-    (line,) = [line for line in done.text.splitlines() if line.startswith('{"fates"')]
+    (line,) = [line for line in done.text.splitlines() if line.startswith('{"outcomes"')]
     made: dict[str, Any] = json.loads(line)
     return made
 
@@ -69,7 +69,7 @@ def test_roles_are_told_and_set_by_hand(fluid: Stack) -> None:
 def test_roles_flip_under_load_and_every_answer_is_right(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS, FLIPS, SEED)
     assert made["flips"] == FLIPS
-    assert set(made["fates"]) == {"right"} and made["fates"]["right"] >= REQUESTS, made["not_right"]
+    assert set(made["outcomes"]) == {"right"} and made["outcomes"]["right"] >= REQUESTS, made["not_right"]
     if LONG:  # how long it takes on a machine that has other things to do is no promise
         count, _, most_ms, _ = made["reach_ms"]
         assert count > FLIPS and most_ms < EFFECT_MS
@@ -93,7 +93,7 @@ def test_short_sweep_is_valid(fluid: Stack) -> None:
 def test_the_board_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 1, "board")
     assert any("killed board" in note for note in made["notes"]), made["notes"]
-    assert set(made["fates"]) == {"right"}, "roles stand while nobody tells them"
+    assert set(made["outcomes"]) == {"right"}, "roles stand while nobody tells them"
     deadline = time.monotonic() + SETTLED_S
     while not _all_told(fluid.run("-m", "pdlab", "roles", "--base-url", fluid.url).text):
         assert time.monotonic() < deadline, "the board that Ray has started again does not know every engine"
@@ -109,16 +109,16 @@ def _all_told(text: str) -> bool:
 def test_the_router_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 2, "router")
     assert any("killed router" in note for note in made["notes"]), made["notes"]
-    assert not WRONG & set(made["fates"]), made["not_right"]
-    assert made["fates"]["right"] > 0
+    assert not WRONG & set(made["outcomes"]), made["not_right"]
+    assert made["outcomes"]["right"] > 0
 
 
 @pytest.mark.long
 def test_an_engine_dies_under_flips(fluid: Stack) -> None:
     made = flips(fluid, REQUESTS // 2, FLIPS // 2, SEED + 3, "engine")
     assert any("killed engine" in note for note in made["notes"]), made["notes"]
-    assert not WRONG & set(made["fates"]), made["not_right"]
-    assert made["fates"]["right"] > 0
+    assert not WRONG & set(made["outcomes"]), made["not_right"]
+    assert made["outcomes"]["right"] > 0
 
 
 def test_nothing_is_left(fluid: Stack) -> None:
@@ -136,10 +136,10 @@ def test_the_number_of_engines_follows_the_load(stack: Stack) -> None:
     assert stack.running().manifest.label == "pd-fluid-2xtp1-n2to3"
     done = stack.run("-m", "tests.support.counts", stack.url, "2", "3", str(SEED))
     assert done.code == 0, done.text
-    (line,) = [line for line in done.text.splitlines() if line.startswith('{"fates"')]
+    (line,) = [line for line in done.text.splitlines() if line.startswith('{"outcomes"')]
     made = json.loads(line)
-    for when, fates in made["fates"].items():
-        assert set(fates) == {"right"}, (when, fates)
+    for when, outcomes in made["outcomes"].items():
+        assert set(outcomes) == {"right"}, (when, outcomes)
     seen = [roles for _, roles in made["roles"]]
     assert ["decode", "leaving", "prefill"] in seen, "one that is to stop takes no work any more"
     assert len(seen[0]) == len(seen[-1]) == 2

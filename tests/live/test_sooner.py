@@ -67,11 +67,11 @@ def test_faults_make_no_wrong_answer(stack: Stack) -> None:
     out = stack.folder / "sooner"
     done = stack.run(*CHAOS, "short", "--base-url", stack.url, "--out", str(out), "--seed", "5")
     kept = chaos.load(next(out.iterdir()))
-    fates = Counter(request.fate for request in kept.requests)
-    assert fates["right"] > 50 and fates["wrong"] == 0, done.text
+    outcomes = Counter(request.outcome for request in kept.requests)
+    assert outcomes["right"] > 50 and outcomes["wrong"] == 0, done.text
     assert kept.run.leftovers is not None and kept.run.leftovers.nothing, done.text
     # On a busy machine the only decode engine's replacement takes longer than a request's limit.
     (killed,) = [fault for fault in kept.faults if fault.kind == "kill_decode_engine"]
-    hanging = [request for request in kept.requests if request.fate == "hang"]
+    hanging = [request for request in kept.requests if request.outcome == "hang"]
     assert all(request.end_s > killed.began_s and not request.tokens for request in hanging), done.text
     assert kept.run.counters["guard_reused"] > 10, "hardly a first token was handed over meanwhile"

@@ -63,11 +63,11 @@ def test_the_facts_are_values(three: list[Path]) -> None:
     labels = {curve.label for curve in report.curves}
     assert len(labels) == 3 and not report.notes and not report.doubts
     (headline,) = report.comparison.headlines
-    against = {headline.reference, *(each.label for each in headline.against)}
+    against = {headline.reference, *(each.label for each in headline.comparisons)}
     assert len(against) > 1 and against | set(report.comparison.apart) == labels
-    assert [[reading.kind for reading in answers] for answers in report.readings] == [["concurrency"]]
-    assert {spot.curve.label for frontier in report.frontiers for spot in frontier.spots} <= labels
-    assert [pick.loop for pick in report.picks] == ["closed"]
+    assert [[each.kind for each in answers] for answers in report.bounds_rankings] == [["concurrency"]]
+    assert {drawn.curve.label for frontier in report.frontiers for drawn in frontier.points} <= labels
+    assert [each.loop for each in report.slo_rankings] == ["closed"]
     assert [each.kind for each in report.crossovers] == [None]
     assert len(report.costs) == sum(len(curve.points) for curve in report.curves)
     first = report.costs[0]
@@ -89,7 +89,7 @@ def test_an_slo_reads_the_requests_that_it_needs(three: list[Path]) -> None:
     assert not any(each.requests for each in results.loaded), "repeats tell the intervals"
     report = pdlab.build_report(results, slos=["ttft_ms=900"])
     assert all(each.requests for each in report.results.loaded)
-    assert {capacity.how for pick in report.picks for capacity in pick.capacities} == {"requests"}
+    assert {capacity.how for slo_ranking in report.slo_rankings for capacity in slo_ranking.capacities} == {"requests"}
     assert report.results.with_every_request() is report.results
 
 

@@ -36,7 +36,7 @@ def test_of_a_rehearsal_the_title_says_so() -> None:
 
 
 def test_well_is_what_has_neither_wrong_nor_hanging_nor_left_ones() -> None:
-    good = example()._replace(requests=tuple(r for r in example().requests if r.fate in ("right", "error", "left")))
+    good = example()._replace(requests=tuple(r for r in example().requests if r.outcome in ("right", "error", "left")))
     assert report.well(good) and not report.well(example())
     for change in (
         {"processes": {"haproxy": 1}},

@@ -24,7 +24,7 @@ def test_each_group_has_the_frontier_of_the_analysis(view: View) -> None:
     curves = [*many(3), *LONG]
     spec = curve_figure(curves, view)
     expected = [
-        [(curves.index(spot.curve), f"concurrency {spot.point.value:g}") for spot in each.spots]
+        [(curves.index(drawn.curve), f"concurrency {drawn.point.value:g}") for drawn in each.points]
         for each in frontiers(curves, view)
     ]
     assert len(expected) == 2

@@ -149,7 +149,7 @@ def test_the_frontier_drawn_is_that_of_the_analysis(opened: browser.Page, file: 
     for choice, view in (("token", View()), ("interactivity", View(use_interactivity=True))):
         opened.evaluate(CHOOSE % ("latency", choice, "change"))
         rings = opened.evaluate("document.querySelectorAll('figure.main .ring').length")
-        assert rings == sum(len(spots) for _, spots in ranking.frontiers(curves, view)) > 1
+        assert rings == sum(len(points) for _, points in ranking.frontiers(curves, view)) > 1
 
 
 @pytest.mark.parametrize("latency", ["token", "first_token", "interactivity"])

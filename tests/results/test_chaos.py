@@ -39,7 +39,7 @@ def test_lines_are_there_before_the_end(tmp_path: Path) -> None:
         (chaos.CHAOS, "{", "cannot be read"),
         (chaos.CHAOS, "{}", "is missing"),
         (chaos.REQUESTS, '{"number": 0}\n', "requests.jsonl, line 1: "),
-        (chaos.REQUESTS, '{"number":0,"prompt":0,"sent_s":1,"end_s":2,"fate":"fine"}', "must be one of"),
+        (chaos.REQUESTS, '{"number":0,"prompt":0,"sent_s":1,"end_s":2,"outcome":"fine"}', "must be one of"),
     ],
 )
 def test_damage_is_one_line(name: str, text: str, complaint: str, tmp_path: Path) -> None:
@@ -55,3 +55,10 @@ def test_what_is_gone_is_one_line(tmp_path: Path) -> None:
     (folder / "manifest.json").unlink()
     with pytest.raises(StoreError, match=r"manifest\.json: cannot be read"):
         chaos.load(folder)
+
+
+def test_the_key_of_the_first_version_is_read() -> None:
+    assert (
+        chaos.ChaosRequest.model_validate_json('{"number":0,"prompt":0,"sent_s":1,"end_s":2,"fate":"hang"}').outcome
+        == "hang"
+    )

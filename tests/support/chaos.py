@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdlab.results import chaos
-from pdlab.results.chaos import Chaos, ChaosRequest, ChaosRun, ChaosSample, Fate, InjectedFault, Leftovers
+from pdlab.results.chaos import Chaos, ChaosRequest, ChaosRun, ChaosSample, InjectedFault, Leftovers, RequestOutcome
 from pdlab.results.schema import Manifest
 
 
-def request(number: int, sent_s: float, end_s: float, fate: Fate = "right", detail: str | None = None) -> ChaosRequest:
+def request(
+    number: int, sent_s: float, end_s: float, outcome: RequestOutcome = "right", detail: str | None = None
+) -> ChaosRequest:
+    right = outcome == "right"
     return ChaosRequest(
-        number=number, prompt=0, sent_s=sent_s, end_s=end_s, first_token_s=sent_s if fate == "right" else None,
-        status=200 if fate == "right" else None, tokens=16 if fate == "right" else 0, fate=fate, detail=detail,
+        number=number, prompt=0, sent_s=sent_s, end_s=end_s, first_token_s=sent_s if right else None,
+        status=200 if right else None, tokens=16 if right else 0, outcome=outcome, detail=detail,
     )  # fmt: skip
 
 

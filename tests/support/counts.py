@@ -52,7 +52,7 @@ def under_load(service: Service, prompts: list[Prompt], seed: int, work: Callabl
         load.check()
     finally:
         load.stop()
-    return Counter(str(each.fate) for each in load.finished)
+    return Counter(str(each.outcome) for each in load.finished)
 
 
 def running(app: Application) -> int:
@@ -81,7 +81,8 @@ def main(url: str, least: int, most: int, seed: int) -> dict[str, Any]:
         after = under_load(service, prompts, seed + 2, short)
         reasons = [each["reason"] for each in ask("decisions")]
         return {
-            "fates": {"growing": growing, "leaving": leaving, "after": after}, "roles": watch.seen, "reasons": reasons,
+            "outcomes": {"growing": growing, "leaving": leaving, "after": after},
+            "roles": watch.seen, "reasons": reasons,
         }  # fmt: skip
 
 

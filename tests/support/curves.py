@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlab.analysis.curves import Curve, Figures, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import Reading, estimate_at, readings
+from pdlab.analysis.ranking import BoundsRanking, bounds_rankings, estimate_at
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
@@ -72,10 +72,10 @@ def most(curve: Curve, tpot_ms: float, view: View | None = None) -> Estimate | N
     return estimate_at(curve, curve.points, within(tpot_ms), view or View())
 
 
-def read(curves: Sequence[Curve], tpot_ms: float, ttft_ms: float | None = None) -> Reading:
-    """The one reading of curves that have one kind of load."""
-    (reading,) = readings(curves, within(tpot_ms, ttft_ms), View())
-    return reading
+def read(curves: Sequence[Curve], tpot_ms: float, ttft_ms: float | None = None) -> BoundsRanking:
+    """The only ranking of curves that have one kind of load."""
+    (bounds_ranking,) = bounds_rankings(curves, within(tpot_ms, ttft_ms), View())
+    return bounds_ranking
 
 
 LOADS = (1.0, 4.0, 16.0, 64.0)

@@ -114,15 +114,15 @@ def main(url: str, requests: int, flips: int, seed: int, victims: list[str]) -> 
         finally:
             load.stop()
             node_actors.close()
-        fates = Counter(str(each.fate) for each in load.finished)
-        wrong = [each.model_dump(mode="json") for each in load.finished if each.fate != "right"][:5]
+        outcomes = Counter(str(each.outcome) for each in load.finished)
+        wrong = [each.model_dump(mode="json") for each in load.finished if each.outcome != "right"][:5]
         reach_ms = None
         try:
             reach_ms = ask("look")["reach_ms"]
         except PdlabError as error:
             notes.append(str(error))
         return {
-            "fates": fates, "flips": done, "reach_ms": reach_ms, "engines_that_prefill": by_prefill,
+            "outcomes": outcomes, "flips": done, "reach_ms": reach_ms, "engines_that_prefill": by_prefill,
             "notes": notes, "not_right": wrong,
         }  # fmt: skip
 
