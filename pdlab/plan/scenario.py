@@ -232,7 +232,7 @@ class Scenario:
             meets=keeps_up and good_share >= self.slo.quantile,
             stress=self.slo.stress_of((ttft_s, tpot_s, e2el_s)),
             bottleneck=bottleneck(simulated),
-            level=simulated,
+            level=simulated.packed(),
             columns=(ttft_s, tpot_s, e2el_s),
         )
 

@@ -17,7 +17,7 @@ STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
 class RequestLog(Protocol):
     """What is kept of every request, by its number: lists, or dictionaries where requests come and go. A moment is 0
-    until it has come. ``gaps`` takes (seconds, tokens) of every step with decoding sequences."""
+    until it has come. ``gap_s`` and ``gap_tokens`` take seconds and tokens of every step with decoding sequences."""
 
     input_tokens: Any  # a list or a dictionary: no type of both can be assigned to
     output_tokens: Any
@@ -28,7 +28,8 @@ class RequestLog(Protocol):
     first_token_s: Any
     finish_s: Any
     computed_tokens: Any
-    gaps: Any
+    gap_s: Any
+    gap_tokens: Any
     transferred_bytes: float
 
 
@@ -183,9 +184,11 @@ class Stepping(EngineSurroundings):
             batch = len(running)
             generated_tokens = steps * batch
             if late_s:
-                log.gaps.append((step_s + late_s, batch))
+                log.gap_s.append(step_s + late_s)
+                log.gap_tokens.append(batch)
             if steps > 1 or not late_s:
-                log.gaps.append((step_s, generated_tokens - batch if late_s else generated_tokens))
+                log.gap_s.append(step_s)
+                log.gap_tokens.append(generated_tokens - batch if late_s else generated_tokens)
             engine.generated += generated_tokens
             engine.held_tokens += generated_tokens
             engine.context += generated_tokens
@@ -199,9 +202,11 @@ class Stepping(EngineSurroundings):
             for request in joined:
                 first_s = log.first_token_s[request]
                 if first_s:  # it was prefill's
-                    log.gaps.append((now_s - first_s, 1))
+                    log.gap_s.append(now_s - first_s)
+                    log.gap_tokens.append(1)
                 self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
         if engine.inbound and engine.steps_in_flight:
+            engine.steps = 1  # they have ended: none is left to interrupt
             self._post(engine, now_s)
         ends_s = engine.plan(now_s, self)
         if ends_s is None and self.contention:
