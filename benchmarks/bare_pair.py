@@ -145,6 +145,6 @@ def _hosts(folder: Path) -> Iterator[two_hosts.TwoHosts]:
     class Done(Exception):
         pass
 
-    with contextlib.suppress(Done), two_hosts.made(folder, LinkShape(), os.environ, folder.name) as pair:
+    with contextlib.suppress(Done), two_hosts.create_hosts(folder, LinkShape(), os.environ, folder.name) as pair:
         yield pair
         raise Done  # they would stay

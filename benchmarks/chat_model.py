@@ -76,7 +76,7 @@ EMBEDDING_DEVIATION, ROW_DEVIATION, RANDOM_ROWS = 0.2, 0.1, 1024
 # What attention and experts are multiplied with: they add a small part of the embedding's length to it.
 WEAK = 0.005
 # A tool that the script calls.
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",

@@ -35,13 +35,13 @@ from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, Fluid, Pool  # noqa: E402
 from pdlab.core.mixes import parse_mixes  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
-from pdlab.plan.fluid_pools import AUTO, MatchedSplit, hill_climb, matched, most_rps, share_within  # noqa: E402
+from pdlab.plan.fluid_pools import MatchedSplit, hill_climb, matched, most_rps, share_within  # noqa: E402
 from pdlab.results import roles_log  # noqa: E402
 from pdlab.results.schema import Manifest  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
 from pdlab.roles.observed import ObservedPool  # noqa: E402
 from pdlab.roles.policy import Decision, Policy  # noqa: E402
-from pdlab.roles.spec import FluidSpec  # noqa: E402
+from pdlab.roles.spec import AUTO, FluidSpec  # noqa: E402
 from pdlab.sim.fluid import Controller  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import SimulatedLevel, records, to_run  # noqa: E402
@@ -199,7 +199,11 @@ def alternating(engines: int, every_s: float, fixed: Sequence[MatchedSplit], see
         split = hill_climb(of_split, begin, engines, max(engines // 16, 1))
         best = of_split(split)
         auto = goodput(lambda load: pool.within(load, AUTO))
-        oracle = max(goodput(lambda load, lead_s=lead_s: pool.within(load, AUTO, splits, lead_s)) for lead_s in LEADS_S)
+
+        def of_lead(lead_s: float, goodput: Callable[[Callable[[float], float]], float] = goodput) -> float:
+            return goodput(lambda load: pool.within(load, AUTO, splits, lead_s))
+
+        oracle = max(map(of_lead, LEADS_S))
         print(
             f"| {engines} | alternating every {every_s:g} s: {name} | {best:.1f} ({split}:{engines - split}) "
             f"| {auto:.1f} | {oracle:.1f} | **{auto / best:.2f}** | **{auto / oracle:.2f}** |",

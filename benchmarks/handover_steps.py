@@ -60,7 +60,7 @@ class MixedSystem(VllmSystem):
 def row(name: str, level: SimulatedLevel) -> str:
     """TTFT, TPOT, output tokens/s, and the steps from KV cache's arrival to decode's first token."""
     means = figures(level)
-    step_s = statistics.median(seconds for seconds, _ in level.gaps)
+    step_s = statistics.median(level.gap_s)
     behind = [
         first - arrived for first, arrived in zip(level.first_token_s, level.kv_arrived_s, strict=True) if arrived
     ]

@@ -12,6 +12,7 @@ measured again.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from measured_replays import Replayed, main, milliseconds, percent
 
@@ -36,7 +37,7 @@ def workload(share: int) -> dict[str, object]:
     return {"seed": 11, "conversations": requests, "tenants": tenants}
 
 
-DEPLOYMENTS = [
+DEPLOYMENTS: list[dict[str, Any]] = [
     {"name": "collocated", "label": "collocated-2xtp1"},
     {"name": "pd", "label": "pd-spread-p1xtp1-d1xtp1"},
     {"name": "collocated-small", "label": "collocated-2xtp1", "engine_args": SMALL_POOL, "workloads": EVICTED},

@@ -56,8 +56,8 @@ def main() -> None:
     print("| input | published, tokens/s per node | predicted | error |\n|---|---|---|---|")
     costs = step_costs(HARDWARE, SHAPE, Pool(dp=32, expert_parallel=True))
     for length, published in PREFILL:
-        predicted = 8 * 16_384 / costs.step_s(0, 16_384, 0, length / 2)
-        print(f"| {length} | {published:,} | {predicted:,.0f} | {error(predicted, published)} |")
+        prefilled = 8 * 16_384 / costs.step_s(0, 16_384, 0, length / 2)
+        print(f"| {length} | {published:,} | {prefilled:,.0f} | {error(prefilled, published)} |")
     print("\nDecode, 9 nodes, EP72\n")
     print("| input | sequences per GPU | published, tokens/s per node | predicted | error |\n|---|---|---|---|---|")
     costs = step_costs(HARDWARE, SHAPE, Pool(dp=72, expert_parallel=True))
@@ -67,7 +67,7 @@ def main() -> None:
     print("\n104 x H800, closed loop\n")
     print("| deployment | concurrency | input:output | output tokens/s, published / predicted | p95 TTFT, s |")
     print("|---|---|---|---|---|")
-    for label, concurrency, input_tokens, output_tokens, published, ttft_s in STUDY:
+    for label, concurrency, input_tokens, output_tokens, output_rate, ttft_s in STUDY:
         workload = Workload(input_tokens=input_tokens, output_tokens=output_tokens)
         level = Level(load=Closed(concurrency=concurrency), num_requests=2 * concurrency, seed=0)
         deployment = Deployment(model="deepseek-v3", topology=parse_label(label))
@@ -78,7 +78,7 @@ def main() -> None:
         p95_s = ttft.percentiles_s["p95"]
         print(
             f"| {label} | {concurrency} | {input_tokens}:{output_tokens} "
-            f"| {published:,.0f} / {rate:,.0f} ({error(rate, published)}) "
+            f"| {output_rate:,.0f} / {rate:,.0f} ({error(rate, output_rate)}) "
             f"| {ttft_s} / {p95_s:.2f} ({error(p95_s, ttft_s)}) |"
         )
 

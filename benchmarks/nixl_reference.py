@@ -115,7 +115,7 @@ def reference(threads: int) -> float:
         [sys.executable, __file__, "--child", str(threads)], capture_output=True, text=True, timeout=120, check=True
     )
     line = next(line for line in done.stdout.splitlines() if line.startswith("RATES "))
-    return statistics.median(json.loads(line.removeprefix("RATES ")))
+    return float(statistics.median(json.loads(line.removeprefix("RATES "))))
 
 
 def tool() -> dict[str, Any]:

@@ -47,8 +47,9 @@ class Means(NamedTuple):
 
 def means(run: Run) -> Means:
     """What a run has of them."""
-    assert run.whole.ttft is not None and run.whole.tpot is not None
-    return Means(run.whole.ttft.mean_s, run.whole.tpot.mean_s)
+    ttft, tpot = run.whole.ttft, run.whole.tpot
+    assert ttft is not None and ttft.mean_s is not None and tpot is not None and tpot.mean_s is not None
+    return Means(ttft.mean_s, tpot.mean_s)
 
 
 def simulated(experiment: Experiment, seed: int) -> list[SimulatedLevel]:
@@ -88,8 +89,8 @@ class Column(NamedTuple):
 
 
 def column(of_seeds: Sequence[Means]) -> Column:
-    by_figure = list(zip(*of_seeds, strict=True))
-    return Column(*(Means(*map(each, by_figure)) for each in (fmean, min, max)))
+    ttfts_s, tpots_s = zip(*of_seeds, strict=True)
+    return Column(*(Means(each(ttfts_s), each(tpots_s)) for each in (fmean, min, max)))
 
 
 def shares(folder: Path, run: Run, models: Sequence[SimulatedLevel], slo: Slo, from_s: float) -> str:

@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support import browser, folders  # noqa: E402
+import support.browser as browser  # noqa: E402
+import support.folders as folders  # noqa: E402
 
 FILTER = """(() => {
   const node = document.getElementById('filter'), times = [];

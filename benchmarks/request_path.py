@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a request costs in CPU time outside the engines, step by step, as Ray Serve LLM does it and as pdlab does.
 
-Both ways of a step in turn, in one process; needs Ray and vLLM, no GPU.
+Both ways of a step in turn, in one process; needs Ray and vLLM, no GPU. `benchmarks/guard_cost.py` measures a whole
+deployment.
 """
 
 from __future__ import annotations

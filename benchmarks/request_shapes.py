@@ -100,7 +100,7 @@ def _margin(url: str, prompt: list[int] | str) -> float:
     if status != 200:
         raise RuntimeError(f"{url}: HTTP {status}: {answer[:300]!r}")
     tops = [sorted(top.values()) for top in json.loads(answer)["choices"][0]["logprobs"]["top_logprobs"]]
-    return min(top[-1] - top[-2] for top in tops)
+    return float(min(top[-1] - top[-2] for top in tops))
 
 
 def shapes(prompts: Prompts, *, chat: bool = True) -> list[Shape]:
@@ -170,7 +170,11 @@ def shapes(prompts: Prompts, *, chat: bool = True) -> list[Shape]:
         if shape.body.get("echo"):  # vLLM leaves the echoed text out where token ids are asked for
             shape.body.pop("return_token_ids")
     talk = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0, "messages": [{"role": "user", "content": text}]}
-    chats = {"chat": {}, "chat, n=2": {"n": 2, **best}, "chat, stream, n=2": {"stream": True, "n": 2, **best}}
+    chats: dict[str, dict[str, Any]] = {
+        "chat": {},
+        "chat, n=2": {"n": 2, **best},
+        "chat, stream, n=2": {"stream": True, "n": 2, **best},
+    }
     for name, body in chats.items() if chat else ():
         all_shapes.append(Shape(name, {**talk, "ignore_eos": True, **body}, "/v1/chat/completions"))
     all_shapes += [Shape("tokenize", {"model": MODEL, "prompt": text}, "/tokenize")]

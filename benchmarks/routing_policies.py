@@ -11,6 +11,7 @@ the requests (docs/traffic.md). What DIR has is not measured again.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from measured_replays import Replayed, main, milliseconds, percent
 
@@ -28,7 +29,7 @@ CONVERSATIONS = {
     "tenants": {"a": {"share": 0.7, "system_tokens": 768}, "b": {"share": 0.3, "system_tokens": 256}},
 }
 POLICIES = ("round-robin", "power-of-two", "session")
-DEPLOYMENTS = [
+DEPLOYMENTS: list[dict[str, Any]] = [
     *({"name": f"collocated-{each}", "label": "collocated-2xtp1", "flags": ["--routing", each]} for each in POLICIES),
     *(
         {"name": f"pd-2p1d-{each}", "label": "pd-spread-p2xtp1-d1xtp1", "flags": ["--p-routing", each]}

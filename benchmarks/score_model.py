@@ -347,8 +347,8 @@ def group_table(scores: list[GroupScore]) -> str:
     for kind, word in KINDS.items():
         cells = [word]
         for metric in (TPOT, TTFT):
-            held = held_of(scores, kind, metric)
-            cells += [said(sum_of(held)), *near_and_around(held)] if held else ["-"] * len(SAID)
+            groups = held_of(scores, kind, metric)
+            cells += [said(sum_of(groups)), *near_and_around(groups)] if groups else ["-"] * len(SAID)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pdlab.core.catalog import load_deployment, load_model  # noqa: E402
+from pdlab.core.catalog import known_models, load_deployment, load_shape  # noqa: E402
 from pdlab.core.deployment import Deployment, Pool, parse_label  # noqa: E402
 from pdlab.core.workload import Closed, Level, Open, Workload  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
@@ -24,7 +24,7 @@ from pdlab.sim.level import SimulatedLevel  # noqa: E402
 from pdlab.sim.simulator import simulate  # noqa: E402
 
 HARDWARE = load_hardware("h100-vllm-0.11")
-SHAPE = load_model("gpt-oss-120b")
+SHAPE = load_shape(known_models()["gpt-oss-120b"])
 SWEEP = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in (4, 8, 16, 32, 48, 64)]
 STORY = """
 import sys, time

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.bench.slo_offline import Drive, search_over  # noqa: E402
 from pdlab.bench.slo_search import SloSearchOptions  # noqa: E402
-from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.core.catalog import known_models, load_shape  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
 from pdlab.results import slo as judging  # noqa: E402
@@ -106,7 +106,7 @@ def simulated(label: str, workload: Workload) -> Drive:
     return drive
 
 
-PARTS = (load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b"))
+PARTS = (load_hardware("h100-vllm-0.11"), load_shape(known_models()["gpt-oss-120b"]))
 SIMULATED = {
     "4000:2": ("collocated-1xtp2", Workload(input_tokens=4000, output_tokens=2), Slo(ttft_s=0.5)),
     "5000:250": ("collocated-1xtp2", Workload(), Slo(tpot_s=0.015)),

@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,9 +37,9 @@ KINDS = {
 }
 
 
-def cpu_s(nodes: local_nodes.LocalNodes) -> Counter[str]:
+def cpu_s(nodes: local_nodes.LocalNodes) -> dict[str, float]:
     """CPU seconds so far of every kind, user and system."""
-    total: Counter[str] = Counter()
+    total: dict[str, float] = {}
     for pid in local_nodes.processes(nodes):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -49,7 +48,7 @@ def cpu_s(nodes: local_nodes.LocalNodes) -> Counter[str]:
             continue
         kind = next((name for name, pattern in KINDS.items() if pattern.match(f"{title} ")), None)
         if kind is not None:
-            total[kind] += (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+            total[kind] = total.get(kind, 0.0) + (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return total
 
 

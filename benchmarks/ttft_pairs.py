@@ -45,6 +45,11 @@ from pdlab.results.timeline import RequestTimeline  # noqa: E402
 LATE = {"spaces_between_special_tokens": False}
 KINDS = {"early-token": ("early", "late"), "first-token": ("reused", "late")}
 MOST_COST = 0.01  # of tokens/s
+# What a first token needs at least: the prefilling engine, and with it the servers and the call between them.
+LEAST = {
+    "over engine": ("queue", "prefill"),
+    "over servers": ("server", "call", "prefill_server", "queue", "prefill"),
+}
 # A launcher whose servers keep no marks and count no parts while the file at its first word is there.
 SWITCHED = """
 import os, sys
@@ -104,7 +109,8 @@ async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *
         "stream_options": {"include_usage": True}, **more,
     }  # fmt: skip
     headers = {HEADER: "1"} if told else {}
-    times, text, usage, rest = [], "", {}, b""
+    times, text, rest = list[float](), "", b""
+    usage: dict[str, int] = {}
     began = time.perf_counter()
     tapped = TappedSession(session, found.append) if told else session
     async with tapped.post(f"{url}/v1/completions", json=body, headers=headers) as response:
@@ -173,7 +179,7 @@ async def measure(args: argparse.Namespace, switch: Path | None) -> None:
         for kind in kinds:
             await load(kind)
         if switch is not None:  # off is the last one
-            reply = await ask(session, args.url, model, *prompts(1), args.otl, told=True)
+            reply = await ask(session, args.url, model, prompts(1)[0], args.otl, told=True)
             if reply.told:
                 raise SystemExit("the servers note times although they were told not to")
         rounds = []
@@ -202,13 +208,15 @@ async def measure(args: argparse.Namespace, switch: Path | None) -> None:
                     verdict = "yes" if least >= bound else "no" if most < bound else "not resolved"
                     print(f"  costs at most {MOST_COST:.0%} of tokens/s: {verdict}")
         if args.what == "early-token":
-            over = [each["early"]["over"] for each in rounds]
-            told_ratio("early: TTFT less the front, over server + call + queue + prefill", over)
+            for name, own in LEAST.items():
+                over = [each["early"][name] for each in rounds]
+                told_ratio(f"early tokens: TTFT less the front, over {' + '.join(own)}", over)
+            print(f"share of early tokens {statistics.fmean(each['early']['early'] for each in rounds):.2f}")
         differ = 0
         for prompt in prompts(args.texts):
-            first = await ask(session, args.url, model, prompt, args.otl, told=False)
-            second = await ask(session, args.url, model, prompt, args.otl, told=False, **LATE)
-            differ += (first.text, first.tokens) != (second.text, second.tokens)
+            plain = await ask(session, args.url, model, prompt, args.otl, told=False)
+            late = await ask(session, args.url, model, prompt, args.otl, told=False, **LATE)
+            differ += (plain.text, plain.tokens) != (late.text, late.tokens)
         if args.texts:
             print(f"{differ} of {args.texts} texts differ")
 
@@ -233,13 +241,13 @@ def figures(replies: list[Reply], seconds: float) -> dict[str, float]:
         "second token p50 s": statistics.median(reply.second_s for reply in replies),
         "E2EL p50 s": statistics.median(reply.e2el_s for reply in replies),
     }
-    timelines = [reply.timeline for reply in replies]
-    parts = [dict(timeline.parts()) for timeline in timelines if timeline is not None]
-    own = ("server", "call", "prefill_server", "queue", "prefill")
-    if parts and all("front" in each for each in parts):
-        served = [sum(each.values()) - each["front"] for each in parts]
-        least = [sum(each.get(name, 0.0) for name in own) for each in parts]
-        found["over"] = statistics.median(served) / statistics.median(least)
+    timelines = [timeline for reply in replies if (timeline := reply.timeline) is not None and timeline.early]
+    if timelines:  # the others' first token is decode's
+        parts = [dict(timeline.parts()) for timeline in timelines]
+        served = statistics.median(sum(each.values()) - each["front"] for each in parts)
+        found["early"] = len(timelines) / len(replies)
+        for name, own in LEAST.items():
+            found[name] = served / statistics.median(sum(each.get(part, 0.0) for part in own) for each in parts)
     return found
 
 

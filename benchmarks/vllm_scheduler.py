@@ -24,7 +24,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
-from pdlab.core.workload import Closed, Level, Load, Open, Workload  # noqa: E402
+from pdlab.core.workload import Closed, Level, Open, Workload  # noqa: E402
 from pdlab.sim.hardware import STEPS_UNIT, Constant, Hardware, load_hardware  # noqa: E402
 from pdlab.sim.level import figures  # noqa: E402
 from pdlab.sim.simulator import Prompts, simulate  # noqa: E402
@@ -35,7 +35,7 @@ class Case(NamedTuple):
     """A deployment under some loads, and what its prompts share."""
 
     label: str
-    loads: Sequence[Load]
+    loads: Sequence[Closed | Open]
     workload: Workload
     note: str = ""
     prompts: Prompts = "fresh"
@@ -61,7 +61,7 @@ CASES = (
 )
 
 
-def name_of(load: Load) -> str:
+def name_of(load: Closed | Open) -> str:
     return f"concurrency {load.concurrency}" if isinstance(load, Closed) else f"rate {load.rate_rps:g}"
 
 

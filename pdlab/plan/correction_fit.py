@@ -17,7 +17,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pdlab.core.schema import Frozen
-from pdlab.sim.step_source import Correction
+from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 Array = NDArray[np.float64]
 SOFT = 2.0  # standard deviations beyond which a residual's weight falls as its inverse
@@ -96,6 +96,7 @@ def correction_of(belief: CorrectionDistribution, levels: int, source: str) -> C
         factor=factor,
         prefill_factor=prefill,
         sync_us=max(sync_us, 0.0),
+        sequence_us=SEQUENCE_US,
         covariance=tuple((row[0], row[1], row[2], row[3]) for row in rows),
         fitted_levels=levels,
         source=source,

@@ -57,8 +57,8 @@ SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
 
 
 class KnownStack(Frozen):
-    """One stack of the public points: its own correction (`PARAMETERS`) with standard
-    deviations, what the points cover, and how it was predicted by the others (median absolute errors in percent)."""
+    """One stack of the public points: its own correction (`PARAMETERS`) with the covariance of
+    its error, what the points cover, and how it was predicted by the others (median absolute errors in percent)."""
 
     model: str
     gpu: str
@@ -66,7 +66,7 @@ class KnownStack(Frozen):
     version: str
     mode: str
     correction: tuple[float, float, float, float]
-    sd: tuple[float, float, float, float]
+    covariance: tuple[tuple[float, float, float, float], ...] = Field(min_length=4, max_length=4)
     points: int
     errors_percent: dict[str, float]
     alone_percent: dict[str, float]
@@ -81,7 +81,7 @@ class KnownStack(Frozen):
     @property
     def fit(self) -> StackFit:
         """As the prior of another stack takes it."""
-        return StackFit(self.stack, np.array(self.correction), np.array(self.sd))
+        return StackFit(self.stack, np.array(self.correction), np.array(self.covariance))
 
 
 class ErrorsAfterLevels(Frozen):
@@ -111,21 +111,22 @@ def home_fit() -> StackFit:
     """The stack that was measured here, by its host time over the tables; its factors were not looked at."""
     host = host_of("vllm").versions["0.11"]
     stack = Stack("gpt-oss-120b fp4", "H100", "vllm", "0.11", "collocated")
-    return StackFit(stack, np.array([host.step_ms, *WIDE.mean[1:]]), np.array([host.sd_ms, *UNKNOWN]))
-
-
-UNKNOWN = tuple(float(each) for each in np.sqrt(np.diag(WIDE.covariance))[1:])
+    return StackFit(
+        stack,
+        np.array([host.step_ms, *WIDE.mean[1:]]),
+        np.diag([host.sd_ms**2, *np.diag(WIDE.covariance)[1:]]),
+    )
 
 
 class ErrorCatalog(Frozen):
-    """``effects``: standard deviations of the parameters of corrections over models, GPUs, engine versions, and of a
-    stack alone, in the order of `PARAMETERS`. ``components``: by metric. ``after``: by the number of measured levels.
-    ``left_out``: by kind of group and metric, the share of points in their bands where whole groups were left
-    out. ``points``: of a stack, at most."""
+    """``effects``: standard deviations of the parameters of corrections over models, GPUs, engine versions, of a stack
+    alone and over engines, in the order of `PARAMETERS`. ``components``: by metric. ``after``: by the number of
+    measured levels. ``left_out``: by kind of group and metric, the share of points in their bands where whole groups
+    were left out. ``points``: of a stack, at most."""
 
     points: int
     stacks: tuple[KnownStack, ...] = Field(min_length=1)
-    effects: tuple[tuple[float, float, float, float], ...] = Field(min_length=4, max_length=4)
+    effects: tuple[tuple[float, float, float, float, float], ...] = Field(min_length=4, max_length=4)
     components: dict[str, ErrorComponents]
     after: dict[int, ErrorsAfterLevels]
     left_out: dict[str, dict[str, float]] = Field(default_factory=dict)
@@ -214,13 +215,16 @@ def catalog_of(
     def rounded(values: Iterable[float]) -> tuple[Any, ...]:
         return tuple(round(float(value), 4) for value in values)
 
+    def significant(values: Iterable[float]) -> tuple[Any, ...]:
+        return tuple(float(f"{value:.4g}") for value in values)
+
     return ErrorCatalog(
         points=points,
         stacks=tuple(
             KnownStack(
                 **fit.stack._asdict(),
                 correction=rounded(fit.mean),
-                sd=rounded(fit.sd),
+                covariance=tuple(significant(row) for row in fit.covariance),
                 points=score.points,
                 errors_percent={name: round(each.error, 1) for name, each in score.ours.items()},
                 alone_percent={name: round(each.error, 1) for name, each in score.alone.items()},

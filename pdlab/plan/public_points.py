@@ -135,16 +135,19 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
 
 
 def _as_conducted(row: RequestedRow, conduct: BenchmarkProcedure | None) -> RequestedRow:
-    """The row with the prompts and lengths of the benchmark; prompts are never repeated there."""
+    """The row with the prompts and lengths of the benchmark; prompts are never repeated there.
+
+    One whose benchmark is not known has those of `INFERENCEX` too. With equal lengths all requests of a closed loop end
+    together, and all of the next ones wait for each other's prefill: TTFT is then two to four times the published one.
+    """
     assert isinstance(row.load, Closed)
-    if conduct is None:
-        return row._replace(prompts="fresh")
+    assumed = conduct or INFERENCEX
     workload = Workload(
         input_tokens=row.workload.input_tokens,
         output_tokens=row.workload.output_tokens,
-        lengths=conduct.lengths,
+        lengths=assumed.lengths,
     )
-    return row._replace(workload=workload, num_requests=conduct.prompts * row.load.concurrency, prompts="fresh")
+    return row._replace(workload=workload, num_requests=assumed.prompts * row.load.concurrency, prompts="fresh")
 
 
 def sample(points: Iterable[PublicPoint], most: int, seed: int = 0) -> dict[Stack, list[PublicPoint]]:

@@ -232,7 +232,7 @@ class Scenario:
             meets=keeps_up and good_share >= self.slo.quantile,
             stress=self.slo.stress_of((ttft_s, tpot_s, e2el_s)),
             bottleneck=bottleneck(simulated),
-            level=simulated,
+            level=simulated.packed(),
             columns=(ttft_s, tpot_s, e2el_s),
         )
 
@@ -256,17 +256,19 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
     before the last arrival, at least a fifth and a tenth of it left out, at most a half and a quarter; ``recorded``
     ones without their first tenth.
     """
-    load, arrival_s = simulated.level.load, simulated.arrival_s
-    count = len(arrival_s)
+    import numpy as np
+
+    load, count = simulated.level.load, len(simulated.arrival_s)
     if isinstance(load, Closed):
         return slice(min(load.concurrency, count - 1), count)
     if recorded:
         return slice(int(OF_A_TRACE * count), count)
-    e2el_s = sorted(finish_s - came_s for finish_s, came_s in zip(simulated.finish_s, arrival_s, strict=True))
+    arrival_s = np.asarray(simulated.arrival_s, dtype=np.float64)
+    e2el_s = np.sort(np.asarray(simulated.finish_s, dtype=np.float64) - arrival_s)
     filled_s = arrival_s[0] + FILLED_STAYS * e2el_s[int(0.95 * count)]
     drains_s = arrival_s[-1] - e2el_s[count // 2]
-    before = sum(came_s < filled_s for came_s in arrival_s)
-    after = sum(came_s > drains_s for came_s in arrival_s)
+    before = int((arrival_s < filled_s).sum())
+    after = int((arrival_s > drains_s).sum())
     begin = min(max(before, int(FILLING * count)), int(MOST_FILLING * count))
     return slice(begin, count - min(max(after, int(DRAINING * count)), int(MOST_DRAINING * count)))
 
@@ -278,17 +280,20 @@ def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> t
     in one short window differs from the requested rate by chance. Where requests wait for others (``waits``) it is the
     rate at which they came.
     """
-    load, finish_s, arrival_s = simulated.level.load, simulated.finish_s, simulated.arrival_s
+    import numpy as np
+
+    load = simulated.level.load
+    finish_s, arrival_s = (np.asarray(each, dtype=np.float64) for each in (simulated.finish_s, simulated.arrival_s))
     closed = isinstance(load, Closed)
-    opens_s = sorted(finish_s)[part.start - 1] if closed else arrival_s[part.start]
-    closes_s = max(arrival_s) if closed else arrival_s[part.stop - 1]
-    inside = sum(opens_s < moment <= closes_s for moment in finish_s)
+    opens_s = float(np.sort(finish_s)[part.start - 1] if closed else arrival_s[part.start])
+    closes_s = float(arrival_s.max() if closed else arrival_s[part.stop - 1])
+    inside = int(((opens_s < finish_s) & (finish_s <= closes_s)).sum())
     if closes_s <= opens_s or (closed and inside < LEAST_REQUESTS // 4):
         return len(finish_s) / simulated.duration_s, True
     if closed:
         return inside / (closes_s - opens_s), True
     arrived = part.stop - part.start
-    stays_s = statistics.fmean(end_s - came_s for end_s, came_s in zip(finish_s[part], arrival_s[part], strict=True))
+    stays_s = statistics.fmean((finish_s[part] - arrival_s[part]).tolist())
     in_flight = arrived / (closes_s - opens_s) * stays_s
     piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
     came_per_s = arrived / (closes_s - opens_s) if waits else load.value

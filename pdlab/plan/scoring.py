@@ -47,7 +47,7 @@ from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import NO_CORRECTION, Correction
+from pdlab.sim.step_source import NO_CORRECTION, SEQUENCE_US, Correction
 
 TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
 ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
@@ -92,6 +92,7 @@ def at(theta: Array) -> Correction:
         factor=math.exp(float(theta[1])),
         prefill_factor=math.exp(float(theta[2])),
         sync_us=max(float(theta[3]), 0.0),
+        sequence_us=SEQUENCE_US,
     )
 
 
@@ -196,7 +197,7 @@ class ReferenceStacks(NamedTuple):
 def fit_of(stack: Stack, found: Sequence[Response]) -> StackFit:
     """What the stack's own levels say."""
     belief = posterior(WIDE, START, found, ERRORS)
-    return StackFit(stack, belief.mean, np.sqrt(np.diag(belief.covariance)))
+    return StackFit(stack, *belief)
 
 
 def others_of(found: Found, fits: Mapping[Stack, StackFit] | None = None) -> ReferenceStacks:

@@ -1,9 +1,11 @@
 """What other stacks say about one that was never measured: its correction, and how far predictions are off. Pure.
 
-**The correction.** Each of its parameters is, over stacks, a mean plus effects of the model, of the GPU, of the
-engine's version, and of the stack alone (a random-effects layout; Searle, Casella and McCulloch, Variance Components,
+**The correction.** Each of its parameters is, over stacks, a mean plus effects of the model, of the GPU, of the engine,
+of its version, and of the stack alone (a random-effects layout; Searle, Casella and McCulloch, Variance Components,
 1992). The best linear prediction of a new stack is its prior: a model that was seen on another GPU counts more than one
-that was not, and a version that was never seen is as wide as versions have differed.
+that was not, and a version that was never seen is as wide as versions have differed. Effects of different parameters
+are independent, but not the errors of one stack's fit: levels tell the host's time and the factor together better than
+each. So all parameters are predicted at once.
 
 **The errors** of predictions by such priors are split the same way (`error_components`): of a stack as such, more of it
 for a model, a GPU or an engine's version that was not among the others, and of parallelism, lengths, load and a level
@@ -26,7 +28,6 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from annotated_types import Ge, Gt
 
-from pdlab.analysis.student import student_t
 from pdlab.core.schema import Frozen
 from pdlab.plan.correction_fit import Array, CorrectionDistribution, Setting
 from pdlab.plan.prediction_intervals import NORMAL_90
@@ -39,29 +40,31 @@ SWEEPS = 4
 
 
 class StackFit(NamedTuple):
-    """What a stack's own levels say: (host_ms, ln factor, ln prefill_factor, sync_us), and standard deviations."""
+    """What a stack's own levels say: (host_ms, ln factor, ln prefill_factor, sync_us), and the covariance of its
+    error."""
 
     stack: Stack
     mean: Array
-    sd: Array
+    covariance: Array
 
 
 class EffectSds(NamedTuple):
-    """Standard deviations of one parameter over models, GPUs, engine versions, and of a stack alone."""
+    """Standard deviations of one parameter over models, GPUs, engine versions, of a stack alone, and over engines."""
 
     model: float
     gpu: float
     engine: float
     alone: float
+    family: float
 
 
 # Of host_ms, ln factor, ln prefill_factor, sync_us: engines of 2025 and 2026 differed by some tenths of a millisecond a
-# step.
+# step. Engines are believed to differ as much as models do.
 Believed = (
-    EffectSds(0.6, 0.2, 0.3, 0.3),
-    EffectSds(0.04, 0.04, 0.04, 0.04),
-    EffectSds(0.2, 0.15, 0.15, 0.15),
-    EffectSds(1.0, 1.0, 1.0, 1.0),
+    EffectSds(0.6, 0.2, 0.3, 0.3, 0.6),
+    EffectSds(0.04, 0.04, 0.04, 0.04, 0.04),
+    EffectSds(0.2, 0.15, 0.15, 0.15, 0.2),
+    EffectSds(1.0, 1.0, 1.0, 1.0, 1.0),
 )
 
 
@@ -76,9 +79,9 @@ def group_of(stack: Stack, kind: str) -> str:
 
 
 def _shared(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
-    """(stacks, others, 4): which of `EffectSds` two stacks have in common; a stack has all with itself."""
+    """(stacks, others, 5): which of `EffectSds` two stacks have in common; a stack has all with itself."""
     one, other = (
-        np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label] for each in some])
+        np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label, each.engine] for each in some])
         for some in (stacks, others)
     )
     shared: Array = (one[:, None, :] == other[None, :, :]).astype(float)
@@ -123,7 +126,7 @@ def effects_of(fits: Sequence[StackFit]) -> tuple[EffectSds, ...]:
     found = []
     for index, start in enumerate(Believed):
         values = np.array([fit.mean[index] for fit in fits])
-        noise = np.diag([fit.sd[index] ** 2 for fit in fits])
+        noise = np.diag([fit.covariance[index, index] for fit in fits])
 
         def loss(sds: Sequence[float], values: Array = values, noise: Array = noise) -> float:
             covariance = _covariance(shared, EffectSds(*sds)) + noise
@@ -140,21 +143,24 @@ def _mean(values: Array, covariance: Array) -> float:
 
 def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> CorrectionDistribution:
     """Of a stack from the fits of others. The uncertainty of their mean is in it."""
-    others = [fit.stack for fit in fits]
+    others, count, size = [fit.stack for fit in fits], len(fits), len(effects)
     among, toward_them = _shared(others, others), _shared([stack], others)
-    means, variances = [], []
+    covariance, toward = np.zeros((count, size, count, size)), np.zeros((size, count, size))
     for index, each in enumerate(effects):
-        values = np.array([fit.mean[index] for fit in fits])
-        covariance = _covariance(among, each) + np.diag([fit.sd[index] ** 2 for fit in fits])
-        toward = _covariance(toward_them, each)[0]
-        inverse = np.linalg.inv(covariance)
-        mean = _mean(values, covariance)
-        means.append(mean + float(toward @ inverse @ (values - mean)))
-        missing = 1 - float(toward @ inverse @ np.ones(len(values)))
-        variances.append(
-            sum(sd**2 for sd in each) - float(toward @ inverse @ toward) + missing**2 / float(inverse.sum())
-        )
-    return CorrectionDistribution(np.array(means), np.diag(variances))
+        covariance[:, index, :, index] = _covariance(among, each)
+        toward[index, :, index] = _covariance(toward_them, each)[0]
+    for index, fit in enumerate(fits):
+        covariance[index, :, index, :] += fit.covariance
+    inverse = np.linalg.inv(covariance.reshape(count * size, -1))
+    weights = toward.reshape(size, -1) @ inverse
+    ones = np.tile(np.eye(size), (count, 1))
+    of_mean = np.linalg.inv(ones.T @ inverse @ ones)
+    values = np.concatenate([fit.mean for fit in fits])
+    mean = of_mean @ ones.T @ inverse @ values
+    missing = np.eye(size) - weights @ ones
+    own = np.diag([sum(sd**2 for sd in each) for each in effects])
+    left = own - weights @ toward.reshape(size, -1).T + missing @ of_mean @ missing.T
+    return CorrectionDistribution(mean + weights @ (values - ones @ mean), left)
 
 
 # --- errors of predictions ------------------------------------------------------------------------
@@ -266,24 +272,20 @@ def error_components(metric: str, errors: Sequence[StackError]) -> ErrorComponen
     """``errors``: of stacks, each left out in one way or more (`hold_outs`).
 
     The mean error is taken to be 0, since no prediction is corrected by it. Errors beyond `SOFT_ERRORS` times the
-    median one count as that: one broken level of the tables is no reason to widen every band. How far errors go for a
-    model, a GPU or a version that is unseen is told by as many groups as were left out whole. Few of them tell it
-    badly, so that part is wider, by Student's t.
+    median one count as that: one broken level of the tables is no reason to widen every band. The reach is counted over
+    all ways in which stacks were left out, so that bands hold for what is unseen as for what is not.
     """
     start = BELIEVED_ERRORS[metric]
     limit = SOFT_ERRORS * 1.4826 * float(np.median([abs(each.error) for each in errors]))
     stacks: dict[Stack, dict[tuple[str, ...], list[StackError]]] = {}
     for each in errors:
         stacks.setdefault(each.stack, {}).setdefault(each.unseen, []).append(each)
-    found = most_likely(start, errors_loss(list(stacks.values()), limit))
-    for index, kind in enumerate(SEEN_BY, start=1):
-        groups = {group_of(stack, kind) for stack, ways in stacks.items() if any(kind in each for each in ways)}
-        if groups:
-            found[index] *= student_t(0.95, max(len(groups) - 1, 1)) / NORMAL_90
-    sds = [round(value, 1) for value in found]
+    sds = [round(value, 1) for value in most_likely(start, errors_loss(list(stacks.values()), limit))]
     plain = ErrorComponents(**dict(zip(ErrorComponents.model_fields, [*sds, None], strict=True)))
-    alone = [min(ways.items(), key=lambda way: len(way[0])) for ways in stacks.values()]
-    scores = [[abs(each.error) / plain.sd(unseen=without) for each in members] for without, members in alone]
+    scores = [
+        [abs(each.error) / plain.sd(unseen=without) for without, members in ways.items() for each in members]
+        for ways in stacks.values()
+    ]
     return plain.model_copy(update={"reach": hierarchical_quantile(scores)})
 
 

@@ -73,7 +73,8 @@ class Log:
     first_token_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     finish_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     computed_tokens: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    gaps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LATEST_GAPS))
+    gap_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST_GAPS))
+    gap_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST_GAPS))
     transferred_bytes: float = 0.0
 
     def forget(self, request: int) -> None:

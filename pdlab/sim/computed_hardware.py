@@ -21,7 +21,7 @@ from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
 from pdlab.sim import aic
 from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
-from pdlab.sim.step_source import Correction
+from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 HOME = "h100-vllm-0.11"
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
@@ -126,6 +126,7 @@ def computed(
         quant=dict(quant or {}),
         correction=Correction(
             host_ms=host.step_ms,
+            sequence_us=SEQUENCE_US,
             covariance=(
                 (max(host.sd_ms, LEAST_SD_MS) ** 2, 0.0, 0.0, 0.0),
                 (0.0, FACTOR_SD**2, 0.0, 0.0),

@@ -167,12 +167,9 @@ class Engine:
             prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
         if joining or self.told:
             self.joined, self.joining, self.told = joining, self.told, []
-        between_steps = False
-        if in_flight:
-            between_steps = bool(self.joining or self.unscheduled or self.seen)
-            self.unscheduled = 0
-        stall_s = self.stall_s
-        mean = self.context / batch if batch else 0.0
+        between_steps = in_flight and (self.joining or self.unscheduled or self.seen)
+        self.unscheduled = 0
+        stall_s, mean = self.stall_s, self.context / batch if batch else 0.0
         if prefill or joined or stall_s or (batch and between_steps):
             steps = 1
             step_s = costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)

@@ -29,7 +29,7 @@ class Links:
         """``size`` bytes leave as soon as both ends (and the wire) are free. Returns when they have arrived."""
         costs = self.costs
         sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
-        takes_s = max(sends_s, receives_s)
+        takes_s = sends_s if sends_s > receives_s else receives_s
         begins_s = max(now_s, sender.link_free_s, receiver.link_free_s)
         if costs.shared:
             begins_s = max(begins_s, self.free_s)

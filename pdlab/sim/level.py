@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -15,9 +16,7 @@ from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, 
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficRequest
 
-PER_REQUEST = (
-    "input_tokens",
-    "output_tokens",
+FRACTIONS = (
     "arrival_s",
     "queued_s",
     "prefill_start_s",
@@ -27,6 +26,7 @@ PER_REQUEST = (
     "finish_s",
     "computed_tokens",
 )
+PER_REQUEST = ("input_tokens", "output_tokens", *FRACTIONS)
 
 
 class RoleSplit(NamedTuple):
@@ -40,20 +40,21 @@ class RoleSplit(NamedTuple):
 
 @dataclass(slots=True)
 class SimulatedLevel:
-    """One level, request by request (lists in order of the prompts; seconds since the level began)."""
+    """One level, request by request (in order of the prompts; seconds since the level began)."""
 
     level: Level
     input_tokens: list[int]
     output_tokens: list[int]
-    arrival_s: list[float]
-    queued_s: list[float]
-    prefill_start_s: list[float]
-    prefill_end_s: list[float]
-    kv_arrived_s: list[float]
-    first_token_s: list[float]
-    finish_s: list[float]
-    computed_tokens: list[float]
-    gaps: list[tuple[float, int]]  # every step with decoding sequences: (seconds, tokens it gave)
+    arrival_s: MutableSequence[float]
+    queued_s: MutableSequence[float]
+    prefill_start_s: MutableSequence[float]
+    prefill_end_s: MutableSequence[float]
+    kv_arrived_s: MutableSequence[float]
+    first_token_s: MutableSequence[float]
+    finish_s: MutableSequence[float]
+    computed_tokens: MutableSequence[float]
+    gap_s: array[float]  # of every step with decoding sequences: its seconds, and the tokens that it gave
+    gap_tokens: array[int]
     transferred_bytes: float
     duration_s: float
     busy: dict[str, float]  # role -> share of the duration its engines were busy, mean over them
@@ -62,6 +63,11 @@ class SimulatedLevel:
     preemptions: int
     beyond_tables: float  # how far the farthest step went, over the limits of tabulated step times; up to 1: inside
     splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
+
+    def packed(self) -> SimulatedLevel:
+        """The same level in less memory: a plan keeps hundreds of them."""
+        columns: dict[str, Any] = {name: array("d", getattr(self, name)) for name in FRACTIONS}
+        return replace(self, **columns)
 
     def by_arrival(self) -> SimulatedLevel:
         """The same level with its requests in the order in which they came."""
@@ -191,7 +197,8 @@ def empty_level(level: Level, workload: Workload, trace: Trace | None) -> Simula
         first_token_s=zeros[:],
         finish_s=zeros[:],
         computed_tokens=zeros[:],
-        gaps=[],
+        gap_s=array("d"),
+        gap_tokens=array("q"),
         transferred_bytes=0.0,
         duration_s=0.0,
         busy={},
@@ -242,7 +249,7 @@ def figures(level: SimulatedLevel) -> LevelMeans:
 
 def gaps(level: SimulatedLevel) -> Distribution | None:
     """Time between tokens: steps weighted by the tokens that they gave; None where no request got a second one."""
-    ordered = sorted(level.gaps)
+    ordered = sorted(zip(level.gap_s, level.gap_tokens, strict=True))
     total = sum(tokens for _, tokens in ordered)
     if not total:
         return None

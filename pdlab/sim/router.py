@@ -56,11 +56,11 @@ class Router:
             replica.reported_loads[router] = (max(known - 1, 0), now_s)
 
     def _two_choices(self, replicas: Sequence[R], now_s: float, router: int | None) -> R:
-        count = len(replicas)
+        count, drawn = len(replicas), self.random.random
         if router is None:
-            router = int(self.random.random() * self.count)
-        first_index = int(self.random.random() * count)
-        second_index = int(self.random.random() * (count - 1))
+            router = int(drawn() * self.count)
+        first_index = int(drawn() * count)
+        second_index = int(drawn() * (count - 1))
         second_index += second_index >= first_index
         replica_a, replica_b = replicas[first_index], replicas[second_index]
         memory_s = self.memory_s

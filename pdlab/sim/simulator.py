@@ -30,7 +30,6 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
@@ -96,21 +95,36 @@ def simulate(
     return [system.run(level, workload, trace) for level in levels]
 
 
-def engine_of(
-    hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool, transport: Transport | None = None
-) -> Engine:
+def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
     """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
+    return engines_of(hardware, shape, pool, 1, prefills_only=prefills_only)[0]
+
+
+def engines_of(
+    hardware: Hardware,
+    shape: ModelShape,
+    pool: Pool,
+    count: int,
+    *,
+    prefills_only: bool,
+    transport: Transport | None = None,
+) -> list[Engine]:
+    """So many engines of the pool, with step times in common. Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
-    return Engine(
-        costs,
-        capacity,
-        hardware.of(pool).step_tokens,
-        PrefixCache(capacity),
-        prefills_only=prefills_only,
-        steps_in_flight=hardware.of(pool).steps_in_flight,
-        hand_over=hand_over_of(transport),
-    )
+    own, waits = hardware.of(pool), hand_over_of(transport)
+    return [
+        Engine(
+            costs,
+            capacity,
+            own.step_tokens,
+            PrefixCache(capacity),
+            prefills_only=prefills_only,
+            steps_in_flight=own.steps_in_flight,
+            hand_over=waits,
+        )
+        for _ in range(count)
+    ]
 
 
 class System(Stepping):
@@ -137,14 +151,12 @@ class System(Stepping):
         pools = deployment.pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
-        self.pool_blocks = {
-            engine: kv_pool_blocks(hardware, shape, pool) // pool.pp
-            for role, pool in pools.items()
-            for engine in self.engines[role]
-        }
-        self.retention = {
-            engine: deployment.retention_tokens(pool) for role, pool in pools.items() for engine in self.engines[role]
-        }
+        self.pool_blocks: dict[Engine, int] = {}
+        self.retention: dict[Engine, int | None] = {}
+        for role, pool in pools.items():
+            own = self.engines[role]
+            self.pool_blocks |= dict.fromkeys(own, kv_pool_blocks(hardware, shape, pool) // pool.pp)
+            self.retention |= dict.fromkeys(own, deployment.retention_tokens(pool))
         self.links: tuple[Links, ...] = ()
         if isinstance(topology, Disaggregated):
             self.links = (Links(transfer_costs(hardware, shape, topology, link or link_of(deployment))),)
@@ -167,8 +179,14 @@ class System(Stepping):
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
         count = pool.replicas * pool.dp * pool.pp
-        engine = partial(engine_of, self.hardware, self.shape, pool, transport=self.deployment.transport)
-        return [engine(prefills_only=role == "prefill") for _ in range(count)]
+        return engines_of(
+            self.hardware,
+            self.shape,
+            pool,
+            count,
+            prefills_only=role == "prefill",
+            transport=self.deployment.transport,
+        )
 
     # --- one level ----------------------------------------------------------------------------
 
@@ -179,7 +197,7 @@ class System(Stepping):
         while events:
             now_s, _, kind, subject, number = events[0]
             if kind == STEP_ENDS:
-                ends_s = step_ends(subject, number, now_s)
+                ends_s = step_ends(subject, number, now_s) if number == subject.version else None
                 # What happens now comes later than this event, which is still the first: the next step takes its place.
                 if ends_s is None:
                     pop(events)
@@ -305,13 +323,13 @@ class System(Stepping):
         heapq.heappush(self.events, (moment_s, self.sequence, kind, engine, number))
 
     def _arrives(self, request: int, now_s: float) -> None:
-        self.log.arrival_s[request] = now_s
+        log, ingress = self.log, self.ingress
+        log.arrival_s[request] = now_s
         if not self.closed and request not in self.waits:
             self._next_comes()
-        engine, decoder = self._chosen(request, now_s)
-        self.target[request] = (engine, decoder)
-        tokens = self.log.input_tokens[request]
-        self.push(self.ingress.pass_on(engine, tokens, self.ingress.streaming(decoder), now_s), ENTERS, engine, request)
+        engine, decoder = self.target[request] = self._chosen(request, now_s)
+        enters_s = ingress.pass_on(engine, log.input_tokens[request], ingress.streaming(decoder), now_s)
+        self.push(enters_s, ENTERS, engine, request)
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         """The engine that a prompt enters, and the one that streams its answer."""
@@ -323,7 +341,10 @@ class System(Stepping):
                 index = self.decode.index(decoder)
             self.asked_by[request] = index
             return self._front_engine(request, now_s, index) if self.links else decoder, decoder
-        engine = self._front_engine(request, now_s)
+        if self.front_routing is None:
+            engine = self.router.choose(self.front, now_s)
+        else:
+            engine = self.front_routing.choose(self.front, self._session(request))
         # The decode replica is not chosen yet: one of them stands for how busy they are.
         return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
 
@@ -387,7 +408,7 @@ class System(Stepping):
         self.fetch(decoder, now_s)
 
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
-        self.router.leaves(engine)
+        engine.load -= 1
         self._output_kept(engine, request, now_s)
 
     def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:

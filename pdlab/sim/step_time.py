@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
 
@@ -48,6 +48,8 @@ class StepCosts:
     ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
     experts: float  # in effective use
     routed: float  # share of the prefill compute that is in routed experts
+    # Batch that decodes -> the longest of what goes on at once in its step.
+    longest_s: dict[float, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def limits(self) -> Limits:
@@ -65,13 +67,12 @@ class StepCosts:
         of ``prefill_context`` tokens (None: ``context``)."""
         if not prefill_tokens and self.ranks == 1:
             # Most steps. The same sums as below, in the same order.
-            tokens = batch * self.dp
-            touched = 1.0 - math.exp(self.log_untouched * tokens) if tokens < MANY_TOKENS else 1.0
-            longest_s, compute_s, exchange_s = self.experts_s * touched, batch * self.prefill_s, batch * self.exchange_s
-            if compute_s > longest_s:
-                longest_s = compute_s
-            if exchange_s > longest_s:
-                longest_s = exchange_s
+            longest_s = self.longest_s.get(batch)
+            if longest_s is None:
+                tokens = batch * self.dp
+                touched = 1.0 - math.exp(self.log_untouched * tokens) if tokens < MANY_TOKENS else 1.0
+                longest_s = max(self.experts_s * touched, batch * self.prefill_s, batch * self.exchange_s)
+                self.longest_s[batch] = longest_s
             return self.fixed_s + batch * (self.sequence_s + self.context_s * context) + longest_s
         tokens = (batch + prefill_tokens) * self.dp
         touched = 1.0 - math.exp(self.log_untouched * tokens) if tokens < MANY_TOKENS else 1.0

@@ -17,7 +17,7 @@ STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
 class RequestLog(Protocol):
     """What is kept of every request, by its number: lists, or dictionaries where requests come and go. A moment is 0
-    until it has come. ``gaps`` takes (seconds, tokens) of every step with decoding sequences."""
+    until it has come. ``gap_s`` and ``gap_tokens`` take seconds and tokens of every step with decoding sequences."""
 
     input_tokens: Any  # a list or a dictionary: no type of both can be assigned to
     output_tokens: Any
@@ -28,7 +28,8 @@ class RequestLog(Protocol):
     first_token_s: Any
     finish_s: Any
     computed_tokens: Any
-    gaps: Any
+    gap_s: Any
+    gap_tokens: Any
     transferred_bytes: float
 
 
@@ -92,17 +93,20 @@ class Stepping(EngineSurroundings):
 
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
         """Handle an event of an engine."""
-        if kind == STEP_ENDS:
-            ends_s = self.step_ends(engine, number, now_s)
-            if ends_s is not None:
-                self.push(ends_s, STEP_ENDS, engine, engine.version)
-        elif kind == ENTERS:
+        if kind == ENTERS:
             self.log.queued_s[number] = now_s
             engine.waiting.append(Waiting(number, self.log.input_tokens[number]))
             engine.unscheduled += 1
             self.wake(engine, now_s)
-        elif kind == KV_ARRIVED:
-            self._kv_arrived(engine, number, now_s)
+        elif kind == KV_ARRIVED:  # decode can start on the request as soon as its scheduler knows
+            self.log.kv_arrived_s[number] = now_s
+            self.release(number, now_s)
+            engine.arrived.append(number)
+            self.wake(engine, now_s)
+        elif kind == STEP_ENDS:
+            ends_s = self.step_ends(engine, number, now_s)
+            if ends_s is not None:
+                self.push(ends_s, STEP_ENDS, engine, engine.version)
         elif kind == LOADED:
             self.loaded(engine, number, now_s)
 
@@ -164,31 +168,27 @@ class Stepping(EngineSurroundings):
         stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * tokens
         return arrives_s + stall_s, stall_s
 
-    def _kv_arrived(self, decoder: Engine, request: int, now_s: float) -> None:
-        """Decode can start on the request as soon as its scheduler knows."""
-        self.log.kv_arrived_s[request] = now_s
-        self.release(request, now_s)
-        decoder.arrived.append(request)
-        self.wake(decoder, now_s)
-
     def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
         """A step of the engine is over, unless another one took its place. Returns when the next one ends, which the
         caller lets happen; None: none begins."""
         if engine.version != version:
             return None
         log, running = self.log, engine.running
-        steps, step_s = engine.steps, engine.step_s
-        duration_s = steps * step_s + engine.late_s
+        steps, step_s, late_s = engine.steps, engine.step_s, engine.late_s
+        duration_s = steps * step_s + late_s
         engine.busy_s += duration_s
         if engine.starved:
             engine.full_s += duration_s
         engine.step = step = engine.step + steps
         if running:
-            generated_tokens = steps * len(running)
-            if engine.late_s:
-                log.gaps.append((step_s + engine.late_s, len(running)))
-            if steps > 1 or not engine.late_s:
-                log.gaps.append((step_s, generated_tokens - len(running) if engine.late_s else generated_tokens))
+            batch = len(running)
+            generated_tokens = steps * batch
+            if late_s:
+                log.gap_s.append(step_s + late_s)
+                log.gap_tokens.append(batch)
+            if steps > 1 or not late_s:
+                log.gap_s.append(step_s)
+                log.gap_tokens.append(generated_tokens - batch if late_s else generated_tokens)
             engine.generated += generated_tokens
             engine.held_tokens += generated_tokens
             engine.context += generated_tokens
@@ -202,9 +202,11 @@ class Stepping(EngineSurroundings):
             for request in joined:
                 first_s = log.first_token_s[request]
                 if first_s:  # it was prefill's
-                    log.gaps.append((now_s - first_s, 1))
+                    log.gap_s.append(now_s - first_s)
+                    log.gap_tokens.append(1)
                 self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
         if engine.inbound and engine.steps_in_flight:
+            engine.steps = 1  # they have ended: none is left to interrupt
             self._post(engine, now_s)
         ends_s = engine.plan(now_s, self)
         if ends_s is None and self.contention:
@@ -213,10 +215,11 @@ class Stepping(EngineSurroundings):
 
     def _prefilled(self, engine: Engine, now_s: float) -> None:
         finished, engine.prefilled = engine.prefilled, []
+        ends_s = self.log.prefill_end_s
         for waiting in finished:
             request = waiting.request
-            if not self.log.prefill_end_s[request]:  # else it was preempted, and is recomputed
-                self.log.prefill_end_s[request] = now_s
+            if not ends_s[request]:  # else it was preempted, and is recomputed
+                ends_s[request] = now_s
             self.keep(engine, request)
             if self.moves_on(engine, request):
                 self.hand_over(engine, request, now_s)
@@ -226,17 +229,17 @@ class Stepping(EngineSurroundings):
     def _first_token(self, engine: Engine, request: int, context: float, now_s: float) -> None:
         """The step that ended now gave the request a token; the rest follow one per step."""
         log = self.log
-        generated = int(context) - log.input_tokens[request] + 1
+        generated, answer = int(context) - log.input_tokens[request] + 1, log.output_tokens[request]
         if not log.first_token_s[request]:
             log.first_token_s[request] = now_s
             self.first_token(engine, request, now_s)
         engine.generated += 1
         engine.held_tokens += 1
         engine.context += context + 1
-        if generated >= log.output_tokens[request]:
+        if generated >= answer:
             self._request_ends(engine, request, now_s)
             return
-        heapq.heappush(engine.running, (engine.step + log.output_tokens[request] - generated, request))
+        heapq.heappush(engine.running, (engine.step + answer - generated, request))
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:
@@ -248,11 +251,12 @@ class Stepping(EngineSurroundings):
 
     def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
         log = self.log
+        answer = log.output_tokens[request]
+        context = log.input_tokens[request] + answer
         log.finish_s[request] = now_s
-        context = log.input_tokens[request] + log.output_tokens[request]
         engine.held_tokens -= context
         engine.context -= context
-        engine.allocated += log.output_tokens[request]
+        engine.allocated += answer
         if engine.inbound:
             self.fetch(engine, now_s)
         self.ended(engine, request, now_s)
@@ -260,17 +264,19 @@ class Stepping(EngineSurroundings):
     # --- what engines ask ---------------------------------------------------------------------
 
     def to_compute(self, engine: Engine, waiting: Waiting) -> float:
-        hit = self.hit_tokens(engine, waiting.request, waiting.tokens, fetched=False)
+        request, tokens = waiting.request, waiting.tokens
+        hit = self.hit_tokens(engine, request, tokens, fetched=False)
         if waiting.generated is not None:
             hit = max(hit, waiting.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
-        uncached = waiting.tokens - (min(hit, waiting.tokens - 1) // self.block_tokens) * self.block_tokens
-        self.log.computed_tokens[waiting.request] += uncached
+        uncached = float(tokens - (min(hit, tokens - 1) // self.block_tokens) * self.block_tokens if hit else tokens)
+        self.log.computed_tokens[request] += uncached
         engine.allocated += uncached
-        return float(uncached)
+        return uncached
 
     def joining_tokens(self, requests: list[int]) -> float:
-        return float(sum(self.log.input_tokens[request] for request in requests))
+        tokens = self.log.input_tokens
+        return float(tokens[requests[0]] if len(requests) == 1 else sum([tokens[request] for request in requests]))
 
     def prefill_begins(self, request: int, now_s: float) -> None:
         if not self.log.prefill_start_s[request]:

@@ -309,7 +309,8 @@ class VllmSystem(System):
             request = int(output.request_id)
             if request in engine.with_firsts:
                 engine.with_firsts.discard(request)
-                log.gaps.append((now_s - log.first_token_s[request], 1))
+                log.gap_s.append(now_s - log.first_token_s[request])
+                log.gap_tokens.append(1)
             elif request not in engine.answered:
                 engine.answered.add(request)
                 self._first(engine, request, now_s)
@@ -319,7 +320,8 @@ class VllmSystem(System):
             if output.finish_reason is not None:
                 self._finished(engine, request, now_s)
         if further:
-            log.gaps.append((step.took_s, further))
+            log.gap_s.append(step.took_s)
+            log.gap_tokens.append(further)
 
     def _first(self, engine: VllmEngine, request: int, now_s: float) -> None:
         if engine.prefills_only or not self.links:

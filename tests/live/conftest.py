@@ -108,14 +108,12 @@ class Stack:
         """What the launcher published (None: nothing)."""
         from pdlab.deploy.endpoint import load_running
 
-        os.environ["PDLAB_CACHE_DIR"] = self.env["PDLAB_CACHE_DIR"]
         return load_running(self.url)
 
     def nodes(self) -> Any:
         """The local Ray nodes that are up (None: none)."""
         from pdlab.cluster import local_nodes
 
-        os.environ["PDLAB_CACHE_DIR"] = self.env["PDLAB_CACHE_DIR"]
         return local_nodes.running()
 
     def complete(self, prompt: list[int] | str, tokens: int = 16) -> list[int]:
@@ -135,18 +133,24 @@ class Stack:
             return False
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+@contextlib.contextmanager
+def own_stack(folder: Path) -> Iterator[Stack]:
+    """A cache folder and a port of its own. Nodes that are up at the end are shut down."""
     from pdlab.cluster.local_nodes import hold_port
 
-    before = os.environ.get("PDLAB_CACHE_DIR")
     held, port = hold_port()
-    made = Stack(tmp_path_factory.mktemp("live"), port)
-    try:
+    made = Stack(folder, port)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PDLAB_CACHE_DIR", made.env["PDLAB_CACHE_DIR"])
+        try:
+            yield made
+        finally:
+            held.close()
+            if made.nodes() is not None:  # else --shutdown looks for another Ray of this machine
+                made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with own_stack(tmp_path_factory.mktemp("live")) as made:
         yield made
-    finally:
-        held.close()
-        made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
-        os.environ.pop("PDLAB_CACHE_DIR", None)
-        if before is not None:
-            os.environ["PDLAB_CACHE_DIR"] = before

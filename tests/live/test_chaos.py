@@ -1,4 +1,5 @@
-"""Faults on the real stack: the short matrix on pd-spread, and that nothing of them is left."""
+"""Faults on the real stack: on pd-spread those that break a KV transfer, in the long form the whole short matrix, and
+that nothing of them is left. Last a KV transfer that is spoiled from the beginning."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
+from support.long import LONG
 
 from pdlab.core.deployment import Serving, Transport
+from pdlab.faults.plan import FOLDER
 from pdlab.results import chaos
 from pdlab.results.chaos import Chaos
 from tests.live.conftest import Done, Stack
@@ -16,23 +20,33 @@ from tests.live.conftest import Done, Stack
 # So small a KV pool that what is given back is soon used again.
 SMALL = ("--engine-arg", f"kv_cache_memory_bytes={48 * 2**20}")
 CHAOS = ("-m", "pdlab", "chaos")
+SHORT = yaml.safe_load((FOLDER / "short.yaml").read_text())
+# Those of the short matrix that break a transfer, with a client that leaves, a dead engine and one that hangs.
+FAULTS = SHORT["faults"] if LONG else ["leave_between", "kill_prefill_before_read", "stop_prefill_engine"]
+RIGHT = 50 if LONG else 20  # answers at least
 
 
 @pytest.fixture(scope="module")
 def pair(stack: Stack) -> Stack:
     done = stack.launch("--pd-spread", *SMALL)
     assert done.code == 0
+    assert re.search(r"KV transfers: \d+ done, about [\d.]+ MB, 0 failed", done.text)
+    manifest = stack.running().manifest
+    assert manifest.canary.equal is True
+    assert [manifest.placement.nodes_of(role) for role in ("prefill", "decode")] == [("local-1",), ("local-2",)]
     return stack
 
 
 @pytest.fixture(scope="module")
 def made(pair: Stack) -> tuple[Done, Chaos]:
-    out = pair.folder / "chaos"
-    done = pair.run(*CHAOS, "short", "--base-url", pair.url, "--out", str(out), "--seed", "3")
+    out, plan = pair.folder / "chaos", pair.folder / "plan.yaml"
+    plan.write_text(yaml.safe_dump(SHORT | {"faults": FAULTS} | ({} if LONG else {"warm_s": 1, "every_s": 4})))
+    done = pair.run(*CHAOS, str(plan), "--base-url", pair.url, "--out", str(out), "--seed", "3")
     assert done.code in (0, 3)
     return done, chaos.load(next(out.iterdir()))
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_would_be_done(pair: Stack) -> None:
     done = pair.run(*CHAOS, "--all", "--dry-run", "--base-url", pair.url)
     assert done.code == 0
@@ -44,13 +58,7 @@ def test_a_dry_run_says_what_would_be_done(pair: Stack) -> None:
 
 def test_every_fault_was_made(made: tuple[Done, Chaos]) -> None:
     done, kept = made
-    assert [(fault.kind, fault.outcome) for fault in kept.faults] == [
-        (kind, "injected")
-        for kind in (
-            "leave_while_streaming", "leave_between", "kill_prefill_before_read", "stop_prefill_engine",
-            "kill_decode_engine",
-        )
-    ], done.text  # fmt: skip
+    assert [(fault.kind, fault.outcome) for fault in kept.faults] == [(kind, "injected") for kind in FAULTS], done.text
     for fault in kept.faults:
         if fault.kind in ("leave_between", "kill_prefill_before_read"):
             assert re.search(r"await_prefill \([1-9]", " ".join(fault.acts)), fault
@@ -59,7 +67,7 @@ def test_every_fault_was_made(made: tuple[Done, Chaos]) -> None:
 def test_every_request_has_a_fate_and_the_deployment_recovers(made: tuple[Done, Chaos]) -> None:
     done, kept = made
     outcomes = Counter(request.outcome for request in kept.requests)
-    assert outcomes["right"] > 50 and outcomes["left"] >= 4
+    assert outcomes["right"] > RIGHT and outcomes["left"] >= 4
     assert "never" not in done.text
     if kept.run.guarded:
         assert outcomes["wrong"] == outcomes["hang"] == 0, done.text
@@ -93,3 +101,15 @@ def test_viz_draws_it(made: tuple[Done, Chaos], pair: Stack, tmp_path: Path) -> 
     folder = pair.folder / "chaos" / made[1].name
     done = pair.run("viz.py", "--exps", str(folder), "--plot-path", str(tmp_path / "f.png"))
     assert done.code == 0 and (tmp_path / "f.png").stat().st_size > 10_000
+
+
+def test_spoiled_transfer_fails_the_canary(pair: Stack) -> None:
+    """It moves blocks to wrong places and tells nobody: found before anything is served."""
+    nodes = pair.nodes()
+    done = pair.launch("--pd-spread", "--d-engine-arg", "worker_extension_cls=tests.live.spoil.Spoil")
+    assert done.code == 1
+    assert "answers, but wrongly" in done.text
+    assert "Traceback" not in done.text
+    assert pair.running() is None
+    assert not pair.answers()
+    assert pair.nodes() == nodes, "nodes of an earlier launch stay"

@@ -15,7 +15,7 @@ import yaml
 
 from pdlab.results.schema import Experiment, ExperimentRecord
 from pdlab.results.store import Store, read_record
-from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack
+from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack, own_stack
 
 FILE: dict[str, Any] = {
     "name": "live",
@@ -40,16 +40,9 @@ FILE: dict[str, Any] = {
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Stack]:
-    """A cache folder and a port of its own: the runner starts and stops the nodes itself."""
-    from pdlab.cluster.local_nodes import hold_port
-
-    held, port = hold_port()
-    with held:
-        made = Stack(tmp_path, port)
-        try:
-            yield made
-        finally:
-            made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+    """The runner starts and stops the nodes itself."""
+    with own_stack(tmp_path) as made:
+        yield made
 
 
 def record(own: Stack) -> ExperimentRecord:

@@ -8,15 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
+from support.web import fetch
 
 from pdlab.cli import launch
 from pdlab.cluster import local_nodes
@@ -66,28 +65,29 @@ class ForeignRay(NamedTuple):
     dashboard: str
     port: int
 
-    def run(self, *words: str, path: str = "") -> str:
-        """What a program of the environment prints, run away from the checkout. ``path``: its PYTHONPATH."""
+    def run(self, *words: str) -> str:
+        """What a program of the environment prints, run away from the checkout."""
         program = str(Path(sys.executable).parent / words[0])
         done = subprocess.run(
-            [program, *words[1:]], cwd=self.folder, env={**self.env, "PYTHONPATH": path}, capture_output=True,
-            text=True, timeout=TIMEOUT_S,
+            [program, *words[1:]], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
-    def deploy(self, file: Path, path: str = "") -> None:
-        """`serve deploy`, and wait until the application runs. ``path``: PYTHONPATH of `serve status`, which imports a
-        router by its name; the other processes have none."""
+    def deploy(self, file: Path) -> None:
+        """`serve deploy`, and wait until the application runs. The dashboard is asked, for `serve status` imports
+        Ray Serve on each call."""
         self.run("serve", "deploy", "--address", self.dashboard, str(file))
+        token = (Path(self.nodes.temp_dir) / local_nodes.TOKEN_FILE).read_text()
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            status = yaml.safe_load(self.run("serve", "status", "--address", self.dashboard, path=path))
-            state = status["applications"]["pdlab"]
+            status, text = fetch(f"{self.dashboard}/api/serve/applications/", key=token)
+            assert status == 200, text
+            state = json.loads(text)["applications"].get("pdlab", {"status": "NOT_STARTED"})
             if state["status"] == "RUNNING":
                 return
             assert state["status"] in ("NOT_STARTED", "DEPLOYING") and time.monotonic() < deadline, state
-            time.sleep(2)
+            time.sleep(0.5)
 
     def reference(self) -> tuple[float, float, list[canary.CanaryAnswer]]:
         """KV transfers that were done, those that failed, and the answers of prefill alone."""
@@ -165,16 +165,6 @@ def foreign(cache: Path) -> Iterator[ForeignRay]:
             process.wait(60)
 
 
-def status_of(url: str, route: str, body: dict[str, Any]) -> int:
-    call = urllib.request.Request(f"{url}{route}", json.dumps(body).encode(), {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(call, timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return int(error.code)
-
-
 def answers_right(foreign: ForeignRay) -> None:
     """The canary, against the prefill engine alone, and KV cache moved."""
     found = canary.ask(f"http://127.0.0.1:{foreign.port}", MODEL)
@@ -198,11 +188,11 @@ def test_an_export_that_carries_pdlab_answers_right(foreign: ForeignRay) -> None
         foreign.run("python", "-c", "import pdlab")
     zipped = foreign.folder / file_name(code())
     zipped.write_bytes(archive(code()))
-    foreign.deploy(export(foreign, "--code-url", f"file://{zipped}", "--export"), str(zipped))
+    foreign.deploy(export(foreign, "--code-url", f"file://{zipped}", "--export"))
     answers_right(foreign)
     url = f"http://127.0.0.1:{foreign.port}"
     # The guard of requests is in front, and HAProxy, which Ray Serve starts if its controller is told to.
-    assert status_of(url, "/detokenize", DETOKENIZE) == 404
+    assert fetch(f"{url}/detokenize", DETOKENIZE)[0] == 404
     titles = [Path(f"/proc/{pid}/comm") for pid in local_nodes.processes(foreign.nodes)]
     assert "haproxy" in {title.read_text().strip() for title in titles if title.exists()}
 
@@ -213,4 +203,4 @@ def test_a_plain_export_needs_no_pdlab_and_answers_right(foreign: ForeignRay) ->
     assert "pdlab." not in str(yaml.safe_load(file.read_text())["applications"][0]["args"])
     foreign.deploy(file)
     answers_right(foreign)
-    assert status_of(f"http://127.0.0.1:{foreign.port}", "/detokenize", DETOKENIZE) == 200, "the route is open"
+    assert fetch(f"http://127.0.0.1:{foreign.port}/detokenize", DETOKENIZE)[0] == 200, "the route is open"

@@ -1,7 +1,7 @@
 """The first hour on this machine's CPUs, from an empty folder to the archive that one can send to whoever helps.
 
-With one level a sweep it is the smoke test of collocated, pack and spread, of the transfer check, the doctor, sweeps,
-the report and the comparison with a plan.
+With one level a sweep, and without the spread that other live tests launch, it is the smoke test of collocated and
+pack, of the transfer check, the doctor, sweeps, the report and the comparison with a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.live.conftest import BUSY_MACHINE, Stack
 pytestmark = pytest.mark.timeout(2400)
 
 SHORT = (2,)
-LABELS = ("collocated-1xtp1", "pd-pack-p1xtp1-d1xtp1", "pd-spread-p1xtp1-d1xtp1")
+LABELS = ("collocated-1xtp1", "pd-pack-p1xtp1-d1xtp1", *(("pd-spread-p1xtp1-d1xtp1",) if LONG else ()))
+STEPS = 8 + 2 * len(LABELS)
 
 
 def test_every_step_runs_well_and_the_archive_says_so(stack: Stack, tmp_path: Path) -> None:
@@ -30,9 +31,9 @@ def test_every_step_runs_well_and_the_archive_says_so(stack: Stack, tmp_path: Pa
     words = (*program, "first-hour", "--local", "--port", str(stack.port), "--out", str(out))
     done = stack.run(*words, timeout_s=2300)
     assert done.code in (0, 3), f"3 where a busy machine spoils a level: {done.text}"
-    assert done.text.index("estimate:") < done.text.index("1/14 doctor"), "shown before it starts"
+    assert done.text.index("estimate:") < done.text.index(f"1/{STEPS} doctor"), "shown before it starts"
     outcomes = json.loads((out / "first-hour.json").read_text(encoding="utf-8"))["outcomes"]
-    assert len(outcomes) == 14
+    assert len(outcomes) == STEPS
     others = {name: each["verdict"] for name, each in outcomes.items() if each["verdict"] != "ok"}
     spoiled = [name for name in others if name.startswith(("smoke", "sweep "))]
     assert others == dict.fromkeys(spoiled, "finding")
@@ -48,5 +49,5 @@ def test_every_step_runs_well_and_the_archive_says_so(stack: Stack, tmp_path: Pa
         names = {member.name.split("/", 1)[1] for member in archive.getmembers()}
     assert {"first-hour.json", "doctor.json", "transfer-pack.json", "transfer-spread.json", "report.html"} <= names
     assert {f"results/{label}/manifest.json" for label in LABELS} <= names
-    assert sum(name.startswith("logs/") for name in names) == 14
+    assert sum(name.startswith("logs/") for name in names) == STEPS
     assert (out / "report.png").stat().st_size and (out / "prediction.png").stat().st_size

@@ -199,7 +199,10 @@ with two_hosts.create_hosts(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay
 
 
 class TestLink:
-    @pytest.mark.parametrize(("rate", "delay_ms"), [("20mbit", None), ("200mbit", None), ("200mbit", 2.0)])
+    @pytest.mark.parametrize(
+        ("rate", "delay_ms"),
+        [pytest.param("20mbit", None, marks=pytest.mark.long), ("200mbit", None), ("200mbit", 2.0)],
+    )
     def test_the_rate_is_what_was_asked_for(
         self, rate: str, delay_ms: float | None, pair: TwoHosts, folder: Path
     ) -> None:

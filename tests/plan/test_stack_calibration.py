@@ -25,10 +25,10 @@ from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.step_source import Correction, Tabulated
+from pdlab.sim.step_source import SEQUENCE_US, Correction, Tabulated
 
 SHAPE = require_shape("gpt-oss-20b")
-TRUTH = Correction(host_ms=1.2, factor=1.05, prefill_factor=1.6, sync_us=6.0)
+TRUTH = Correction(host_ms=1.2, factor=1.05, prefill_factor=1.6, sync_us=6.0, sequence_us=SEQUENCE_US)
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +188,7 @@ def test_levels_of_another_version_or_of_nobody_knows_what_are_not_added_up(
 
 def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None:
     """Its host time goes to 0 in the first round, from where the next one must still see what the host's time does."""
-    hurried = Correction(host_ms=0.0, factor=0.85, prefill_factor=1.0)
+    hurried = Correction(host_ms=0.0, factor=0.85, prefill_factor=1.0, sequence_us=SEQUENCE_US)
     slow = Correction(
         host_ms=2.0,
         factor=1.0,

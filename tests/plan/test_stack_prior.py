@@ -24,7 +24,7 @@ from pdlab.plan.stack_prior import (
     unseen,
 )
 
-EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2),) * 4
+EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2, 0.6),) * 4
 
 
 def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Stack:
@@ -32,7 +32,7 @@ def stack(model: str = "a fp8", gpu: str = "H100", version: str = "0.18") -> Sta
 
 
 def fit(of: Stack, host_ms: float) -> StackFit:
-    return StackFit(of, np.array([host_ms, 0.0, 0.0, 0.0]), np.full(4, 0.05))
+    return StackFit(of, np.array([host_ms, 0.0, 0.0, 0.0]), np.diag(np.full(4, 0.05**2)))
 
 
 def test_the_same_model_on_another_gpu_says_more_than_other_models() -> None:
@@ -50,15 +50,59 @@ def test_a_stack_that_is_there_gets_what_its_levels_say() -> None:
     assert prior.covariance[0, 0] < 0.1**2
 
 
-def test_nothing_in_common_is_as_uncertain_as_stacks_differ() -> None:
+def test_nothing_in_common_but_the_engine_is_as_uncertain_as_stacks_of_it_differ() -> None:
     prior = prior_of(stack("d", "B300", "0.30"), [fit(stack(), 1.0), fit(stack("b", "B200", "0.11"), 1.0)], EFFECTS)
-    assert prior.covariance[0, 0] >= sum(each**2 for each in EFFECTS[0])
+    assert prior.covariance[0, 0] >= sum(each**2 for each in EFFECTS[0][:4])
 
 
 def test_versions_that_nobody_stated_are_not_one_version() -> None:
     others = [stack("a", "H100", UNSTATED)]
     assert unseen(stack("a", "H100", UNSTATED), others) == ("engine",)
     assert unseen(stack("a", "H200", "0.18"), others) == ("gpu", "engine")
+
+
+def test_a_prior_is_the_textbook_prediction_of_all_parameters_at_once() -> None:
+    """As the normal distribution of everything, given the fits, with means of which nothing is known before."""
+    rng = np.random.default_rng(10)
+    effects = [EffectSds(*each) for each in rng.uniform(0.2, 1.0, (4, 5))]
+    fits = []
+    for of in (stack("a", "H200"), stack("b"), stack("a", "B200", "0.11"), stack("c")._replace(engine="trtllm")):
+        root = rng.normal(size=(4, 4))
+        fits.append(StackFit(of, rng.normal(size=4), root @ root.T))
+    asked = stack("a", "H100", "0.18")
+    stacks = [*(each.stack for each in fits), asked]
+    whole = np.zeros((20, 20))
+    for i, one in enumerate(stacks):
+        for j, other in enumerate(stacks):
+            same = [one.model == other.model, one.gpu == other.gpu, one.version == other.version, i == j]
+            shared = np.array([*same[:2], same[2] and one.engine == other.engine, same[3], one.engine == other.engine])
+            known = fits[i].covariance if i == j < 4 else np.zeros((4, 4))
+            own = np.diag([float(shared @ np.square(each)) for each in effects]) + 1e6 * np.eye(4)
+            whole[4 * i : 4 * i + 4, 4 * j : 4 * j + 4] = own + known
+    gain = whole[16:, :16] @ np.linalg.inv(whole[:16, :16])
+    prior = prior_of(asked, fits, effects)
+    assert prior.mean == pytest.approx(gain @ np.concatenate([each.mean for each in fits]), abs=1e-3)
+    assert prior.covariance == pytest.approx(whole[16:, 16:] - gain @ whole[:16, 16:], abs=1e-3)
+
+
+def test_what_a_fit_cannot_tell_apart_is_not_added_up() -> None:
+    """Levels say that host and factor together take as long as the tables, and not which of them does."""
+    mean, along = np.array([-0.6, 0.6, 0.0, 0.0]), np.array([1.0, -1.0, 0.0, 0.0])
+    torn = StackFit(stack("a", "H200"), mean, np.outer(along, along) * 0.5**2 + np.eye(4) * 0.01**2)
+    plain = fit(stack("b"), 0.0)._replace(covariance=np.eye(4) * 0.01**2)
+    prior = prior_of(stack("a"), [torn, plain], EFFECTS)
+    assert prior.mean[0] + prior.mean[1] == pytest.approx(0, abs=0.01)
+    assert prior.covariance[0, 1] < -0.05
+
+
+def test_another_engine_says_less_of_a_stack_than_its_own() -> None:
+    others = [stack("b", "B200", "0.11"), stack("c", "H200", "0.12")]
+    fits = [fit(others[0], 0.0), fit(others[1], 0.0)]
+    own, other = (
+        prior_of(stack("a"), [*fits, fit(stack("a")._replace(engine=name), 2.0)], EFFECTS).mean[0]
+        for name in ("vllm", "trtllm")
+    )
+    assert own > 1.3 * other > 0
 
 
 def test_effects_are_found_where_models_differ_and_nothing_else_does() -> None:
@@ -133,7 +177,7 @@ def test_too_few_stacks_have_no_band() -> None:
 
 def test_an_unstated_version_differs_from_a_new_one_as_much_as_a_stated_one_does() -> None:
     """Versions differ much here: of two stacks neither says more of a third one."""
-    versions = (EffectSds(0.2, 0.2, 2.0, 0.2),) * 4
+    versions = (EffectSds(0.2, 0.2, 2.0, 0.2, 0.2),) * 4
     fits = [fit(stack("a", "H100", "0.18"), 0.0), fit(stack("b", "B200", UNSTATED), 2.0)]
     assert prior_of(stack("d", "B300", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
 
@@ -193,11 +237,15 @@ def of_models(count: int) -> list[StackError]:
     return found
 
 
-def test_few_left_out_models_make_that_part_wider_than_many() -> None:
-    few, many = (error_components("TPOT", of_models(count)) for count in (3, 30))
-    assert many.model == pytest.approx(20, rel=0.5)
-    assert few.model > 1.3 * many.model
-    assert many.stack < 10, "what an unseen model adds is no part of stacks as such"
+def test_bands_hold_for_models_that_are_unseen_and_for_those_that_are_not() -> None:
+    errors = of_models(30)
+    components = error_components("TPOT", errors)
+    assert components.model == pytest.approx(20, rel=0.5)
+    assert components.stack < 10, "what an unseen model adds is no part of stacks as such"
+    for without in ((), ("model",)):
+        half = components.half_width(without)
+        assert 0.86 <= np.mean([abs(each.error) <= half for each in errors if each.unseen == without]) <= 0.94
+    assert 0.88 <= np.mean([abs(each.error) <= components.half_width(each.unseen) for each in errors]) <= 0.92
 
 
 def test_a_band_is_told_by_three_groups_of_what_is_unseen() -> None:

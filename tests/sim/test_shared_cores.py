@@ -54,7 +54,7 @@ def test_engines_that_halve_each_other_do_all_the_work_in_the_time_of_one() -> N
     one, other = (served([0.0] * 8, lengths[first::2], 1.0, 1) for first in (0, 1))
     # A run that is cut keeps the context of its middle: hence not to the last digit.
     assert max(together.finish_s) == pytest.approx(max(one.finish_s) + max(other.finish_s), rel=1e-3)
-    tokens = sum(tokens for _, tokens in together.gaps)
+    tokens = sum(together.gap_tokens)
     assert tokens == sum(answer - 1 for _, answer in lengths)
 
 

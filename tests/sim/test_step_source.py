@@ -102,6 +102,12 @@ def test_ranks_wait_for_each_other_in_every_layer_and_step() -> None:
         assert eight.step_s(*step) - alone.step_s(*step) == pytest.approx(5e-6 * 36 * 3)
 
 
+def test_every_decoding_sequence_is_sampled_in_every_step() -> None:
+    none, some = (Corrected(TABLES, Correction(host_ms=1, factor=2, sequence_us=each)) for each in (0, 5))
+    for step in ((8, 0, 1000), (8, 100, 1000, 50), (0, 100, 50)):
+        assert some.step_s(*step) - none.step_s(*step) == pytest.approx(5e-6 * step[0], abs=1e-12)
+
+
 def test_tables_survive_json() -> None:
     assert Tabulated.model_validate_json(TABLES.model_dump_json()) == TABLES
 

@@ -76,4 +76,6 @@ class ProcessRanks:
         return ["127.0.0.1"] * len(self.options)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        os.kill(self.processes[rank].pid, number)
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 from support.processes import wait_for
 
-pytestmark = pytest.mark.live
+# tests/live/test_first_hour.py checks transfers on Ray, tests/transfer/rank/test_real_nixl.py plants faults.
+pytestmark = [pytest.mark.live, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--num-layers", "4", "--block-len-bytes", "16384", "--blocks", "16,64", "--random-blocks", "--timeout-s", "40")
@@ -71,7 +72,6 @@ def left_of(folder: Path) -> list[str]:
     return left_over
 
 
-@pytest.mark.long
 def test_pack_and_everything_it_writes(folder: Path) -> None:
     out, plot = folder / "out.json", folder / "plot.png"
     words = ("--local", "--backends", "UCX,MOONCAKE")
@@ -108,7 +108,6 @@ def ranks_of(folder: Path) -> list[int]:
     return sorted(left_over)
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     process = command(folder, "--local", *SMALL[:6], "--repeats", "100000", "--timeout-s", "10")
     wait_for(lambda: len(ranks_of(folder)) >= 2)
@@ -121,7 +120,6 @@ def test_a_rank_that_hangs_is_named_and_ended(folder: Path) -> None:
     nothing_is_left(folder)
 
 
-@pytest.mark.long
 def test_ended_by_a_signal_it_leaves_nothing(folder: Path) -> None:
     process = command(folder, "--local", *SMALL, "--repeats", "500")
     wait_for(lambda: ranks_of(folder))
