@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 PYTHON_VENV := .venv/bin/python
 PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
+# Tests start hundreds of processes: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu demo wire chaos test test-unit test-long test-fast check golden bench lock clean
@@ -25,9 +27,10 @@ wire: setup  ## prove the KV transfer here, as root: pack in memory, spread over
 chaos: setup  ## break 1P1D, 2P2D and (as root) two hosts in every way under load, and soak each; hours
 	@$(PYTHON_VENV) -m pdlab chaos --launch
 
-# Many of these wait rather than compute. The live ones take every core, one after the other.
-# docs/testing.md has what each tier holds and how long it takes.
-APART := -n 2 --dist loadfile
+# Many of these wait rather than compute: more processes than the two cores of docs/testing.md, which has what each
+# tier holds and how long it takes. Files begin in the order of tests/conftest.py, the longest first. The live ones take
+# every core, one after the other.
+APART := -n 3 --dist loadfile --no-loadscope-reorder
 FAST := $(PYTEST) -m "not live and not long" $(APART)
 LIVE := $(PYTEST) -m "live and not long"
 

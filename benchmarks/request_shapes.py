@@ -266,8 +266,8 @@ def _chunks(body: bytes) -> list[dict[str, Any]]:
 
 
 def _answer_of(status: int, chunks: list[dict[str, Any]]) -> Answer:
-    if any("error" in chunk for chunk in chunks):
-        return Answer(status, chunks)
+    error = next((chunk["error"] for chunk in chunks if "error" in chunk), None)
+    chunks = [chunk for chunk in chunks if "error" not in chunk]
     choices: dict[int, dict[str, Any]] = {}
     numbers: list[tuple[int, float]] = []
     usage = None
@@ -299,10 +299,9 @@ def _answer_of(status: int, chunks: list[dict[str, Any]]) -> Answer:
         compared = ("prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details")
         usage = {key: usage.get(key) for key in compared}
     ids = {chunk["id"] for chunk in chunks}
-    assert len(ids) == 1, ids
-    return Answer(
-        status, {"choices": [choices[i] for i in sorted(choices)], "usage": usage}, tuple(v for _, v in numbers)
-    )
+    assert len(ids) == 1 or error is not None, ids
+    content = {"choices": [choices[i] for i in sorted(choices)], "usage": usage, "error": error}
+    return Answer(status, content, tuple(value for _, value in numbers))
 
 
 def _logprobs(choice: dict[str, Any]) -> tuple[list[Any], list[float]]:
@@ -347,6 +346,8 @@ def describe(answer: Answer) -> str:
         return f"{answer.status}: {' '.join(str(message).split())[:110]}".replace("|", "\\|")
     if isinstance(answer.content, list):
         return f"{len(answer.content)} tokens"
+    if answer.content["error"] is not None:
+        return f"{answer.status}, then an error event with {answer.content['error']['code']}"
     choices = answer.content["choices"]
     calls, reasons = (any(choice[what] for choice in choices) for what in ("calls", "reasoning"))
     more = f"{', reasoning' if reasons else ''}{', a tool call' if calls else ''}"
@@ -383,7 +384,7 @@ def main() -> int:
                 sent += chats
                 for mode, kept in answers.items():
                     words = [mode, "--local", "--detach", "--model", str(model.shape), *args.flags.split()]
-                    subprocess.run([*launch, "--shutdown"], check=True)
+                    subprocess.run([*launch, "--shutdown"], check=bool(tiny or mode != "--collocated"))
                     subprocess.run([*launch, *words], check=True, env={**os.environ, **model.env})
                     kept += [ask(url, shape) for shape in chats]
         finally:

@@ -1,7 +1,8 @@
 """No test is judged by its time: hypothesis counts examples, not milliseconds.
 
 The examples are the same in every run, so that a change and not chance turns a test red; PDLAB_EXPLORE=1 draws new
-ones, to search for what nobody thought of. Quick tests run first, live ones last.
+ones, to search for what nobody thought of. Quick tests run first, live ones last; several processes begin with the
+files that take longest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,22 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub for a model's config.json
 settings.register_profile("pdlab", deadline=None, derandomize="PDLAB_EXPLORE" not in os.environ)
 settings.load_profile("pdlab")
+TESTS = Path(__file__).parent
 SLOW_FOLDERS = ("bench", "contract", "transfer")
+# The files that take longest, the longest first: begun last, one would keep one process busy alone. Those that wait
+# stand beside those that compute.
+LONGEST = (
+    *("bench/test_sweep_truth.py", "cli/test_demo.py", "bench/test_sweep_alone.py", "contract/test_hit_oracle.py"),
+    *("bench/experiment/test_run.py", "cli/test_plan.py", "transfer/rank/test_real_nixl.py", "test_packaging.py"),
+    *("bench/test_warm_up.py", "contract/test_builders.py", "bench/test_sweep_soak.py", "contract/test_traces.py"),
+    *("contract/test_ray_placement.py", "contract/test_decode_steps.py", "bench/client/test_processes.py"),
+    *("contract/test_guarded_servers.py", "bench/test_sweep_interrupted.py", "report/test_plots.py"),
+    *("bench/client/test_replay.py", "plan/test_fluid_pools.py", "bench/test_retry_invalid.py", "cli/test_viz.py"),
+    *("contract/test_fast_start.py", "core/test_arguments.py", "contract/test_exports.py", "contract/test_nodes.py"),
+    *("contract/test_code_zip.py", "contract/test_model_shapes.py", "contract/test_prefork.py", "bench/test_fill.py"),
+    *("deploy/test_orphan_cleanup.py", "plan/test_calibration.py", "transfer/doctor/test_diagnosis.py"),
+    *("contract/test_load_generator.py", "test_lints.py", "test_architecture.py", "report/test_ttft_parts.py"),
+)
 # What imports Ray, vLLM or NIXL, or starts programs that do, or sweeps a served queue in real time. The other tests
 # are the tier `make test-unit`.
 STACK = (
@@ -27,7 +43,14 @@ STACK = (
     *("bench/client", "bench/experiment/test_run.py", "bench/test_bad_input.py", "bench/test_fill.py"),
     *("bench/test_measure.py", "bench/test_recovery.py", "bench/test_retry_invalid.py", "bench/test_sweep_alone.py"),
     *("bench/test_sweep_interrupted.py", "bench/test_sweep_soak.py", "bench/test_sweep_truth.py"),
-    *("bench/test_warm_up.py", "bench/test_watch.py", "cluster", "deploy/cpu_engine", "deploy/test_orphan_cleanup.py"),
+    *(
+        "bench/test_sweep_replay.py",
+        "bench/test_warm_up.py",
+        "bench/test_watch.py",
+        "cluster",
+        "deploy/cpu_engine",
+        "deploy/test_orphan_cleanup.py",
+    ),
     *("cli/test_demo.py", "faults", "guard/test_live_guard.py", "steps", "transfer/doctor/test_diagnosis.py"),
     *("transfer/rank/test_real_nixl.py", "transfer/test_across_a_wire.py", "transfer/test_build_script.py"),
     "transfer/test_on_ray.py",
@@ -52,9 +75,17 @@ if UNIT in os.environ:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folder = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
-    items.sort(key=lambda item: (item.get_closest_marker("live") is not None, folder[item] in SLOW_FOLDERS))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_of_several = hasattr(config, "workerinput")
+
+    def place(item: pytest.Item) -> tuple[bool, int | bool]:
+        file = item.path.relative_to(TESTS)
+        if one_of_several:
+            name = file.as_posix()
+            return False, LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return item.get_closest_marker("live") is not None, file.parts[0] in SLOW_FOLDERS
+
+    items.sort(key=place)
 
 
 def pytest_configure() -> None:

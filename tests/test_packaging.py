@@ -200,7 +200,7 @@ def oldest(metadata: Message) -> list[str]:
     return [f"{name}=={spec.version}" for name, spec in bounds if spec.operator == ">="]
 
 
-@pytest.fixture(scope="module", params=["newest", "oldest"])
+@pytest.fixture(scope="module", params=["newest", pytest.param("oldest", marks=pytest.mark.long)])
 def installed(
     wheel: Path, metadata: Message, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Installed:

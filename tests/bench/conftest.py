@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sweep import Oracle, start_oracle, start_template
+from support.sweep import WARM, Oracle, start_oracle, start_template
 
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
 
@@ -33,3 +33,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def warm_client(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield from start_template(tmp_path_factory.mktemp("client"), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def warm_starts(warm_client: None) -> Iterator[None]:
+    """`LoadClient` takes load generators that have imported vLLM, unless a test has `cold_start`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in WARM.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture
+def cold_start(warm_starts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load generator is the process that `LoadClient` starts, with its ten seconds of imports."""
+    for name in WARM:
+        monkeypatch.delenv(name)

@@ -8,19 +8,22 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from support.processes import alive, wait_for
 from support.sweep import BUSY_MACHINE, ROOT, Oracle, ended_well, environment, pd_deployment, publish
 
 from pdlab.results.store import Store
 
+pytestmark = pytest.mark.usefixtures("warm_client")
+
 LEVELS = ("concurrency2", "concurrency3", "concurrency4")
 
 
-def start(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
+def start(oracle: Oracle, cache: Path, *more: str, warm: bool = True) -> subprocess.Popen[str]:
     command = [str(ROOT / "run_bm.sh"), "-u", oracle.url, "-c", "2,3,4", "--itl", "32", "--otl", "16"]
     command += ["--prompts-per-level", "24", "--out", str(cache / "bm"), *more]
     return subprocess.Popen(
-        command, env=environment(cache, warm=False), cwd=cache, text=True,
+        command, env=environment(cache, warm=warm), cwd=cache, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -52,7 +55,7 @@ def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_pat
     def running(level: str) -> bool:
         return len(oracle.log_of(f"{level}-")) > 4
 
-    with start(oracle, tmp_path) as first:
+    with start(oracle, tmp_path, warm=False) as first:
         wait_for(lambda: running(LEVELS[1]))
         (client,) = clients(first.pid)
         first.send_signal(signal.SIGKILL)

@@ -99,6 +99,7 @@ def test_a_changed_file_is_not_replayed(tmp_path: Path) -> None:
         traffic.keep_plan(tmp_path, lengths.model_copy(update={"path": None}))
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
     path = a_file(tmp_path)

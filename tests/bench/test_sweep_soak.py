@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.sweep import BUSY_MACHINE, WARM, Oracle, publish, run_bm
+from support.sweep import BUSY_MACHINE, Oracle, publish, run_bm
 
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.sweep import SweepOptions, run_sweep
@@ -40,14 +40,14 @@ def test_a_server_that_gets_slower_is_seen_to(
     assert f"{kind} over 1 minutes: TTFT " in done.stdout and "TPOT longer in the last third: +" in done.stdout
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(
     "load", [Closed(concurrency=5), pytest.param(Open(rate_rps=25), marks=pytest.mark.long)], ids=["closed", "open"]
 )
 def test_several_load_generators_fill_and_soak_as_one_does(
     load: Load, oracle: Oracle, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {**WARM, "PDLAB_CACHE_DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
     publish(tmp_path, oracle, tokenizer, Deployment(model="tiny-gptoss", topology=parse_label("collocated-1xtp1")))
     oracle.configure({"": {"ttft_s": 0.02, "tpot_s": 0.01, "pool_blocks": 100}})  # 1,600 tokens
     done = run_sweep(

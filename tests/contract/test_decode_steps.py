@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,29 +43,28 @@ class Steps(NamedTuple):
     handed_over: float
 
 
-def through_the_core(
-    config: Any,
-    module: Any,
-    *,
-    asynchronous: bool,
-    wire_s: float,
-    busy: bool,
-    polls: bool = False,
-    first: int | None = None,
-) -> Steps:
-    core = VirtualCore(
-        config, module, asynchronous=asynchronous, step_s=STEP_S, wire_s=wire_s, polls=polls, first=first
-    )
-    served = core.serve([1.0 + number * APART_S for number in range(REQUESTS)], busy=busy)
-    assert {each.tokens for each in served} == {(first or SAMPLED, SAMPLED)}
-    means = (
-        statistics.fmean(each.posted_s - each.arrived_s for each in served),
-        statistics.fmean(each.seen_s - each.ended_s for each in served),
-        statistics.fmean(each.first_s - each.seen_s for each in served),
-        statistics.fmean(each.second_s - each.seen_s for each in served),
-        statistics.fmean(each.first_s - each.arrived_s for each in served) - wire_s,
-    )
-    return Steps(*(mean / STEP_S for mean in means))
+@pytest.fixture(scope="module")
+def through_the_core(vllm_config: Any, guard_scheduler: Any) -> Callable[..., Steps]:  # noqa: F811
+    """The means of one run of the core in virtual time, made once for each set of arguments."""
+
+    @functools.cache
+    def ran(asynchronous: bool, wire_s: float, busy: bool, polls: bool = False, first: int | None = None) -> Steps:
+        core = VirtualCore(
+            vllm_config, guard_scheduler, asynchronous=asynchronous, step_s=STEP_S, wire_s=wire_s, polls=polls,
+            first=first,
+        )  # fmt: skip
+        served = core.serve([1.0 + number * APART_S for number in range(REQUESTS)], busy=busy)
+        assert {each.tokens for each in served} == {(first or SAMPLED, SAMPLED)}
+        means = (
+            statistics.fmean(each.posted_s - each.arrived_s for each in served),
+            statistics.fmean(each.seen_s - each.ended_s for each in served),
+            statistics.fmean(each.first_s - each.seen_s for each in served),
+            statistics.fmean(each.second_s - each.seen_s for each in served),
+            statistics.fmean(each.first_s - each.arrived_s for each in served) - wire_s,
+        )
+        return Steps(*(mean / STEP_S for mean in means))
+
+    return ran
 
 
 def with_flags(polls: bool, first: int | None) -> Deployment:
@@ -106,8 +107,7 @@ class TestSteps:
     @pytest.mark.parametrize("first", [None, 5], ids=["", "reuses"])
     def test_of_vllms_core(
         self,
-        vllm_config: Any,  # noqa: F811
-        guard_scheduler: Any,  # noqa: F811
+        through_the_core: Callable[..., Steps],
         asynchronous: bool,
         polls: bool,
         first: int | None,
@@ -115,9 +115,7 @@ class TestSteps:
     ) -> None:
         """A step for what was seen to be known, if nobody tells it between steps, and one to compute, with two steps in
         flight each twice as long. What is computed then is the second token, where prefill's first is handed over."""
-        core = through_the_core(
-            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=polls, first=first
-        )
+        core = through_the_core(asynchronous, wire_s, BUSY, polls, first)
         assert core.until_posted == pytest.approx(0.5, abs=0.05)
         assert core.ended_to_seen == pytest.approx(1 - wire_s / STEP_S % 1, abs=0.01)
         in_flight, waits = 2 if asynchronous else 1, hand_over_of(with_flags(polls, first).transport)
@@ -132,16 +130,13 @@ class TestSteps:
     @pytest.mark.parametrize("first", [None, 5], ids=["", "reuses"])
     def test_both_simulators_have_them(
         self,
-        vllm_config: Any,  # noqa: F811
-        guard_scheduler: Any,  # noqa: F811
+        through_the_core: Callable[..., Steps],
         asynchronous: bool,
         polls: bool,
         first: int | None,
         wire_s: float,
     ) -> None:
-        core = through_the_core(
-            vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=BUSY, polls=polls, first=first
-        )
+        core = through_the_core(asynchronous, wire_s, BUSY, polls, first)
         assert SHAPE is not None
         arrivals_s = (0.0, *(1.0 + number * APART_S for number in range(REQUESTS)))
         trace = Trace(arrivals_s, (PROMPT,) * len(arrivals_s), (900, *(OUTPUT,) * REQUESTS))
@@ -161,12 +156,11 @@ class TestSteps:
     @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
     def test_an_idle_engine_waits_for_the_wire_alone(
         self,
-        vllm_config: Any,  # noqa: F811
-        guard_scheduler: Any,  # noqa: F811
+        through_the_core: Callable[..., Steps],
         asynchronous: bool,
         wire_s: float,
     ) -> None:
-        core = through_the_core(vllm_config, guard_scheduler, asynchronous=asynchronous, wire_s=wire_s, busy=IDLE)
+        core = through_the_core(asynchronous, wire_s, IDLE)
         assert core.handed_over == pytest.approx(1, abs=0.1)
 
 

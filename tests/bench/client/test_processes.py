@@ -21,9 +21,11 @@ from pdlab.core.workload import Ramp
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import whole
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[LoadClient]:
+def client(warm_starts: None) -> Iterator[LoadClient]:
     with LoadClient() as started:
         yield started
 
@@ -57,6 +59,7 @@ def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, s
     assert done_counts == sorted(done_counts) and 0 < done_counts[-1] <= 60
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: ClientLevel, shared_oracle: Oracle) -> None:
     """Coordinated omission: what was due meanwhile is sent afterwards, and no latency has the wait in it."""
     sent = level.model_copy(update={"name": "stopped", "concurrency": None, "rate_rps": 30.0, "num_requests": 90})
@@ -152,6 +155,7 @@ def test_a_refused_level_does_not_end_the_client(client: LoadClient, level: Clie
     assert len(client.run(level.model_copy(update={"num_requests": 2})).records) == 2
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_client_that_dies_says_so(level: ClientLevel) -> None:
     with LoadClient() as client:
         client.wait_ready()
@@ -197,6 +201,7 @@ def test_a_level_that_is_stopped_before_anything_was_sent_says_that_nothing_runs
             client.run(level)
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_closing_ends_the_process_in_the_middle_of_a_level() -> None:
     client = LoadClient()
     client.start()
@@ -208,7 +213,7 @@ def test_closing_ends_the_process_in_the_middle_of_a_level() -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[LoadClient]:
+def pair(warm_starts: None) -> Iterator[LoadClient]:
     with LoadClient() as started:
         started.grow(2)
         yield started

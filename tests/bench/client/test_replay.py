@@ -32,13 +32,13 @@ def server() -> Iterator[CompletionsServer]:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[LoadClient]:
+def client(warm_starts: None) -> Iterator[LoadClient]:
     with LoadClient() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[LoadClient]:
+def four(warm_starts: None) -> Iterator[LoadClient]:
     with LoadClient(4) as started:
         yield started
 

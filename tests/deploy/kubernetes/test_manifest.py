@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import io
 import os
 import re
@@ -58,8 +59,16 @@ OTHERS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def exported() -> dict[tuple[str, ...], str]:
+    """Flags and the clusters' files -> the manifest that was exported with them."""
+    return {}
+
+
 @pytest.fixture
-def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+def export(
+    exported: dict[tuple[str, ...], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
     """Exports with those flags from a folder that has the clusters' files; the exit code, and the file's text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PDLAB_API_KEY", raising=False)
@@ -67,13 +76,17 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         Path(name).write_text(text)
 
     def run(*words: str) -> tuple[int, str]:
-        Path("rayservice.yaml").unlink(missing_ok=True)
-        code_ = launch.main([*words, "--export-k8s", "rayservice.yaml"])
-        return code_, Path("rayservice.yaml").read_text() if code_ == 0 else ""
+        made_of = (*words, *(Path(name).read_text() for name in CLUSTERS))
+        if made_of not in exported:
+            if code_ := launch.main([*words, "--export-k8s", "rayservice.yaml"]):
+                return code_, ""
+            exported[made_of] = Path("rayservice.yaml").read_text()
+        return 0, exported[made_of]
 
     return run
 
 
+@functools.cache
 def loaded(text: str) -> Documents:
     return list(yaml.safe_load_all(text))
 
