@@ -137,16 +137,8 @@ def alike_at(first: Point, second: Point) -> bool:
     return not first.workloads or not second.workloads or same_workload(first.workloads, second.workloads)
 
 
-def obstacles(first: Curve, second: Curve, view: View) -> list[Obstacle]:
-    """Why two curves may not be compared in this view; empty where they may.
-
-    A model that is not known is not the same as one that is known; two that are not known are taken as one.
-    """
-    return nature(first, view).obstacles(nature(second, view))
-
-
 def one_model(first: str | None, second: str | None) -> bool:
-    """Whether two experiments are of one model: see `obstacles` for those that are not known."""
+    """Whether two experiments are of one model. Two models that are not known are taken as one."""
     if first is None or second is None:
         return first is second
     return same_model(first, second)

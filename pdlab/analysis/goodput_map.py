@@ -111,25 +111,18 @@ class ShareAtRate(NamedTuple):
     share: float
 
 
-class Crossing(NamedTuple):
-    """The highest rate that meets an SLO (0: the lowest misses it), and whether every rate does."""
-
-    rate_rps: float
-    all_meet: bool
-
-
-def crossing(levels: Sequence[ShareAtRate], quantile: float) -> Crossing:
-    """Of levels by rate: the highest rate at which the share is at least the quantile, below
-    the first that misses, straight between the two."""
+def crossing(levels: Sequence[ShareAtRate], quantile: float) -> tuple[float, bool]:
+    """Of levels by rate: the highest rate at which the share is at least the quantile, below the first that misses,
+    straight between the two (0: the lowest misses it); and whether every rate meets the SLO."""
     most, meeting = 0.0, None
     for level in levels:
         if level.share < quantile:
             if meeting is not None:
                 part = (meeting.share - quantile) / (meeting.share - level.share)
                 most = meeting.rate_rps + part * (level.rate_rps - meeting.rate_rps)
-            return Crossing(most, False)
+            return most, False
         most, meeting = level.rate_rps, level
-    return Crossing(most, bool(levels))
+    return most, bool(levels)
 
 
 def measured(loaded: Loaded) -> RateSweep | None:

@@ -36,7 +36,7 @@ class TimesOfSome(NamedTuple):
         return cls(len(answered), *map(distribution, times))
 
 
-class ByHit(NamedTuple):
+class RequestsByHit(NamedTuple):
     """Requests of which some of the prompt came from a cache, and others."""
 
     hit: TimesOfSome
@@ -87,7 +87,7 @@ class ReplayFacts(NamedTuple):
     by_length: dict[int, TimesOfSome]
     hit_share: float | None
     hits_from: HitSource | None
-    by_hit: ByHit | None
+    by_hit: RequestsByHit | None
     within: tuple[WithinSlo, ...]
 
 
@@ -166,9 +166,9 @@ def _length_class(record: RequestRecord) -> int:
     return longest
 
 
-def _by_hit(answered: Sequence[RequestRecord]) -> ByHit:
+def _by_hit(answered: Sequence[RequestRecord]) -> RequestsByHit:
     hits, misses = (TimesOfSome.of([r for r in answered if bool(_hit_tokens(r)) is hit]) for hit in (True, False))
-    return ByHit(hits, misses)
+    return RequestsByHit(hits, misses)
 
 
 def _within(slo: Slo, complete: Sequence[Sequence[RequestRecord]], lasted_s: float) -> WithinSlo:

@@ -28,7 +28,7 @@ FOR_SOAK = "not filled first, for a soak shows what changes while they fill (--f
 ON_CPUS = "not filled on CPUs of this machine (--fill-cache yes, or fill_cache: yes in an experiment, fills them)"
 
 
-class Filled(Protocol):
+class FillTarget(Protocol):
     """What is filled: `pdlab.bench.measure.Driver`."""
 
     @property
@@ -62,7 +62,7 @@ def planned(
 
 
 def fill(
-    driver: Filled,
+    driver: FillTarget,
     workload: Workload,
     mode: FillCache,
     attempt: int,

@@ -396,7 +396,7 @@ class Driver:
             return self._export_s
 
         try:
-            read = settled(scrape, complete, still_s) if due else Settled[Snapshot](scrape(), "whole")
+            read = settled(scrape, complete, still_s) if due else SettledCounters[Snapshot](scrape(), "whole")
             self._owed = _owed(before, read.counters, due) if read.settling == "late" and before else 0
             self._snapshot, self._settling = read
             self._error = None
@@ -426,7 +426,7 @@ def _owed(before: Snapshot, now: Snapshot, due: int) -> int:
     return max((due - int(_finished(now, pool) - _finished(before, pool)) for pool in pools), default=0)
 
 
-class Settled(NamedTuple, Generic[S]):
+class SettledCounters(NamedTuple, Generic[S]):
     """Counters as they were read last, and whether they had come to rest."""
 
     counters: S
@@ -439,7 +439,7 @@ def settled(
     still_s: Callable[[S], float] = lambda counters: 0.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Settled[S]:
+) -> SettledCounters[S]:
     """Poll counters, which are exported late, until they have stood still for two polls: ``complete`` ones for
     ``still_s``, others for `SHORT_STILL_S`. At `SETTLE_TIMEOUT_S` they are late."""
     since = began = clock()
@@ -451,11 +451,11 @@ def settled(
             since = clock()
         elif complete(current):
             if clock() - since >= still_s(current):
-                return Settled(current, "whole")
+                return SettledCounters(current, "whole")
         elif clock() - since >= SHORT_STILL_S:
-            return Settled(current, "short")
+            return SettledCounters(current, "short")
         last = current
-    return Settled(last, "late")
+    return SettledCounters(last, "late")
 
 
 def title(load: Load) -> str:

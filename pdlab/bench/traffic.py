@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Workload
-from pdlab.traffic.bounded import Latest
+from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.compiled import compiled
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
@@ -31,8 +31,8 @@ class _Counted:
         self.longest, self.inputs, self.outputs = (1, 1), [0, 0], 0
         self.fewest = 0
         self.last_s = self.chained_s = 0.0
-        self._whole: Latest[str, int] = Latest()
-        self._pauses_s: Latest[str, float] = Latest()
+        self._whole: LatestKeys[str, int] = LatestKeys()
+        self._pauses_s: LatestKeys[str, float] = LatestKeys()
 
     def passing(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         for request in requests:

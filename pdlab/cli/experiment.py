@@ -28,7 +28,7 @@ from pdlab.bench.experiment.schedule import (
 from pdlab.bench.fill import planned
 from pdlab.bench.measure import title
 from pdlab.cli.tuning import described, tuned
-from pdlab.cli.until import DEFAULT_CAP, Stopping, Until, check, parse_until, sight
+from pdlab.cli.until import DEFAULT_CAP, Stopping, StopTargets, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.commands import typed
@@ -141,7 +141,7 @@ def _again(argv: Sequence[str]) -> str:
     return typed("experiment", *(word for word in argv if word != "--resume"), "--resume")
 
 
-def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: Until | None = None) -> str:
+def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopTargets | None = None) -> str:
     """The plan in words: what is deployed, under what, in which order, how long that takes, and whether it may run."""
     file = plan.file
     lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]

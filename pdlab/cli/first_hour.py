@@ -18,11 +18,11 @@ from pdlab.core.settings import Port, Settings, parse, setting
 from pdlab.core.text import duration
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import State, open_state, run
-from pdlab.first_hour.steps import MOST_TOTAL_S, Step, Where, plan, total_s
+from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
 from pdlab.steps.runner import RAN
 
 INCOMPLETE = 3
-LENGTHS: dict[Where, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
+LENGTHS: dict[RunsOn, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
 LOCAL_MODEL, MODEL = "tiny-gptoss", "gpt-oss-120b"
 
 EPILOG = f"""\
@@ -89,7 +89,7 @@ def _run(settings: FirstHourSettings) -> int:
     out = settings.out or ROOT / "bm_results" / "first-hour"
     check_folder(out, "--out")
     out = out.absolute()
-    where: Where = "local" if local else "rehearsal" if rehearse else "cluster"
+    where: RunsOn = "local" if local else "rehearsal" if rehearse else "cluster"
     steps = plan(out, where=where, model=model, port=port, lengths=LENGTHS[where])
     run_as = {"model": model, "local": local, "port": port} | ({"rehearse": True} if rehearse else {})
     state = open_state(out, run_as, resume=settings.resume)

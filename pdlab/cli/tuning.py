@@ -13,7 +13,7 @@ from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import BenchError
 from pdlab.core.status_line import minutes
 from pdlab.core.text import counted
-from pdlab.results.schema import ExperimentRecord, Tried, Tuning
+from pdlab.results.schema import ExperimentRecord, TriedSettings, Tuning
 from pdlab.results.store import Store
 
 
@@ -57,7 +57,7 @@ def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentReco
     rankings_by_bounds = bounds_rankings(named, bounds, View(normalized=False))
     ranking = {ranked.label: ranked for bounds_ranking in rankings_by_bounds for ranked in bounds_ranking.ranking}
     tried = {
-        each.name: Tried(
+        each.name: TriedSettings(
             settings=each.settings,
             tokens_per_s=ranking[each.name].estimate.value if each.name in ranking else None,
             error=None if each.name in valid else errors.get(each.name) or "no level is valid",

@@ -31,7 +31,7 @@ OUTCOME_TEXT = {
 }
 
 
-class Until(Frozen):
+class StopTargets(Frozen):
     """``targets``: figure -> the share by which two deployments must differ to matter."""
 
     text: str
@@ -39,7 +39,7 @@ class Until(Frozen):
     looks: LookSchedule
 
 
-def parse_until(text: str, file: ExperimentFile, cap: int | None) -> Until:
+def parse_until(text: str, file: ExperimentFile, cap: int | None) -> StopTargets:
     """``lead=5%`` or ``lead=5%,ttft=20%,tpot=5%`` with at most ``cap`` repeats. Raises UsageError."""
     targets: dict[str, float] = {}
     for part in text.split(","):
@@ -56,10 +56,10 @@ def parse_until(text: str, file: ExperimentFile, cap: int | None) -> Until:
     most = max(DEFAULT_CAP, first) if cap is None else cap
     if most < first:
         raise UsageError(f"--max-repeats {most}: the first look is after {first} repeats; give at least as many")
-    return Until(text=text, targets=targets, looks=LookSchedule(first=first, cap=most))
+    return StopTargets(text=text, targets=targets, looks=LookSchedule(first=first, cap=most))
 
 
-def check(until: Until, plan: Schedule) -> None:
+def check(until: StopTargets, plan: Schedule) -> None:
     """Raises UsageError where nothing that it asks for can be resolved."""
     if not comparisons(plan):
         raise UsageError(f"--until {until.text}: no workload runs on two deployments; there is nothing to compare")
@@ -81,7 +81,7 @@ def comparisons(plan: Schedule) -> int:
 class Stopping:
     """Looks at what ``plan`` has measured in ``folder``; the last look is kept."""
 
-    def __init__(self, until: Until, plan: Schedule, folder: Path) -> None:
+    def __init__(self, until: StopTargets, plan: Schedule, folder: Path) -> None:
         self._until, self._plan, self._folder = until, plan, folder
         self.last: tuple[LookVerdict, ...] = ()
         self.repeats = 0
@@ -137,7 +137,7 @@ def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     return compared
 
 
-def sight(plan: Schedule, folder: Path, until: Until | None) -> list[str]:
+def sight(plan: Schedule, folder: Path, until: StopTargets | None) -> list[str]:
     """Which difference the experiment can see, from the scatter between starts as far as it is known."""
     count = comparisons(plan)
     if not count:

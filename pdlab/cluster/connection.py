@@ -10,13 +10,14 @@ import gc
 import importlib
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from pdlab.cluster import loopback
-from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart
+from pdlab.cluster import fast_start, loopback
+from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart, set_own
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
@@ -33,6 +34,22 @@ SILENT_S = 100.0
 # A first task starts a worker process, which imports Ray: 3 s of CPU, and many times that where others want the CPU.
 TASK_TIMEOUT_S = 180.0
 TOKEN_TIMEOUT_S = 10.0
+# Packages of others that Ray Serve LLM's classes import: most of the time that they take. None imports Ray or vLLM,
+# which read this process's environment. SHARED: what of them ``ray.serve`` imports too. A contract test holds both.
+SHARED = (
+    *("aiohttp", "cloudpickle", "fastapi", "filelock", "google.protobuf.message", "grpc", "jsonschema", "numpy.ma"),
+    *("numpy.random", "numpy.typing", "opentelemetry.sdk.metrics", "packaging.version", "prometheus_client", "psutil"),
+    *("requests", "tqdm.auto", "uvloop", "yaml"),
+)
+AHEAD = (
+    "torch._inductor.standalone_compile",
+    "transformers.models.auto.image_processing_auto",
+    "openai.types.chat",
+)
+
+
+# Torch writes this variable when it is imported. It is there before, for others may read the environment just then.
+WRITTEN = ("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
 class Cluster:
@@ -260,13 +277,52 @@ class Cluster:
         return tuple(f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in self.alive())
 
 
-def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
+class Imports:
+    """What a driver imports in the background, one thing after the other: in two threads at once some packages fail."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._shared: Future[None] | None = None
+
+    def ahead(self) -> None:
+        """Begin with what does not depend on this process's environment: nodes that start meanwhile leave a core idle.
+        The caller imports nothing large until `shared`."""
+        _collect_seldom()
+        fast_start.leave_out([fast_start.NO_FRAMES])
+        set_own(*WRITTEN)
+        self._shared = self._pool.submit(_import_all, SHARED)
+        self._pool.submit(_import_all, AHEAD)
+
+    def shared(self) -> None:
+        """Returns when this thread and that one may import side by side."""
+        if self._shared is not None:
+            self._shared.result()
+
+    def last(self, name: str) -> Future[Any]:
+        """Import this too, and nothing after it."""
+        loading = self._pool.submit(importlib.import_module, name)
+        self._pool.shutdown(wait=False)
+        return loading
+
+
+def _import_all(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(name)
+
+
+def _collect_seldom() -> None:
+    gc.set_threshold(200_000, 50, 50)  # as in pdlab/cluster/site/sitecustomize.py: a quarter of the import
+
+
+def prepare(local: LocalNodes | None, env: Mapping[str, str], imports: Imports | None = None) -> Future[Any]:
     """Set this process up as a driver and import Ray Serve LLM in the background (8 s of CPU).
 
     The environment comes first: Ray reads it when it is imported. ``ray.serve`` is imported here
     and now, because answers of its controller import it too, and two threads must not do that at
-    once. Wait for the result before anything of ``ray.serve.llm`` is used.
+    once. Wait for the result before anything of ``ray.serve.llm`` is used. ``imports``: those that have begun.
     """
+    imports = imports or Imports()
     if local:
         become_driver(local)
         if at_start := local.env.get(AT_START):  # as in the nodes' own processes
@@ -274,12 +330,10 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str]) -> Future[Any]:
     os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
     os.environ.update(env)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    gc.set_threshold(200_000, 50, 50)  # as in pdlab/cluster/site/sitecustomize.py: a quarter of the import
+    _collect_seldom()
+    imports.shared()
     importlib.import_module("ray.serve")
-    pool = ThreadPoolExecutor(max_workers=1)
-    loading = pool.submit(importlib.import_module, "ray.serve.llm")
-    pool.shutdown(wait=False)
-    return loading
+    return imports.last("ray.serve.llm")
 
 
 def hush() -> None:

@@ -1,6 +1,9 @@
 """Loaded into every Python process of the local nodes: nothing that is not used is imported or runs, and what can be
 done once is not done a thousand times.
 
+- `ray start` leaves out the commands that are others than ``start``: they import all of Ray Serve;
+- Ray imports itself to read a worker's environment, and then becomes the worker, which imports it again: the
+  environment is read without Ray;
 - pandas, which ``ray.serve`` imports in each of its processes to encode data frames, is not there for it;
 - torch, which Ray Serve LLM's helpers import in the router too, is imported when it is first used;
 - Ray's agents are told how often each bucket of a histogram was observed, and record every observation by itself (one
@@ -15,21 +18,27 @@ Imports only the standard library.
 
 from __future__ import annotations
 
+import argparse
 import bisect
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
+import re
+import shlex
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pdlab.cluster.after_import import change_after_import
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
-from pdlab.cluster.ray_names import CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER
+from pdlab.cluster.ray_names import COMMANDS, CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER, SETUP_WORKER
 
-LATER = "torch"
+LATER, NO_FRAMES = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 AT_REST_S = 10.0  # longer than anything takes that follows once an application runs
 SELDOM_S = 1.0
@@ -37,8 +46,12 @@ SELDOM_S = 1.0
 
 def install() -> None:
     """Change this process."""
-    modules: Any = sys.modules  # None: importing it raises ImportError, as if it were not installed
-    modules.setdefault("pandas", None)
+    script, arguments = _script(sys.orig_argv)
+    if script == f"{SETUP_WORKER.rpartition('.')[2]}.py":
+        _become_worker(arguments)
+    leave_out([NO_FRAMES])
+    if script == "ray" and arguments[:1] == ["start"]:
+        leave_out(COMMANDS)
     changes = {
         IMPORTS: _import_later,
         RECORDER: _record_at_once,
@@ -47,6 +60,44 @@ def install() -> None:
         HAPROXY: _let_others_run,
     }
     change_after_import(changes)
+
+
+def leave_out(names: Iterable[str]) -> None:
+    """Importing them raises ImportError, as if they were not installed."""
+    modules: Any = sys.modules
+    for name in names:
+        modules.setdefault(name, None)
+
+
+def _script(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Name of the script that Python was started with, and what follows it. Ray and its scripts give options of Python
+    that are one word."""
+    words = list(command[1:])
+    while words and words[0].startswith("-"):
+        if words.pop(0) in ("-c", "-m"):
+            return "", []
+    return (Path(words[0]).name, words[1:]) if words else ("", [])
+
+
+def _become_worker(arguments: Sequence[str]) -> None:
+    """As ``RuntimeEnvContext.exec_worker`` does, where the worker differs only in its environment; returns where Ray
+    has to do it itself."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--serialized-runtime-env-context")
+    parser.add_argument("--language")
+    try:
+        read, command = parser.parse_known_args(arguments)
+        context = json.loads(read.serialized_runtime_env_context or "{}")
+        named = {name for name, value in context.items() if value}
+        python = shlex.split(context.get("py_executable") or shlex.quote(sys.executable))
+    except (argparse.ArgumentError, ValueError, AttributeError):
+        return
+    if read.language != "PYTHON" or not named <= {"env_vars", "py_executable"} or len(python) != 1:
+        return
+    for name, value in (context.get("env_vars") or {}).items():
+        os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
+    with contextlib.suppress(OSError):  # the shell says why
+        os.execvp(python[0], [*python, *command])
 
 
 def _import_later(module: Any) -> None:

@@ -78,6 +78,7 @@ SELDOM = {
     "RAY_local_fs_monitor_interval_ms": "5000",
 }
 
+_own: set[str] = set()  # variables
 # Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -127,7 +128,7 @@ class LocalNodes(Frozen):
 def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict[str, str]:
     """Environment of a node at that address and of the driver there: a Ray that starts no process and takes
     no core for nothing, listens at that address only, and answers nobody without the nodes' token."""
-    left_out = {*NOT_OURS, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
+    left_out = {*NOT_OURS, *_own, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
     env = {key: value for key, value in os.environ.items() if key not in left_out}
     return (
         env
@@ -172,6 +173,13 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
     )
 
 
+def set_own(name: str, value: str) -> None:
+    """Set a variable of this process, where nobody has set it, that the nodes do not inherit."""
+    if name not in os.environ:
+        os.environ[name] = value
+        _own.add(name)
+
+
 def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
     """Environment of a process on that host: the nodes' own, with Ray's address and the host's."""
     own = {INSIDE: host.name, "RAY_ADDRESS": nodes.address}
@@ -199,7 +207,7 @@ def start_made_up(
     """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has, and with
     ``env`` in the environment of their processes. Announces, returns and raises as `start`."""
     with _lock(fcntl.LOCK_EX):
-        if _verified(_read()):
+        if _verified(recorded()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
         # The head's node is the first of them.
         nodes = tuple(sorted(cluster.nodes, key=lambda node: not node.head))
@@ -218,7 +226,7 @@ def start(
     if link is not None:
         two_hosts.require()
     with _lock(fcntl.LOCK_EX):
-        if _verified(_read()):
+        if _verified(recorded()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
         return _start(count, link, announce)
 
@@ -322,7 +330,7 @@ def _write_token(path: Path) -> None:
 def shape_link(link: LinkShape) -> LocalNodes:
     """Give the link between the two hosts another rate and delay. Raises UsageError where there are none."""
     with _lock(fcntl.LOCK_EX):
-        nodes = on_two_hosts(_verified(_read()))
+        nodes = on_two_hosts(_verified(recorded()))
         assert nodes.two_hosts is not None
         folder, env = Path(nodes.temp_dir), environment(nodes.id, nodes.temp_dir)
         nodes = nodes.model_copy(update={"two_hosts": two_hosts.reshape(nodes.two_hosts, link, folder, env)})
@@ -351,19 +359,13 @@ def running() -> LocalNodes | None:
     Raises UsageError when another launch is just starting them, or when their record is damaged.
     """
     with _lock(fcntl.LOCK_SH):
-        return _verified(_read())
-
-
-def recorded() -> LocalNodes | None:
-    """The nodes that the record tells of, up or not; None where there is no record. Raises UsageError for a damaged
-    one."""
-    return _read()
+        return _verified(recorded())
 
 
 def running_or_salvaged() -> LocalNodes | None:
     """For stopping: the same, whoever is starting them, and from a damaged record what can still be read of it."""
     try:
-        return _verified(_read())
+        return _verified(recorded())
     except UsageError:
         nodes = _salvage()
         if processes(nodes):
@@ -400,7 +402,7 @@ def stop(nodes: LocalNodes) -> None:
     if left:
         raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
     with contextlib.suppress(UsageError):
-        kept = _read()
+        kept = recorded()
         if kept is not None and kept.id != nodes.id:
             return  # other nodes, which were started since
     _state_file().unlink(missing_ok=True)
@@ -593,7 +595,9 @@ def _lock(kind: int) -> Iterator[None]:
         yield
 
 
-def _read() -> LocalNodes | None:
+def recorded() -> LocalNodes | None:
+    """The nodes that the record tells of, up or not; None where there is no record. Raises UsageError for a damaged
+    one."""
     state = _state_file()
     if not state.exists():
         return None

@@ -1099,8 +1099,3 @@ CODES: dict[str, FindingCode] = {
         "{ours_ms:.3g} ms in {best} and {theirs_ms:.3g} ms in {other}",
     ),
 }
-
-
-def gates() -> tuple[str, ...]:
-    """The gates that findings can fail, in their order."""
-    return tuple(dict.fromkeys(code.gate for code in CODES.values() if code.gate))

@@ -37,7 +37,7 @@ class Mix(Frozen):
         return f"{self.input_tokens}:{self.output_tokens}{rate}"
 
 
-class Crowd(Frozen):
+class LoadSurge(Frozen):
     """From ``at_s`` on, for ``for_s`` seconds, prompts are ``factor`` times as long, or as many times as many come."""
 
     of: Literal["prompts", "rate"]
@@ -73,7 +73,7 @@ class Mixes(LengthDistribution):
     mixes: tuple[Mix, ...] = Field(min_length=1, max_length=1000)
     every_s: float = Field(default=60.0, gt=0, le=86400)
     drift: bool = False
-    crowd: Crowd | None = None
+    crowd: LoadSurge | None = None
 
     @model_validator(mode="after")
     def _moves(self) -> Mixes:

@@ -36,7 +36,7 @@ LAUNCH_CODES: dict[int, StepVerdict] = {0: "ok"}
 SWEEP_CODES: dict[int, StepVerdict] = {0: "ok", INCOMPLETE: "finding"}
 
 
-class Shown(NamedTuple):
+class DemoRun(NamedTuple):
     """A deployment of the demo: the folder of its results, and the launcher's flags."""
 
     name: str
@@ -45,9 +45,9 @@ class Shown(NamedTuple):
 
 # In this order a person sees PD work first; the collocated engines use as many CPUs as the pairs.
 DEPLOYMENTS = (
-    Shown("pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
-    Shown("pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
-    Shown("collocated-2xtp1", ("--collocated", "--num", "2", "--tp", "1")),
+    DemoRun("pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
+    DemoRun("pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
+    DemoRun("collocated-2xtp1", ("--collocated", "--num", "2", "--tp", "1")),
 )
 REAL = """
 What the plot shows: real deployments of one tiny model on this machine. The engines are vLLM on the CPU; in PD
@@ -118,7 +118,7 @@ class Demo:
             return NO_PLOT
         return 0 if all(part.valid for part in self._parts) else INCOMPLETE
 
-    def _measure(self, shown: Shown, part: DemoPart, number: int) -> None:
+    def _measure(self, shown: DemoRun, part: DemoPart, number: int) -> None:
         launch = (*python_words("launch"), *shown.flags, "--local", "--detach", "--port", str(self._port))
         sweep = ("-m", "pdlab", "bench", "-e", shown.name, *self._load)
         for step, (kind, argv, codes) in enumerate((("launch", launch, LAUNCH_CODES), ("sweep", sweep, SWEEP_CODES))):

@@ -46,7 +46,7 @@ PUBLIC = {
 EFA_ENV = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
-class Loss(NamedTuple):
+class LostProtection(NamedTuple):
     """A protection that Ray's public builders do not have.
 
     ``text``: what happens without it. ``mixins``: the classes that give it (`pdlab.deploy.serving.builders`).
@@ -62,49 +62,49 @@ class Loss(NamedTuple):
 
 _EXTRA = ("engine_kwargs", "kv_transfer_config", "kv_connector_extra_config")
 LOSSES = (
-    Loss(
+    LostProtection(
         "Request limits and closed routes: clients reach every route of vLLM and ask for as much as they like.",
-        ("Front",),
+        ("HttpFront",),
         ("guard",),
     ),
-    Loss(
+    LostProtection(
         "The reasons of engine errors: a request that vLLM refuses can be answered with status 500.",
         ("ExplainsErrors",),
         ("guard",),
     ),
-    Loss(
+    LostProtection(
         "The end of a replica whose engine died: it answers with errors until Ray Serve's health check sees it.",
         ("StopsWithEngine",),
         ("guard",),
     ),
-    Loss(
+    LostProtection(
         "The counters of KV-pool tokens: a sweep does not know how full the KV cache was.",
         ("CountsPoolTokens",),
         ("guard",),
     ),
-    Loss(
+    LostProtection(
         "Time limit, second try and local prefill of a prefill call: a prefill replica that hangs or dies takes "
         "requests with it.",
         ("CallsPrefill",),
         ("prefill_call",),
         (("deployment_config", "request_router_config"),),
     ),
-    Loss(
+    LostProtection(
         "Requests with n > 1, with several prompts or with min_tokens: with PD they fail or have wrong KV cache.",
         ("SplitsSequences",),
         ("prefill_call",),
     ),
-    Loss(
+    LostProtection(
         "The drain of prefill: a replica that stops takes KV blocks with it that decode has not read.",
         ("DrainsBeforeStop",),
         ("kv_drain_s",),
     ),
-    Loss(
+    LostProtection(
         "The hold on NIXL's ports: a port that another process takes keeps a replica from starting.",
         ("HoldsPort",),
         ("kv_drain_s",),
     ),
-    Loss(
+    LostProtection(
         "The KV guard: decode can generate from KV cache that did not arrive whole, and answer wrongly.",
         ("InstallsGuard",),
         ("kv_guard",),
@@ -115,27 +115,27 @@ LOSSES = (
             (*_EXTRA, KV_GUARD_POLL),
         ),
     ),
-    Loss(
+    LostProtection(
         "The timelines of requests: a sweep does not know where the time to the first token went.",
         ("SendsTimeline",),
         ("guard",),
     ),
-    Loss(
+    LostProtection(
         "The spans of a request's parts, and their sampling: vLLM makes its own span of every request.",
         (),
         ("traces",),
     ),
-    Loss(
+    LostProtection(
         "The log of vLLM's statistics: an engine behind an ingress keeps those of every KV transfer until it ends.",
         ("EmptiesStats",),
         ("guard",),
     ),
-    Loss(
+    LostProtection(
         "The watch on engine steps: an engine that hangs with work is not restarted.",
         ("WatchesSteps",),
         ("kv_guard",),
     ),
-    Loss(
+    LostProtection(
         "The settings of engines on small CPU nodes: a start takes longer, and NIXL takes a core of its own.",
         (),
         (),

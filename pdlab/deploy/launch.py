@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdlab.cluster import local_nodes, run_on_host
-from pdlab.cluster.connection import Cluster, prepare
+from pdlab.cluster.connection import Cluster, Imports, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
@@ -97,7 +97,6 @@ def _launch(
     progress = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        local = _local(request, undo, progress, cleanup, substitutes)
         env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
         shape, source = served_model(request.deployment)
         if substitutes is not None:
@@ -108,7 +107,9 @@ def _launch(
             # Before anything else is imported in the background: `from transformers import ...` in two threads
             # at once fails, for the package puts another module in its own place while it loads.
             source = str(ensure_tiny_model(shape, cache_dir()))
-        loading = prepare(local, env)
+        imports = Imports()
+        local = _local(request, undo, progress, cleanup, substitutes, imports)
+        loading = prepare(local, env, imports)
         with Cluster(local, env, progress) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, _base_url(request))
             if local is None and not request.accept_open_cluster:
@@ -196,8 +197,10 @@ def _local(
     progress: LaunchProgress,
     cleanup: CleanupProcess | None = None,
     substitutes: Substitutes | None = None,
+    imports: Imports | None = None,
 ) -> LocalNodes | None:
-    """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails."""
+    """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails. While they
+    start, ``imports`` go on."""
     if request.node_count is None:
         return None
     up = local_nodes.running()
@@ -229,6 +232,8 @@ def _local(
         assert request.local_nodes is not None
         progress(f"starting {request.local_nodes} local Ray nodes{' on two hosts' if request.two_hosts else ''}")
         link = (request.link or LinkShape()) if request.two_hosts else None
+        if imports is not None:
+            imports.ahead()
         up = local_nodes.start(request.local_nodes, link, *([cleanup.nodes] if cleanup else []))
         undo.callback(local_nodes.stop, up)
     if INSIDE not in os.environ and up.two_hosts:

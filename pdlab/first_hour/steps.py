@@ -11,21 +11,21 @@ from typing import Literal
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs; a rehearsal has the cluster's deployments, and neither its wires nor its weights.
-Where = Literal["cluster", "local", "rehearsal"]
+RunsOn = Literal["cluster", "local", "rehearsal"]
 
-LEVELS: dict[Where, tuple[int, ...]] = {
+LEVELS: dict[RunsOn, tuple[int, ...]] = {
     "cluster": (4, 8, 16, 32, 64),
     "local": (1, 2, 4, 6, 8),
     "rehearsal": (4, 16, 32),
 }
 REQUESTS_PER_UNIT = 10
 # What is expected of gpt-oss-120b on H100 (configs/sweeps/pack-vs-spread.yaml), and of the tiny model on two cores.
-LAUNCH_S: dict[Where, float] = {"cluster": 300.0, "local": 60.0, "rehearsal": 60.0}
-TTFT_S: dict[Where, float] = {"cluster": 0.5, "local": 0.3, "rehearsal": 0.5}
-TPOT_S: dict[Where, float] = {"cluster": 0.012, "local": 0.015, "rehearsal": 0.012}
-SLOWER: dict[Where, float] = {"cluster": 1.0, "local": 1.0, "rehearsal": 4.0}  # real seconds of one of those
+LAUNCH_S: dict[RunsOn, float] = {"cluster": 300.0, "local": 60.0, "rehearsal": 60.0}
+TTFT_S: dict[RunsOn, float] = {"cluster": 0.5, "local": 0.3, "rehearsal": 0.5}
+TPOT_S: dict[RunsOn, float] = {"cluster": 0.012, "local": 0.015, "rehearsal": 0.012}
+SLOWER: dict[RunsOn, float] = {"cluster": 1.0, "local": 1.0, "rehearsal": 4.0}  # real seconds of one of those
 SWEEP_START_S, LEVEL_END_S = 60.0, 12.0
-FILL_S: dict[Where, float] = {"cluster": 60.0, "local": 0.0, "rehearsal": 0.0}  # of the KV pools
+FILL_S: dict[RunsOn, float] = {"cluster": 60.0, "local": 0.0, "rehearsal": 0.0}  # of the KV pools
 LIMIT = 3.0  # times the estimate, within
 LEAST_LIMIT_S, MOST_LIMIT_S = 300.0, 1500.0
 MOST_TOTAL_S = 3600.0
@@ -77,7 +77,7 @@ _ON_GPUS = (
     Deployed("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
     Deployed("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
 )
-DEPLOYMENTS: dict[Where, tuple[Deployed, ...]] = {
+DEPLOYMENTS: dict[RunsOn, tuple[Deployed, ...]] = {
     "cluster": _ON_GPUS,
     "rehearsal": _ON_GPUS,
     "local": (
@@ -93,7 +93,7 @@ LAUNCH_FIX = (
 SWEEP_FIX = "the table in its log names the gate of every invalid level; docs/methodology.md has the gates"
 
 
-def plan(out: Path, *, where: Where, model: str, port: int, lengths: tuple[int, int]) -> tuple[Step, ...]:
+def plan(out: Path, *, where: RunsOn, model: str, port: int, lengths: tuple[int, int]) -> tuple[Step, ...]:
     """All steps. ``lengths``: input and output tokens of a request."""
     steps = [] if where == "rehearsal" else _before_anything_is_served(out, where, model)
     for deployed in DEPLOYMENTS[where]:
@@ -101,7 +101,7 @@ def plan(out: Path, *, where: Where, model: str, port: int, lengths: tuple[int, 
     return (*steps, *_afterwards(out, where, port))
 
 
-def _before_anything_is_served(out: Path, where: Where, model: str) -> list[Step]:
+def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Step]:
     local = where == "local"
     backends = "UCX" if local else "UCX,LIBFABRIC"
     here_flag = ("--here",) if local else ()
@@ -134,7 +134,7 @@ def _before_anything_is_served(out: Path, where: Where, model: str) -> list[Step
     return steps + [_transfer(out, strategy, where, backends, model) for strategy in ("pack", "spread")]
 
 
-def _afterwards(out: Path, where: Where, port: int) -> list[Step]:
+def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
     local = where == "local"
     sweeps = tuple(f"sweep {deployed.name}" for deployed in DEPLOYMENTS[where])
     folders = tuple(str(out / "results" / deployed.label) for deployed in DEPLOYMENTS[where])
@@ -181,7 +181,7 @@ def _afterwards(out: Path, where: Where, port: int) -> list[Step]:
     ]  # fmt: skip
 
 
-def _transfer(out: Path, strategy: str, where: Where, backends: str, model: str) -> Step:
+def _transfer(out: Path, strategy: str, where: RunsOn, backends: str, model: str) -> Step:
     local = where == "local"
     tp = "1" if local else "2" if strategy == "pack" else "4"
     file = f"transfer-{strategy}.json"
@@ -200,7 +200,7 @@ def _transfer(out: Path, strategy: str, where: Where, backends: str, model: str)
 
 
 def _deployment(
-    deployed: Deployed, out: Path, where: Where, model: str, port: int, lengths: tuple[int, int]
+    deployed: Deployed, out: Path, where: RunsOn, model: str, port: int, lengths: tuple[int, int]
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")
@@ -251,7 +251,7 @@ def _deployment(
     return steps
 
 
-def sweep_s(where: Where, output_tokens: int) -> float:
+def sweep_s(where: RunsOn, output_tokens: int) -> float:
     """Seconds of a sweep: a closed loop of N sends 10 N requests, so that a level takes ten times a request's time.
     KV pools are filled before it."""
     request_s = SLOWER[where] * (TTFT_S[where] + output_tokens * TPOT_S[where])

@@ -13,7 +13,7 @@ from typing import Any
 from pdlab.guard.leases import LEASE_KEY, LeaseBook
 from pdlab.guard.marks import CORE, REFUSED, ReceiveMarks
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
-from pdlab.guard.questions import AnswerTable, Inquirer
+from pdlab.guard.questions import AnswerTable, SideChannelClient
 from pdlab.guard.read_ends import POLL_KEY, TELL_AT, EndsHeard
 from pdlab.guard.receives import Admission, ReceiveBook
 from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
@@ -35,7 +35,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         given = vllm_config.kv_transfer_config.get_from_extra_config
         deadline_s = float(given(DEADLINE_KEY, DEADLINE_S))
         self.leases = LeaseBook(engine_id)
-        self.receives = ReceiveBook(Inquirer(), reader=engine_id, deadline_s=deadline_s)
+        self.receives = ReceiveBook(SideChannelClient(), reader=engine_id, deadline_s=deadline_s)
         self.marks = ReceiveMarks()
         self.ends: EndsHeard | None = None
         if float(given(POLL_KEY, 0.0)) > 0:

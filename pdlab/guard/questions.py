@@ -85,7 +85,7 @@ class AnswerTable(dict[Any, bytes]):
         return msgspec.msgpack.encode((ticket, answer.verdict, answer.covered_s))
 
 
-class Inquirer:
+class SideChannelClient:
     """Asks side channels. Belongs to one thread. ``make``: vLLM's ``make_zmq_socket``, or a stand-in."""
 
     def __init__(self, make: Callable[..., Any] | None = None) -> None:

@@ -47,8 +47,8 @@ SHUN_S = 60.0
 FORGET_S = 120.0
 
 
-class Asks(Protocol):
-    """`pdlab.guard.questions.Inquirer`."""
+class AsksPrefill(Protocol):
+    """`pdlab.guard.questions.SideChannelClient`."""
 
     def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool: ...
 
@@ -103,7 +103,7 @@ class ReceiveBook:
 
     def __init__(
         self,
-        inquirer: Asks,
+        inquirer: AsksPrefill,
         *,
         reader: str,
         deadline_s: float,

@@ -12,15 +12,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.rendering import said
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
-from pdlab.sim.hardware import ErrorParts
-from pdlab.sim.level import Trace
-from pdlab.sim.simulator import Prompts
+from pdlab.sim.hardware import ErrorParts, Hardware
+from pdlab.sim.level import SimulatedLevel, Trace
+from pdlab.sim.simulator import Prompts, simulate
 
 ACCURACY = TEMPLATES / "accuracy.txt"
 NAMES = ("TPOT", "mean TTFT", "requests/s")
@@ -48,6 +49,15 @@ class MeasuredSweep(Frozen):
     prompts: Prompts
     trace: Trace | None = None
     warmed: bool = False
+
+    def simulated(
+        self, hardware: Hardware, shape: ModelShape, *, seed: int, scattered: bool | None = None
+    ) -> list[SimulatedLevel]:
+        """Its levels, as they were measured."""
+        return simulate(
+            self.deployment, self.levels, self.workload, hardware, shape,
+            seed=seed, prompts=self.prompts, trace=self.trace, scattered=scattered,
+        )  # fmt: skip
 
 
 class PredictedPoint(Frozen):

@@ -38,7 +38,7 @@ from pdlab.results.schema import Experiment, Run
 from pdlab.sim.hardware import FitDomain, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace, figures, gaps
-from pdlab.sim.simulator import Prompts, simulate
+from pdlab.sim.simulator import Prompts
 
 # TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
 WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
@@ -150,20 +150,7 @@ def _trials(
 ) -> list[list[LevelFigures]]:
     """By seed and level."""
     return [
-        [
-            _simulated(level)
-            for level in simulate(
-                experiment.deployment,
-                experiment.levels,
-                experiment.workload,
-                hardware,
-                shape,
-                seed=seed,
-                prompts=experiment.prompts,
-                trace=experiment.trace,
-                scattered=scattered,
-            )
-        ]
+        [_simulated(level) for level in experiment.simulated(hardware, shape, seed=seed, scattered=scattered)]
         for seed in seeds
     ]
 

@@ -36,7 +36,7 @@ PER_SHAPES = 2  # of which of the same two kinds
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedDeployment:
     """A deployment, how many copies of it fit, and what it serves by rate matching (requests/s, one copy)."""
 
     deployment: Deployment
@@ -135,7 +135,7 @@ def bounds(matcher: Matcher, shapes: Iterable[Pool], tpot_s: float | None) -> tu
 class Shortlist(NamedTuple):
     """The deployments to simulate, and how many units fit."""
 
-    deployments: list[Sized]
+    deployments: list[SizedDeployment]
     units: int
 
 
@@ -160,7 +160,7 @@ def shortlist(
         for unit in units(shapes, gpus, node, matcher.shape)
         if unit.decode is None or placement != "pack" or unit.gpus <= node
     ]
-    chosen: dict[Unit, Sized] = {}
+    chosen: dict[Unit, SizedDeployment] = {}
     refused: set[Unit] = set()
 
     def take(unit: Unit) -> bool:
@@ -209,7 +209,7 @@ def _sized(
     unit: Unit,
     tpot_s: float | None,
     placement: PlacementKind | None,
-) -> Sized | None:
+) -> SizedDeployment | None:
     """The unit as a deployment, packed where one node takes it unless asked otherwise; None if it cannot be placed."""
     prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
@@ -224,4 +224,4 @@ def _sized(
     if not copies:
         return None
     rps, in_flight = matcher.serves(unit, tpot_s or math.inf)
-    return Sized(deployment, copies, rps, in_flight)
+    return SizedDeployment(deployment, copies, rps, in_flight)

@@ -23,7 +23,6 @@ from pdlab.plan.scenario import Scenario
 from pdlab.results.schema import Experiment, Manifest
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import to_run
-from pdlab.sim.simulator import simulate
 
 PREDICTED = "predicted"
 ENGINE_SETTINGS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
@@ -133,16 +132,7 @@ def as_measured(
 
     ``without_window``: the runs have no steady window.
     """
-    levels = simulate(
-        experiment.deployment,
-        experiment.levels,
-        experiment.workload,
-        hardware,
-        shape,
-        seed=seed,
-        prompts=experiment.prompts,
-        trace=experiment.trace,
-    )
+    levels = experiment.simulated(hardware, shape, seed=seed)
     label = experiment.deployment.label
     return Experiment(
         name=f"{experiment.name} {PREDICTED}",

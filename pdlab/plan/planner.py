@@ -28,7 +28,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Slo
 from pdlab.placement.copies import copies_of
 from pdlab.plan import open_loop
-from pdlab.plan.candidates import Sized, engine_shapes, shortlist
+from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.rate_matching import Matcher, unit_of
 from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
@@ -130,7 +130,7 @@ class Plan:
         return next((c for c in self.candidates if c.collocated is collocated), None)
 
 
-def ladder(scenario: Scenario, sized: Sized) -> tuple[LoadResult, ...]:
+def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]:
     """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
 
     Rate matching ignores queues: if the lowest load that it suggests misses the SLO, lower ones are tried.
@@ -164,7 +164,7 @@ def _best(outcomes: Sequence[LoadResult]) -> LoadResult | None:
 
 def evaluate(
     scenario: Scenario,
-    sized: Sized,
+    sized: SizedDeployment,
     gpus: int,
     *,
     concurrencies: Sequence[int] | None = None,
@@ -183,7 +183,7 @@ def evaluate(
     return Candidate(deployment, copies, outcomes, best, total, capacity(outcomes, scenario.slo), closed=best)
 
 
-def _for_rate(scenario: Scenario, sized: Sized, gpus: int, rate_rps: float) -> Candidate:
+def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: float) -> Candidate:
     """The fewest copies that serve the rate within the SLO; all copies if fewer do not."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
@@ -292,14 +292,14 @@ def _order(candidate: Candidate) -> tuple[float, float, int, str]:
 
 def sized_alone(
     scenario: Scenario, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
-) -> Sized:
+) -> SizedDeployment:
     """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
     matcher = Matcher(
         scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
     )
     rps, in_flight = matcher.serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
-    return Sized(deployment, copies, rps, in_flight)
+    return SizedDeployment(deployment, copies, rps, in_flight)
 
 
 # --- how sure -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from pdlab.core.workload import Replay, Slo, parse_slo
 from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
 from pdlab.report.load import ReportNote, Results
 from pdlab.report.replays import ReplayedLevel
-from pdlab.report.soaks import Held
+from pdlab.report.soaks import SoakRun
 from pdlab.report.timelines import Timeline
 from pdlab.results.store import bounds_in_files
 
@@ -55,7 +55,7 @@ class Report:
     price_per_gpu_hour: float | None = None
     remarks: tuple[str, ...] = ()
     notes: tuple[ReportNote, ...] = ()
-    soaks: tuple[Held, ...] = ()
+    soaks: tuple[SoakRun, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     replays: tuple[ReplayedLevel, ...] = ()
     parts: tuple[TtftParts, ...] = ()

@@ -62,7 +62,7 @@ class ExportedLevel(NamedTuple):
         }
 
 
-class Written(NamedTuple):
+class WrittenExport(NamedTuple):
     """Where one format went, and the line that says so."""
 
     path: Path
@@ -80,7 +80,7 @@ def check_exports(exports: Mapping[str, Path]) -> None:
         _parquet()
 
 
-def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written]:
+def write_exports(results: Results, exports: Mapping[str, Path]) -> list[WrittenExport]:
     """Write the levels in these formats. Raises UsageError as `check_exports`."""
     labels = short_labels(results.experiments)
     levels = [
@@ -93,7 +93,7 @@ def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written
         if name in TABLES:
             rows = results.levels()
             TABLES[name](rows, path)
-            written.append(Written(path, f"Export: {path} ({counted(len(rows), 'level')})"))
+            written.append(WrittenExport(path, f"Export: {path} ({counted(len(rows), 'level')})"))
             continue
         reasons = [(level, _left_out(level.run, name)) for level in levels]
         kept = [level for level, reason in reasons if reason is None]
@@ -107,7 +107,7 @@ def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written
                 (path / folder).mkdir(parents=True, exist_ok=True)
                 replace(path / folder / file, _json(make(level)))
         left = f"; left out: {_counts(reasons)}" if len(kept) < len(levels) else ""
-        written.append(Written(path, f"Export: {path} ({counted(len(kept), 'level')}{left})"))
+        written.append(WrittenExport(path, f"Export: {path} ({counted(len(kept), 'level')}{left})"))
     return written
 
 
@@ -359,4 +359,3 @@ PER_LEVEL: dict[str, tuple[str, Callable[[ExportedLevel], dict[str, Any]]]] = {
     "llmd": ("benchmark_report.json", _llmd),
 }
 TABLES: dict[str, Callable[[list[dict[str, Any]], Path], None]] = {"csv": _csv, "parquet": _write_parquet}
-FORMATS = (*PER_LEVEL, "inferencex", *TABLES)

@@ -223,7 +223,7 @@ class ComparedGroup(NamedTuple):
     sentence: str | None
     blocks: list[tuple[PairComparison, Headline | OtherPairs, list[verdicts.FigureLine]]]
     baselines: list[str]
-    apart: verdicts.Apart
+    apart: verdicts.NotCompared
     answers: list[verdicts.BoundAnswer]
     ask_bounds: bool
     rate: str

@@ -19,7 +19,7 @@ METRICS: tuple[SoakMetric, ...] = ("tpot", "ttft")
 STATISTICS = ("p50", "p95")
 
 
-class Held(NamedTuple):
+class SoakRun(NamedTuple):
     """A run with a ``soak``, and its label."""
 
     label: str
@@ -47,7 +47,7 @@ def _of(window: SoakWindow, metric: SoakMetric) -> Distribution | None:
     return window.tpot if metric == "tpot" else window.ttft
 
 
-def held(experiments: Sequence[Experiment]) -> list[Held]:
+def held(experiments: Sequence[Experiment]) -> list[SoakRun]:
     """Every run of the experiments that was held for long."""
     soaks = []
     for label, experiment in zip(short_labels(experiments), experiments, strict=True):
@@ -55,11 +55,11 @@ def held(experiments: Sequence[Experiment]) -> list[Held]:
             if run.soak is not None:
                 load = f"{run.load.value:g} requests/s" if run.key.kind == "rate" else f"concurrency {run.load.value:g}"
                 invalid = "" if run.validity.valid else ", not valid"
-                soaks.append(Held(f"{label} at {load}{invalid}", run))
+                soaks.append(SoakRun(f"{label} at {load}{invalid}", run))
     return soaks
 
 
-def section(each: Held) -> Section:
+def section(each: SoakRun) -> Section:
     """The change as the title, and the minutes as a table."""
     step = -(-len(each.windows) // ROWS)
     rows = []
@@ -75,7 +75,7 @@ def section(each: Held) -> Section:
     return Section(f"Over time: {each.sentence}", core_text.table([*head, "output tok/s"], rows, left=(0,)))
 
 
-def figure(soaks: Sequence[Held]) -> TimeFigure:
+def figure(soaks: Sequence[SoakRun]) -> TimeFigure:
     """TPOT and TTFT against time: medians, and the 95th percentiles dashed."""
     panels = []
     for metric in METRICS:

@@ -187,12 +187,6 @@ def tail_notes(curves: Sequence[Curve]) -> list[str]:
     return said(TABLES, "tails", [f"{each} takes {requests_for(each)}" for each in scarce]).splitlines()
 
 
-def invalid_notes(curves: Sequence[Curve], *, exclusions: bool = True) -> list[str]:
-    """One line for each level that failed a check, wholly or in some repeats (only with ``exclusions``) or when it was
-    first measured."""
-    return said(TABLES, "invalid", curves, exclusions).splitlines()
-
-
 def load_name(point: Point) -> str:
     """``concurrency 4``, ``7.5 requests/s``."""
     return said(TABLES, "load_name", point)

@@ -45,7 +45,7 @@ COLORS = {
 }
 
 
-class Piece(NamedTuple):
+class PartPiece(NamedTuple):
     """A part in a bar, in ms from its begin."""
 
     name: str
@@ -59,7 +59,7 @@ class PartBar(NamedTuple):
 
     name: str
     ms: float
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PartPiece, ...]
 
 
 class BarGroup(NamedTuple):
@@ -169,7 +169,7 @@ def figure(levels: Sequence[TtftParts]) -> PartsFigure:
         pieces, at_ms = [], 0.0
         for part, seconds in parts:
             shown = part if part in names else OTHER
-            pieces.append(Piece(shown, at_ms, 1e3 * seconds, COLORS[shown]))
+            pieces.append(PartPiece(shown, at_ms, 1e3 * seconds, COLORS[shown]))
             at_ms += 1e3 * seconds
         return PartBar(name, 1e3 * ttft_s, tuple(pieces))
 

@@ -8,7 +8,7 @@ from typing import Any
 from pdlab.analysis.curves import Curve
 from pdlab.analysis.headline import Headline
 from pdlab.core.text import counted, listed, percent, plain
-from pdlab.results.schema import Tried, Tuning
+from pdlab.results.schema import TriedSettings, Tuning
 
 
 def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
@@ -61,7 +61,7 @@ def tuning_text(tuning: Tuning) -> str:
     return f"tuned, {settings_text(tuning.settings)} is the best of {many} ({margin}{second}{evidence})"
 
 
-def tried_text(tried: Tried) -> str:
+def tried_text(tried: TriedSettings) -> str:
     """``max_num_seqs=64: 1,234 output tokens/s``"""
     if tried.tokens_per_s is not None:
         result = f"{plain(tried.tokens_per_s)} output tokens/s"

@@ -9,13 +9,12 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
 from pdlab.analysis.curves import Curve, own
-from pdlab.analysis.goodput import Capacity, SloRanking
+from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, EqualLatency, Matrix, PairComparison, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
-from pdlab.analysis.ranking import BoundsRanking, Ranked, bounds_rankings
+from pdlab.analysis.ranking import BoundsRanking, Ranked
 from pdlab.analysis.view import View
 from pdlab.core import text
-from pdlab.core.bounds import Bounds
 from pdlab.core.rendering import said
 from pdlab.core.text import ROUNDING, percent, plain
 from pdlab.report import tables
@@ -149,7 +148,7 @@ def matrix_text(matrix: Matrix, view: View) -> str:
     return "\n\n".join(said(WORDS, "matrix", table) for table in matrix_tables(matrix, view))
 
 
-class Apart(NamedTuple):
+class NotCompared(NamedTuple):
     """What is not compared, and why. ``reason``: why some may not be. ``loads_compare``: some level is of a kind of
     load at which curves are compared. ``without``: labels that share a load with no other."""
 
@@ -159,11 +158,11 @@ class Apart(NamedTuple):
     without: tuple[str, ...]
 
 
-def apart(whole: Compared, curves: Sequence[Curve], view: View) -> Apart:
+def apart(whole: Compared, curves: Sequence[Curve], view: View) -> NotCompared:
     """What of these curves is not compared, and why."""
     kinds = {point.kind for curve in own(curves) for point in curve.points if point.valid}
     admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
-    return Apart(
+    return NotCompared(
         nothing_compared=not whole.headlines,
         reason=incomparable(curves, view),
         loads_compare=bool(kinds & set(COMPARED_LOADS)),
@@ -209,7 +208,7 @@ def ratio_text(comparison: Comparison) -> str:
     return f"{middle} ({_factor(comparison.low)}-{_factor(comparison.high)})"
 
 
-class Doubt(NamedTuple):
+class LeadLimit(NamedTuple):
     """What limits a lead over ``label``. ``lead``: its interval in words."""
 
     code: DoubtCode
@@ -227,9 +226,9 @@ class Doubt(NamedTuple):
         return percent(self.ahead.high / self.ahead.ratio - 1, reference=self.ahead.ratio - 1)
 
 
-def doubt_of(ahead: Comparison | None, label: str) -> Doubt:
+def doubt_of(ahead: Comparison | None, label: str) -> LeadLimit:
     """The uncertainty of a lead over ``label``, by its basis."""
-    return Doubt(_doubt_code(ahead), label, ahead)
+    return LeadLimit(_doubt_code(ahead), label, ahead)
 
 
 def _doubt_code(ahead: Comparison | None) -> DoubtCode:
@@ -252,7 +251,7 @@ def doubt(ahead: Comparison | None, label: str) -> str:
     return said(WORDS, "doubt", doubt_of(ahead, label))
 
 
-def deciding_doubt(ranking: Sequence[Ranked]) -> Doubt | None:
+def deciding_doubt(ranking: Sequence[Ranked]) -> LeadLimit | None:
     """Of the first that is tied with the best, else of the second; None with fewer than two."""
     close = next((ranked for ranked in ranking[1:] if ranked.tied), ranking[1] if len(ranking) > 1 else None)
     return None if close is None else doubt_of(close.best_over_it, close.label)
@@ -284,7 +283,7 @@ class BoundAnswer:
         return LOOPS[self.bounds_ranking.kind]
 
     @property
-    def doubt(self) -> Doubt | None:
+    def doubt(self) -> LeadLimit | None:
         return deciding_doubt(self.bounds_ranking.ranking)
 
     @property
@@ -308,11 +307,6 @@ def bound_answers(answers: Sequence[BoundsRanking], curves: Sequence[Curve], vie
     """One for each ranking within the same bounds."""
     rate = f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} {tables.node_name(curves, view)}"
     return [BoundAnswer(each, rate, len({other.kind for other in answers}) > 1) for each in answers]
-
-
-def at_sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
-    """For each kind of load the best configuration within latency bounds, or why none can be named."""
-    return [str(each) for each in bound_answers(bounds_rankings(curves, bounds, view), curves, view)]
 
 
 @dataclass(frozen=True)
@@ -346,7 +340,7 @@ class SloAnswer:
         return SERVED[self.slo_ranking.loop][1]
 
     @property
-    def doubt(self) -> Doubt | None:
+    def doubt(self) -> LeadLimit | None:
         return deciding_doubt(self.slo_ranking.ranking)
 
     @property
@@ -358,11 +352,6 @@ def slo_sentence(slo_ranking: SloRanking, curves: Sequence[Curve], view: View) -
     """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
     return said(WORDS, "slo", SloAnswer(slo_ranking, rate, tables.unit(curves)))
-
-
-def bracket(capacity: Capacity) -> str:
-    """What the searches behind a capacity found, in words."""
-    return said(WORDS, "bracket", capacity)
 
 
 def has_no_scatter(ahead: Comparison) -> bool:

@@ -495,7 +495,7 @@ class WireProof(Frozen):
     detail: str
 
 
-class Tried(Frozen):
+class TriedSettings(Frozen):
     """Engine ``settings`` that were tried (none: as launched without the search): output ``tokens_per_s`` of the whole
     deployment within the bounds, None: not within them at any load, or not measured (``error``)."""
 
@@ -517,7 +517,7 @@ class Tuning(Frozen):
     workload: str
     loads: tuple[str, ...]
     repeats: int
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedSettings, ...]
     settings: dict[str, bool | int] = Field(default_factory=dict)
     over_launched: tuple[float, float, float] | None = None
     resolved: bool = False

@@ -30,7 +30,7 @@ class EngineReport(Message):
     of it were not cached, seconds in which it prefilled, tokens that it generated; by size class of the prompt
     (requests, tokens) of prompts that were prefilled for it and of answers, and requests whose prompts it computed
     itself (``local``); latencies in seconds, and ``handoff_s``, from a prefilled prompt to its first token.
-    ``warmed``: how first transfers from other engines went (`pdlab.deploy.serving.elastic.Joining.told`)."""
+    ``warmed``: how first transfers from other engines went (`pdlab.deploy.serving.elastic.EngineAdmission.told`)."""
 
     waiting_prompt_tokens: int = 0
     coming: int = 0
@@ -50,7 +50,7 @@ class EngineReport(Message):
 
 
 @dataclass
-class Since:
+class ReportedSince:
     """What reports told since the last look: the sums of one engine, and the requests and latencies of all."""
 
     prefilled_tokens: int = 0

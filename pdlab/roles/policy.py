@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from pdlab.roles.assign import assign
 from pdlab.roles.observed import EngineLoad, ObservedPool, Role, Window
-from pdlab.roles.rates import AnswerTokens, DecodeStep, Fading, PrefillRate
+from pdlab.roles.rates import AnswerTokens, DecayingSum, DecodeStep, PrefillRate
 from pdlab.roles.spec import FluidSpec
 
 LATENCIES_S = 5.0  # how far back latencies are looked at
@@ -126,11 +126,11 @@ class Policy:
     decode_step: DecodeStep = field(default_factory=DecodeStep)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
     margin: Margin = field(default_factory=Margin)
-    _requests: dict[int, Fading] = field(default_factory=dict)
-    _prompts: Fading = field(init=False)
+    _requests: dict[int, DecayingSum] = field(default_factory=dict)
+    _prompts: DecayingSum = field(init=False)
     _latest: deque[Window] = field(default_factory=deque)
-    _prompt_tokens: Fading = field(init=False)
-    _seconds: Fading = field(init=False)
+    _prompt_tokens: DecayingSum = field(init=False)
+    _seconds: DecayingSum = field(init=False)
     _running: dict[str, int] = field(default_factory=dict)
     _seen_s: float = 0.0
     _decided_s: float = -math.inf
@@ -138,9 +138,9 @@ class Policy:
     _direction: int = 0
 
     def __post_init__(self) -> None:
-        self._prompts = Fading(WINDOW_S)
-        self._prompt_tokens = Fading(WINDOW_S)
-        self._seconds = Fading(WINDOW_S)
+        self._prompts = DecayingSum(WINDOW_S)
+        self._prompt_tokens = DecayingSum(WINDOW_S)
+        self._seconds = DecayingSum(WINDOW_S)
 
     def decide(self, observed: ObservedPool) -> Decision:
         """The split from now on. Raises ValueError where there are fewer engines than the rules want."""
@@ -237,7 +237,7 @@ class Policy:
         self._prompts.add(sum(each.requests for each in window.prompts.values()), window.seconds)
         for size in {*window.prompts, *window.local, *self._requests}:
             came = window.prompts[size].requests if size in window.prompts else 0
-            arrived = self._requests.setdefault(size, Fading(WINDOW_S))
+            arrived = self._requests.setdefault(size, DecayingSum(WINDOW_S))
             arrived.add(came + window.local.get(size, 0), window.seconds)
 
     def _shares(self) -> tuple[float | None, float | None]:

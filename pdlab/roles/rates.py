@@ -22,7 +22,7 @@ PRIOR_SPREAD = 0.1  # relative spread of batches from which a line through them 
 
 
 @dataclass(slots=True)
-class Fading:
+class DecayingSum:
     """A sum whose older parts count less."""
 
     half_life_s: float
@@ -37,8 +37,8 @@ class Fading:
 class PrefillRate:
     """Prompt tokens/s of an engine that has prompts to prefill."""
 
-    tokens: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
-    busy_s: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
+    tokens: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
+    busy_s: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
 
     def learn(self, engines: Iterable[EngineLoad]) -> None:
         # Where requests are decoded too, a prompt takes longer than the engine needs for prompts alone.
@@ -62,11 +62,11 @@ class DecodeStep:
     By Little's law an engine that decodes N requests for t seconds and gives n tokens took N t / n per step.
     """
 
-    seconds: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
-    batch: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
-    batch_square: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
-    step: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
-    step_batch: Fading = field(default_factory=lambda: Fading(HALF_LIFE_S))
+    seconds: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
+    batch: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
+    batch_square: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
+    step: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
+    step_batch: DecayingSum = field(default_factory=lambda: DecayingSum(HALF_LIFE_S))
     tokens: float = 0.0
 
     def learn(self, engines: Iterable[EngineLoad], before: dict[str, int], seconds: float) -> None:
@@ -131,15 +131,15 @@ class DecodeStep:
 class AnswerTokens:
     """Mean tokens of the answers to prompts of each size class."""
 
-    requests: dict[int, Fading] = field(default_factory=dict)
-    tokens: dict[int, Fading] = field(default_factory=dict)
+    requests: dict[int, DecayingSum] = field(default_factory=dict)
+    tokens: dict[int, DecayingSum] = field(default_factory=dict)
 
     def learn(self, answers: Mapping[int, Count], seconds: float) -> None:
         # Time without answers of a class makes nothing of it forgotten.
         for size, count in answers.items():
             if count.requests:
                 for totals, value in ((self.requests, count.requests), (self.tokens, count.tokens)):
-                    totals.setdefault(size, Fading(ANSWERS_HALF_LIFE_S)).add(value, seconds)
+                    totals.setdefault(size, DecayingSum(ANSWERS_HALF_LIFE_S)).add(value, seconds)
 
     def mean(self, size: int) -> float | None:
         """None: no answer of the class has ended yet."""

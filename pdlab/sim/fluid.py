@@ -20,7 +20,7 @@ from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
 from pdlab.roles.policy import Decision, Policy
 from pdlab.roles.prefixes import Prefixes, to_compute
-from pdlab.roles.rates import CACHED_HALF_LIFE_S, Fading
+from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
 from pdlab.sim.level import RoleSplit
@@ -135,7 +135,7 @@ class FluidPool:
         self.by_session = topology.pool.routing == "session"
         self.affinity = topology.prefix_affinity
         self.prefixes, self.pool_tokens, self.sparse = Prefixes(), pool_tokens, sparse
-        self.prompt_tokens, self.computed_tokens = Fading(CACHED_HALF_LIFE_S), Fading(CACHED_HALF_LIFE_S)
+        self.prompt_tokens, self.computed_tokens = DecayingSum(CACHED_HALF_LIFE_S), DecayingSum(CACHED_HALF_LIFE_S)
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
         self.splits: list[RoleSplit] = []

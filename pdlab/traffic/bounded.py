@@ -12,7 +12,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Latest(OrderedDict[K, V]):
+class LatestKeys(OrderedDict[K, V]):
     """The latest keys that were set, at most ``most``; ``gone`` is told the value of one that is forgotten."""
 
     def __init__(self, most: int = REMEMBERED, gone: Callable[[V], object] | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pdlab.core.text import aligned
-from pdlab.traffic.bounded import Latest, percentile_of
+from pdlab.traffic.bounded import LatestKeys, percentile_of
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
 PARTS = (50, 90, 99)
@@ -82,9 +82,9 @@ def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Describe
     """Reads every request, of which there is at least one, once. Raises UsageError as ``requests`` do."""
     inputs, outputs, turns = Counter[int](), Counter[int](), Counter[int]()
     waiting, latest_s, hits, forgot = 0, 0.0, 0, False
-    sessions: Latest[str, int] = Latest(gone=lambda count: turns.update((count,)))
-    seen: Latest[bytes, None] = Latest(KEPT_BLOCKS)
-    ends: Latest[str, tuple[int, bytes]] = Latest()  # request -> tokens of its prompt and answer, what they are
+    sessions: LatestKeys[str, int] = LatestKeys(gone=lambda count: turns.update((count,)))
+    seen: LatestKeys[bytes, None] = LatestKeys(KEPT_BLOCKS)
+    ends: LatestKeys[str, tuple[int, bytes]] = LatestKeys()  # request -> tokens of its prompt and answer, what they are
     for request in requests:
         before, chain = ends[request.continues] if request.continues is not None else (0, b"")
         hit, missed, tokens = before, False, before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from pdlab.traffic.bounded import Latest
+from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.requests import TrafficRequest
 
 
@@ -17,8 +17,8 @@ class Groups:
     def __init__(self) -> None:
         self.count = 0
         self._heads = array("i")  # of each session an earlier one of its group; of a group's first one itself
-        self._of_session: Latest[str, int] = Latest()
-        self._of_request: Latest[str, int] = Latest()
+        self._of_session: LatestKeys[str, int] = LatestKeys()
+        self._of_request: LatestKeys[str, int] = LatestKeys()
 
     def add(self, request: TrafficRequest) -> int:
         """Returns the number of its session. What it waits for must be among the latest ones that were added."""

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
-from pdlab.traffic.bounded import Latest
+from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats import TraceFormat, format_of
 from pdlab.traffic.formats.record import Recorded, scaled_tokens
@@ -193,7 +193,7 @@ class _Maker:
     def __init__(self, spec: TrafficFile, trace_format: TraceFormat) -> None:
         self.spec, self.trace_format = spec, trace_format
         # Request -> tokens of its prompt and answer as sent, as recorded, and the session that it is in.
-        self.known: Latest[str, tuple[int, int, str]] = Latest()
+        self.known: LatestKeys[str, tuple[int, int, str]] = LatestKeys()
         self.causal = spec.follow == "causal"
 
     def requests(self, moments: Moments) -> Iterator[TrafficRequest]:

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Finite, one_line, validate
-from pdlab.traffic.bounded import REMEMBERED, Latest
+from pdlab.traffic.bounded import REMEMBERED, LatestKeys
 
 Block = tuple[str, int]
 """A key and tokens: equal keys of a workload stand for equal text."""
@@ -147,7 +147,7 @@ def is_compiled(path: Path) -> bool:
 def read_requests(path: Path) -> Iterator[TrafficRequest]:
     """Every request of a compiled workload, one at a time. Raises UsageError that names the file and the line: no
     request, or what `check_order` refuses."""
-    seen: Latest[str, None] = Latest()
+    seen: LatestKeys[str, None] = LatestKeys()
     with _opened(path) as stream:
         _head(path, stream.readline())
         for number, text in enumerate(stream, start=2):

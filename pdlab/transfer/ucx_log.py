@@ -30,7 +30,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True)
-class Lane:
+class UcxLane:
     """A transport on a device; ``percent`` of the bytes if UCX reports it."""
 
     transport: str
@@ -55,7 +55,7 @@ class Row:
     low: int
     high: int | None
     protocol: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[UcxLane, ...]
     scope: str = ""
 
 
@@ -100,7 +100,7 @@ def _row(operation: Operation, cells: Sequence[str]) -> Row | None:
         return None
     if sizes["count"]:
         count = int(sizes["count"])
-    lanes = tuple(Lane(lane[2], lane[3], int(lane[1]) if lane[1] else None) for lane in _LANE.finditer(cells[2]))
+    lanes = tuple(UcxLane(lane[2], lane[3], int(lane[1]) if lane[1] else None) for lane in _LANE.finditer(cells[2]))
     low = _size(sizes["low"])
     high = None if sizes["high"] == "inf" else _size(sizes["high"] or sizes["low"])
     return Row(operation, count, low, high, cells[1].removeprefix("(?) "), lanes)
@@ -115,7 +115,7 @@ class Wire:
     """How the pages moved. ``counted``: by UCX's own counts, else by the candidate for that size."""
 
     protocol: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[UcxLane, ...]
     counted: bool
     operations: int | None = None
 
@@ -145,7 +145,7 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
     another way is not hidden by the larger share.
     """
     operation_rows = [row for row in rows if row.operation == operation]
-    counts: Counter[tuple[str, tuple[Lane, ...]]] = Counter()
+    counts: Counter[tuple[str, tuple[UcxLane, ...]]] = Counter()
     for row in operation_rows:
         if row.count:
             counts[row.protocol, row.lanes] += row.count

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from support import records as made
-from support.curves import most, read, within
+from support.curves import most, read, sentences, within
 from support.validity import failing
 
 from pdlab.analysis import ranking
@@ -22,6 +22,7 @@ from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.rendering import said
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.report import sections, tables, verdicts
 from pdlab.report.style import styles
@@ -105,7 +106,7 @@ def test_invalid_repeats_are_left_out_and_invalid_levels_kept() -> None:
     assert (mixed.valid, mixed.repeats, mixed.excluded, mixed.requests_per_s) == (True, 1, 1, 1.0)
     assert mixed.reasons == ("one failed",)
     assert (bad.valid, bad.requests_per_s, bad.reasons) == (False, 2.0, ("client saturated",))
-    notes = tables.invalid_notes([curve])
+    notes = said(tables.TABLES, "invalid", [curve], True).splitlines()
     assert "1 of 2 repeats left out: one failed" in notes[0]
     assert "not valid: client saturated" in notes[1]
 
@@ -257,7 +258,7 @@ def test_every_bound_holds_between_levels_too() -> None:
 
 
 def sentence(pair: Sequence[Curve], tpot_ms: float = 14.0, ttft_ms: float | None = 1000.0) -> str:
-    (text,) = verdicts.at_sentences(pair, within(tpot_ms, ttft_ms), View())
+    (text,) = sentences(pair, within(tpot_ms, ttft_ms), View())
     return text
 
 
@@ -312,7 +313,7 @@ def test_one_experiment_and_none() -> None:
     )
     bad = [one(closed(4, 1, 10, reasons=("bad",)))]
     assert verdicts.headline(bad, View()) == "No valid level to compare."
-    assert verdicts.at_sentences(bad, within(10.0), View()) == []
+    assert sentences(bad, within(10.0), View()) == []
 
 
 def test_what_does_not_reach_the_bound_is_said() -> None:
@@ -348,7 +349,7 @@ def test_closed_and_open_loops_are_read_apart() -> None:
             experiment("collocated-4xtp2", closed(4, 2, 10)),
         ]
     )
-    texts = verdicts.at_sentences(both, within(14.0, 1000.0), View())
+    texts = sentences(both, within(14.0, 1000.0), View())
     assert [text.split(" ms (")[1][:13] for text in texts] == ["closed loop) ", "open loop) 8x"]
     assert "the best is 4xTP2" in texts[0] and "8xTP1 collocated gives about 30" in texts[1]
 
@@ -388,8 +389,8 @@ def test_a_tail_is_given_where_every_repeat_has_five_requests_beyond_it(requests
 def test_different_things_have_no_winner() -> None:
     other = closed(4, 9, 10).model_copy(update={"workload": Workload(input_tokens=7, output_tokens=3)})
     things = curves([experiment("collocated-8xtp1", closed(4, 1, 10)), experiment("collocated-4xtp2", other)])
-    sentences = verdicts.at_sentences(things, within(14, 1000), View())
-    assert [each.partition(" gives ")[0].rpartition(", ")[2] for each in sentences] == [
+    texts = sentences(things, within(14, 1000), View())
+    assert [each.partition(" gives ")[0].rpartition(", ")[2] for each in texts] == [
         "100:10 input:output tokens: 8xTP1 collocated",
         "7:3 input:output tokens: 4xTP2 collocated",
     ]

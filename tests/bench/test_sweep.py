@@ -250,9 +250,18 @@ def test_new_loads_of_the_command_line() -> None:
         (["--concurrency-per-gpu", "x"], "--concurrency-per-gpu: expected numbers such as 1,2,4"),
         (["--client-processes", "0"], "--client-processes: '0' is not a number of processes"),
         (["--shared-prefix", "5000"], "needs some of its own"),
+        (["-r", "2", "--hold-s", "0"], "--hold-s: '0' is not a number of seconds above 0"),
+        (["-r", "2", "--hold-s", "nan"], "--hold-s: 'nan' is not a number of seconds above 0"),
+        (["-r", "2", "--hold-s", "9", "--final"], "--final holds every rate for 600 s: leave --hold-s out"),
+        (["-r", "2", "--final", "--prompts-per-level", "9"], "give one of the two"),
+        (["-r", "2", "--final", "--smoke"], "--smoke is one short level: leave --final out"),
+        (["-c", "2", "--hold-s", "9"], "--hold-s belongs to request rates, ramps and --slo"),
+        (["--hardware", "x"], "--hardware is for --start-from, which is not given"),
+        (["--start-from", "plan"], "--start-from is for --slo, which is not given"),
+        (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
     ],
 )
-def test_wrong_loads_of_the_command_line(argv: list[str], words: str) -> None:
+def test_wrong_flags(argv: list[str], words: str) -> None:
     with pytest.raises(UsageError) as refused:
         bench.options(argv)
     assert words in str(refused.value)
@@ -264,37 +273,6 @@ def test_wrong_loads_of_the_command_line(argv: list[str], words: str) -> None:
 )
 def test_how_long_a_rate_is_held(argv: list[str], hold_s: float) -> None:
     assert bench.options(argv).hold_s == hold_s
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["-r", "2", "--hold-s", "0"], "--hold-s: '0' is not a number of seconds above 0"),
-        (["-r", "2", "--hold-s", "nan"], "--hold-s: 'nan' is not a number of seconds above 0"),
-        (["-r", "2", "--hold-s", "9", "--final"], "--final holds every rate for 600 s: leave --hold-s out"),
-        (["-r", "2", "--final", "--prompts-per-level", "9"], "give one of the two"),
-        (["-r", "2", "--final", "--smoke"], "--smoke is one short level: leave --final out"),
-        (["-c", "2", "--hold-s", "9"], "--hold-s belongs to request rates, ramps and --slo"),
-    ],
-)
-def test_holds_that_cannot_be(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        bench.options(argv)
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--hardware", "x"], "--hardware is for --start-from, which is not given"),
-        (["--start-from", "plan"], "--start-from is for --slo, which is not given"),
-        (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
-    ],
-)
-def test_starts_that_cannot_be(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        bench.options(argv)
-    assert words in str(refused.value)
 
 
 def test_a_dry_run_says_what_would_be_measured(capsys: pytest.CaptureFixture[str]) -> None:

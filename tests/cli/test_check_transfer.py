@@ -21,7 +21,7 @@ from pdlab.transfer.check import BackendResult, Size, SizeResult, TransferPlan, 
 from pdlab.transfer.options import CheckTransferSettings, kv_shape, plan_from
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.report import as_json, for_pd, render, result_json
-from pdlab.transfer.ucx_log import Lane, Wire
+from pdlab.transfer.ucx_log import UcxLane, Wire
 from pdlab.transfer.verdict import Verdict
 
 SCRIPT = Path(__file__).resolve().parents[2] / "debug" / "test_nixl_connector_ray.py"
@@ -103,7 +103,7 @@ def test_an_unknown_dtype_is_refused() -> None:
 
 
 def result(gb_per_s: float = 10.0) -> BackendResult:
-    wire = Wire("zero-copy", (Lane("srd", "rdmap79s0:1"),), True, 5000)
+    wire = Wire("zero-copy", (UcxLane("srd", "rdmap79s0:1"),), True, 5000)
     shape = parsed().shape
     sizes = []
     for size in parsed().sizes:

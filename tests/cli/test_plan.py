@@ -29,7 +29,7 @@ from pdlab.core.workload import Open, Slo, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scenario as scenario_module
-from pdlab.plan.candidates import Sized, engine_shapes, shortlist, units
+from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist, units
 from pdlab.plan.facts import regimes
 from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
 from pdlab.plan.rate_matching import Matcher, Unit
@@ -68,7 +68,7 @@ def scenario(seed: int = 0, **bounds: float) -> Scenario:
     return Scenario(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
 
 
-def sized(label: str) -> Sized:
+def sized(label: str) -> SizedDeployment:
     deployment = Deployment(topology=parse_label(label))
     return sized_alone(scenario(tpot_s=0.012), deployment, nodes(1), 8)
 
@@ -480,14 +480,14 @@ class TestRanking:
 
     def test_a_deployment_that_serves_less_than_one_request_at_a_time_is_simulated(self) -> None:
         deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-        loads = planner.ladder(scenario(ttft_s=20.0), Sized(deployment, 1, matched_rps=0.1, in_flight=0.3))
+        loads = planner.ladder(scenario(ttft_s=20.0), SizedDeployment(deployment, 1, matched_rps=0.1, in_flight=0.3))
         assert loads[0].load.value == 1
 
     def test_no_load_is_tried_that_engines_do_not_take_into_a_batch(self) -> None:
         """Rate matching without a bound on TPOT gives tens of thousands for answers of one token."""
         deployment = Deployment(topology=parse_label("collocated-1xtp2"))
         short = replace(scenario(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
-        loads = planner.ladder(short, Sized(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
+        loads = planner.ladder(short, SizedDeployment(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
         assert loads[0].load.value == round(0.1 * 1024)
 
     def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from pdlab.cluster import connection
+
 ROOT = Path(__file__).resolve().parents[2]
 BECOMES = """
 import sys
@@ -28,3 +32,28 @@ def test_what_the_nodes_processes_do_at_their_start_comes_before_ray(tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:3] == ["at start", "ray.serve", "ray.serve.llm"]
+
+
+AHEAD = """
+import os, sys
+from pdlab.cluster import connection, local_nodes
+connection.AHEAD = ("decimal",)
+connection.SHARED = ("not_installed",)
+imports = connection.Imports()
+imports.ahead()
+imports.shared()
+imports.last("json").result()
+print("decimal" in sys.modules, os.environ[connection.WRITTEN[0]])
+print(local_nodes.environment("x", "/nowhere").get(connection.WRITTEN[0]))
+"""
+
+
+@pytest.mark.parametrize("asked", [None, "/asked/for"])
+def test_what_torch_writes_into_the_environment_is_not_the_nodes(asked: str | None) -> None:
+    name, value = connection.WRITTEN
+    env = {key: each for key, each in os.environ.items() if key != name} | ({} if asked is None else {name: asked})
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], capture_output=True, text=True, timeout=60, env={**env, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"True {asked or value}", str(asked)]

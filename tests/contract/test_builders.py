@@ -26,7 +26,7 @@ from pdlab.placement.place import place
 from tests.support.deployments import SHAPES
 
 ALWAYS = ("ExplainsErrors", "StopsWithEngine", "CountsPoolTokens")
-MIXED_IN = ("Front", "SplitsSequences", "InstallsGuard", "WatchesSteps", *ALWAYS)
+MIXED_IN = ("HttpFront", "SplitsSequences", "InstallsGuard", "WatchesSteps", *ALWAYS)
 # Shapes that no file has: data parallel collocated, TP over nodes, pipeline over nodes, local DP.
 LABELS = [
     ("collocated-2xtp2dp2", "p5.48xlarge-x2"),
@@ -202,7 +202,7 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
             name = deployment.name.partition(":")[0]
             (tmp_path / f"{label} {name}").write_bytes(deployment._replica_config.serialized_deployment_def)
             guards[name] = guards_of(deployment.func_or_class)
-        assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["Front"]
+        assert made[0].name == "OpenAiIngress" and guards["OpenAiIngress"] == ["HttpFront"]
         expected |= {f"{label} {name}": guards[name] for name in guards}
         engine = ["WatchesSteps"] if label.startswith("pd") else []
         engine = [*(["InstallsGuard"] if label == on_gpus else []), *engine, *ALWAYS]

@@ -1,18 +1,25 @@
-"""What pdlab.cluster.fast_start relies on in Ray: the router then imports neither torch nor vLLM nor pandas, and an
-agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the routers that it
-asks; and in the interval of Ray Serve's control loop."""
+"""What pdlab.cluster.fast_start relies on in Ray: `ray start` needs none of the other commands, a worker's process gets
+from it the arguments and the environment that Ray would give it; the router then imports neither torch nor vLLM nor
+pandas, and an agent's metrics page shows what Ray's own recorder would show; in how HAProxy is started and chooses the
+routers that it asks; and in the interval of Ray Serve's control loop."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
+from contract.conftest import quietly
 
+from pdlab.cluster import connection, ray_names
 from pdlab.cluster.loopback import LISTEN
 
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from pdlab.cluster import fast_start
@@ -27,6 +34,93 @@ print("THEN", download_utils.torch.hub.__name__, "torch" in sys.modules)
 
 def test_controller_proxy_and_router_import_none_of_it() -> None:
     assert _run(PROGRAM)[-2:] == ["LOADED []", "THEN torch.hub True"]
+
+
+COMMAND = """
+import sys
+sys.orig_argv = [sys.executable, "/x/bin/ray", "start", "--head"]
+from pdlab.cluster import fast_start
+fast_start.install()
+from ray.scripts import scripts
+print("LOADED", [name for name in ("ray.serve", "ray.util.state", "fastapi") if sys.modules.get(name)])
+print("COMMANDS", *(name for name in ("start", "job", "serve", "list") if name in scripts.cli.commands))
+"""
+
+
+def test_ray_start_imports_no_other_command() -> None:
+    assert _run(COMMAND)[-2:] == ["LOADED []", "COMMANDS start"]
+
+
+WORKER = """
+import json, os, sys
+print(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in ("FIRST", "SECOND", "THIRD", "HOME")},
+                  sys.executable, "ray" in sys.modules]))
+"""
+ENVIRONMENT = {"FIRST": "a b '\"$", "SECOND": "${FIRST}/${NOT_THERE}/x", "THIRD": ""}
+
+
+@pytest.mark.parametrize(
+    ("context", "short"),
+    [
+        ({"command_prefix": [], "env_vars": ENVIRONMENT, "py_executable": sys.executable, "java_jars": []}, True),
+        ({"env_vars": {}, "override_worker_entrypoint": None}, True),
+        ({"env_vars": {"FIRST": "1"}, "command_prefix": ["FIRST=2", "&&", "export", "FIRST", "&&"]}, False),
+        ({"env_vars": {"FIRST": "1"}, "py_executable": f"nice -n 0 {sys.executable}"}, False),
+    ],
+    ids=["environment", "nothing", "a command before it", "another command"],
+)
+def test_a_worker_begins_as_ray_would_have_it_begin(context: dict[str, object], short: bool, tmp_path: Path) -> None:
+    worker = tmp_path / "default_worker.py"
+    worker.write_text(WORKER, encoding="utf-8")
+    setup = quietly(ray_names.SETUP_WORKER)
+    command = [
+        sys.executable, "-Wignore", inspect.getfile(setup), str(worker), "--node-ip-address=1", "--name=it's $HOME",
+        f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON", "--startup-token=3",
+    ]  # fmt: skip
+    answers, imports = [], []
+    for site in ("", str(Path(connection.__file__).parent / "site")):
+        paths = os.pathsep.join(filter(None, [site, str(ROOT)]))
+        env = {"PATH": os.environ["PATH"], "HOME": "/h", "PYTHONPATH": paths, "PYTHONPROFILEIMPORTTIME": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        answers.append(json.loads(done.stdout))
+        imports.append("| ray._raylet" in " ".join(done.stderr.split()))
+    assert answers[0] == answers[1] and answers[0][0][-1] == "--startup-token=3"
+    assert imports == [True, not short]
+
+
+def test_nothing_else_can_be_asked_of_a_workers_environment() -> None:
+    """Another field of it would be one that `fast_start` knows nothing of."""
+    context = quietly("ray._private.runtime_env.context").RuntimeEnvContext
+    fields = {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint", "java_jars"}
+    assert set(vars(context())) == fields
+
+
+SIDE_BY_SIDE = """
+import importlib, json, os, sys
+from pdlab.cluster import connection, fast_start
+environment = dict(os.environ)
+fast_start.leave_out([fast_start.NO_FRAMES])
+before = set(sys.modules)
+connection._import_all(connection.SHARED)
+shared = set(sys.modules)
+for name in connection.AHEAD if sys.argv[1] == "ahead" else ("ray", "ray.serve"):
+    importlib.import_module(name)
+new = {name for name in set(sys.modules) - shared if "site-packages" in str(getattr(sys.modules[name], "__file__", ""))}
+changed = [name for name, value in os.environ.items() if environment.get(name) != value]
+print(json.dumps([sorted(new), sorted({"ray", "vllm"} & (shared | set(sys.modules))), changed]))
+"""
+
+
+def test_what_is_imported_ahead_shares_no_package_with_what_is_imported_beside_it() -> None:
+    """Two threads that import one package at once may see it half made."""
+    (ahead, theirs, changed), (serve, *_) = (
+        json.loads(_run(SIDE_BY_SIDE, arguments=[each])[-1]) for each in ("ahead", "serve")
+    )
+    assert theirs == [], "Ray and vLLM read the environment of a driver, which is not there yet"
+    assert changed == [connection.WRITTEN[0]], "nodes that start meanwhile would inherit another one, or not"
+    assert len(ahead) > 1000 and len(serve) > 100
+    assert set(ahead) & set(serve) == set()
 
 
 # Two engines of one node, and one with other buckets, which Ray leaves out.

@@ -38,7 +38,7 @@ def test_the_built_application_plays_roles(direct: bool, monkeypatch: pytest.Mon
     engines = found["Fluid"]
     served = engines.func_or_class
     names = [base.__name__ for base in served.__mro__]
-    assert set(names) >= MIXINS and ("Front" in names) is direct
+    assert set(names) >= MIXINS and ("HttpFront" in names) is direct
     assert names.index("SwitchesRoles") < names.index("SplitsSequences") < names.index("CallsPrefill")
     assert names.index("CallsPrefill") < names.index("PDOrchestratorMixin") < names.index("LLMServer")
     assert inspect.iscoroutinefunction(served.__init__) and inspect.iscoroutinefunction(served.__del__)

@@ -47,7 +47,7 @@ def test_the_application_that_answers_http_is_guarded(
 
     front = built(label, direct=direct, monkeypatch=monkeypatch)[0].func_or_class
     names = [base.__name__ for base in front.__mro__]
-    assert "Front" in names and ("SplitsSequences" in names) is (direct and label.startswith("pd"))
+    assert "HttpFront" in names and ("SplitsSequences" in names) is (direct and label.startswith("pd"))
     assert inspect.iscoroutinefunction(front.__init__), "Ray refuses a wrapped ingress that is built otherwise"
     app = FastAPI()
     for path in ("/v1/completions", "/inference/v1/generate", "/detokenize"):

@@ -32,7 +32,7 @@ from pdlab.deploy.serving import early_token, step_watch
 from pdlab.guard import first_token, marks, questions, read_ends
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
 from pdlab.guard.marks import ANEW, CORE, READ, REFUSED, WIRE
-from pdlab.guard.questions import BACK, CLAIM, Inquirer, Peer, Reply
+from pdlab.guard.questions import BACK, CLAIM, Peer, Reply, SideChannelClient
 from pdlab.guard.receives import ACTIONS, ReceiveBook
 
 pytestmark = pytest.mark.usefixtures("import_warnings_aside")
@@ -1184,7 +1184,7 @@ def metadata_of_ranks() -> dict[tuple[int, int], Any]:
 def test_the_side_channel_answers_for_leases_and_survives_what_it_cannot_read(side: Any) -> None:
     held, side.side_channel_port = hold_port()
     base = quietly(f"{NIXL}.base_scheduler").NixlBaseConnectorScheduler
-    inquirer = Inquirer()
+    inquirer = SideChannelClient()
     with held:
         side.set_xfer_handshake_metadata(metadata_of_ranks())
         try:

@@ -29,6 +29,7 @@ def private() -> Iterator[tuple[str, str | None]]:
     """(module, name in it), or the module alone."""
     yield from ((module, None) for module in sorted(MODULES))
     yield from ((module, name) for table in TABLES for name, module in table.NAMES.items())
+    yield from ((module, None) for module in rays_of_cluster.COMMANDS)
     yield "ray._private.state", "available_resources_per_node"
     yield "ray.llm._internal.common.callbacks.base", "CallbackBase"
     yield "ray.serve._private.request_router.pow_2_router", "PowerOfTwoChoicesRequestRouter"

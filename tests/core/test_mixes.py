@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
-from pdlab.core.mixes import Crowd, Mix, Mixes, parse_mixes
+from pdlab.core.mixes import LoadSurge, Mix, Mixes, parse_mixes
 from pdlab.core.workload import Closed, Level, Load, Open, Workload
 
 TWO = "5000:250@1.5,1000:1000,every=60"
@@ -157,4 +157,4 @@ def test_lengths_beside_mixes_are_refused() -> None:
 
 
 def test_a_crowd_says_when_it_ends() -> None:
-    assert Crowd(of="rate", factor=2, at_s=10, for_s=5).ends_s == 15
+    assert LoadSurge(of="rate", factor=2, at_s=10, for_s=5).ends_s == 15

@@ -423,15 +423,16 @@ class TestShapes:
         results = self.asked(wrong)
         assert [shape for shape, result in results.items() if result.equal is False] == [name]
 
-    def test_choices_must_be_numbered(self) -> None:
-        with pytest.raises(
-            CanaryError, match=r"a list of prompts is answered by choices \[0, 0, 1\] instead of 0 to 2"
-        ):
-            self.asked("numbers")
-
-    def test_a_stream_must_end(self) -> None:
-        with pytest.raises(CanaryError, match=r"does not end with \[DONE\]"):
-            self.asked("cut")
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ("numbers", r"a list of prompts is answered by choices \[0, 0, 1\] instead of 0 to 2"),
+            ("cut", r"does not end with \[DONE\]"),
+        ],
+    )
+    def test_an_answer_without_its_form_is_an_error(self, wrong: str, words: str) -> None:
+        with pytest.raises(CanaryError, match=words):
+            self.asked(wrong)
 
     @pytest.mark.parametrize(("sequences", "names"), [(1, {"a stream"}), (2, {"n=2", "a stream"})])
     def test_what_the_deployment_does_not_let_through_is_not_asked(self, sequences: int, names: set[str]) -> None:

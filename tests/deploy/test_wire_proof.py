@@ -24,7 +24,7 @@ from pdlab.placement.place import place
 from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import Manifest, WireProof
-from pdlab.transfer.ucx_log import Lane, Wire, parse_table, reads
+from pdlab.transfer.ucx_log import UcxLane, Wire, parse_table, reads
 
 X2, PAYLOAD = load_cluster("p5.48xlarge-x2"), 180_000_000
 TWO_HOSTS = two_hosts_cluster(LinkShape(gbit_per_s=1))
@@ -89,11 +89,11 @@ def over(nic: str, share: float = 1.05, rails: int = 1) -> dict[str, dict[str, t
 
 def table(transport: str, protocol: str = "zero-copy") -> Wire:
     """What UCX's table says."""
-    return Wire(protocol, (Lane(transport, "device"),), False)
+    return Wire(protocol, (UcxLane(transport, "device"),), False)
 
 
 ONE_MACHINE = ("n", "n")
-BOTH = Wire("zero-copy", (Lane("cma", "memory"), Lane("tcp", "lo")), False)
+BOTH = Wire("zero-copy", (UcxLane("cma", "memory"), UcxLane("tcp", "lo")), False)
 SOFTWARE = "software emulation"
 QUIET = {"ens32": (NOISE, NOISE)}
 LOUD = {"ens32": (2 * PAYLOAD, 2 * PAYLOAD)}

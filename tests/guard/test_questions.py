@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from pdlab.guard.leases import GRANTED, UNKNOWN, LeaseAnswer, LeaseBook
-from pdlab.guard.questions import BACK, CLAIM, GET_META_MSG, AnswerTable, Inquirer, Peer, Reply
+from pdlab.guard.questions import BACK, CLAIM, GET_META_MSG, AnswerTable, Peer, Reply, SideChannelClient
 
 METADATA = {(0, 0): b"rank 0", (0, 1): b"rank 1"}
 LONG_S = 60.0
@@ -65,13 +65,13 @@ def listener(leases: LeaseBook) -> Iterator[Listener]:
 
 
 @pytest.fixture
-def inquirer() -> Iterator[Inquirer]:
-    inquirer = Inquirer(make)
+def inquirer() -> Iterator[SideChannelClient]:
+    inquirer = SideChannelClient(make)
     yield inquirer
     inquirer.close()
 
 
-def replies(inquirer: Inquirer, count: int) -> list[Reply]:
+def replies(inquirer: SideChannelClient, count: int) -> list[Reply]:
     got: list[Reply] = []
     until = time.monotonic() + LONG_S
     while len(got) < count:
@@ -81,7 +81,7 @@ def replies(inquirer: Inquirer, count: int) -> list[Reply]:
     return got
 
 
-def test_claims_are_answered_in_order(listener: Listener, inquirer: Inquirer, leases: LeaseBook) -> None:
+def test_claims_are_answered_in_order(listener: Listener, inquirer: SideChannelClient, leases: LeaseBook) -> None:
     leases.pin("r", 1000)
     peer = Peer("127.0.0.1", listener.port, "engine")
     assert list(inquirer.replies()) == []
@@ -94,31 +94,31 @@ def test_claims_are_answered_in_order(listener: Listener, inquirer: Inquirer, le
 
 
 def test_another_engine_at_the_same_address_knows_nothing(
-    listener: Listener, inquirer: Inquirer, leases: LeaseBook
+    listener: Listener, inquirer: SideChannelClient, leases: LeaseBook
 ) -> None:
     leases.pin("r", 1000)
     inquirer.ask(1, CLAIM, Peer("127.0.0.1", listener.port, "the one before"), "r", "d")
     assert replies(inquirer, 1)[0].answer == LeaseAnswer(UNKNOWN)
 
 
-def test_what_is_given_back_is_told(listener: Listener, inquirer: Inquirer, leases: LeaseBook) -> None:
+def test_what_is_given_back_is_told(listener: Listener, inquirer: SideChannelClient, leases: LeaseBook) -> None:
     leases.pin("r", 1000)
     inquirer.ask(0, BACK, Peer("127.0.0.1", listener.port, "engine"), "r", "d")
     replies(inquirer, 1)
     assert leases.take_given_back() == {"r"}
 
 
-def test_nobody_at_the_address(inquirer: Inquirer) -> None:
+def test_nobody_at_the_address(inquirer: SideChannelClient) -> None:
     assert inquirer.ask(1, CLAIM, Peer("127.0.0.1", 9, "engine"), "r", "d"), "it is not known yet that nobody answers"
     assert list(inquirer.replies()) == []
 
 
 @pytest.mark.parametrize("host", ["no such host", "no such\nhost"])
-def test_an_address_that_is_none(host: str, inquirer: Inquirer) -> None:
+def test_an_address_that_is_none(host: str, inquirer: SideChannelClient) -> None:
     assert not inquirer.ask(1, CLAIM, Peer(host, 9, "engine"), "r", "d")
 
 
-def test_connections_are_bounded(inquirer: Inquirer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded(inquirer: SideChannelClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdlab.guard.questions.MOST_PEERS", 2)
     for port in (9, 10, 11):
         inquirer.ask(1, CLAIM, Peer("127.0.0.1", port, "engine"), "r", "d")
@@ -138,7 +138,7 @@ class TestTable:
         assert AnswerTable(METADATA, leases)[key] == b""
 
 
-def test_an_answer_that_is_none_is_passed_over(inquirer: Inquirer) -> None:
+def test_an_answer_that_is_none_is_passed_over(inquirer: SideChannelClient) -> None:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     try:

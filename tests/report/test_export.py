@@ -13,7 +13,7 @@ from support import folders, published
 import pdlab
 from pdlab.cli import viz
 from pdlab.cli.viz import EXPORTS
-from pdlab.report.export import FORMATS
+from pdlab.report.export import PER_LEVEL, TABLES
 from pdlab.report.load import Row
 
 OF_CLIENTS = ("aiperf", "llmd", "inferencex")
@@ -47,7 +47,7 @@ def closed(tmp_path: Path) -> list[Path]:
 
 
 def test_the_formats_are_those_of_the_flag() -> None:
-    assert sorted(FORMATS) == sorted(EXPORTS)
+    assert sorted([*PER_LEVEL, "inferencex", *TABLES]) == sorted(EXPORTS)
 
 
 @pytest.mark.parametrize("kind", EXPORTS)

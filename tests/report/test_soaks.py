@@ -62,7 +62,7 @@ def test_the_report_has_a_drawing_of_each_latency(folder: Path, tmp_path: Path) 
 
 
 def test_longer_is_higher_in_a_drawing(folder: Path) -> None:
-    tpot, _ = time_figure.drawings(soaks.figure([soaks.Held("x", run_of(folder))]))
+    tpot, _ = time_figure.drawings(soaks.figure([soaks.SoakRun("x", run_of(folder))]))
     lines = [line.attrib["points"].split() for line in ET.fromstring(tpot).iter("polyline")]
     assert [len(points) for points in lines] == [30, 30]
     heights = [float(point.split(",")[1]) for point in lines[0]]
@@ -73,7 +73,7 @@ def test_what_is_not_known_is_not_drawn(folder: Path) -> None:
     run = run_of(folder)
     assert run.soak
     bare = [window.model_copy(update={"tpot": None}) for window in run.soak.windows]
-    each = soaks.Held("x", run.model_copy(update={"soak": run.soak.model_copy(update={"windows": tuple(bare)})}))
+    each = soaks.SoakRun("x", run.model_copy(update={"soak": run.soak.model_copy(update={"windows": tuple(bare)})}))
     (drawing,) = time_figure.drawings(soaks.figure([each]))
     assert "TTFT, ms" in drawing
     assert soaks.section(each).text.splitlines()[3].split()[4:6] == ["-", "-"]

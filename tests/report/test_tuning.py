@@ -9,7 +9,7 @@ from support import folders
 
 from pdlab.cli import viz
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.results.schema import ExperimentRecord, Tried, Tuning
+from pdlab.results.schema import ExperimentRecord, TriedSettings, Tuning
 from pdlab.results.store import write_record
 
 PD = Deployment(model="tiny-gptoss", topology=parse_label("pd-pack-p1xtp1-d1xtp1"))
@@ -21,8 +21,8 @@ TUNING = Tuning(
     loads=("concurrency 4",),
     repeats=1,
     tried=(
-        Tried(settings={"max_num_seqs": 64, "enable_prefix_caching": False}, tokens_per_s=550.0),
-        Tried(tokens_per_s=500.0),
+        TriedSettings(settings={"max_num_seqs": 64, "enable_prefix_caching": False}, tokens_per_s=550.0),
+        TriedSettings(tokens_per_s=500.0),
     ),
     settings={"max_num_seqs": 64, "enable_prefix_caching": False},
     over_launched=(1.1, 1.02, 1.19),

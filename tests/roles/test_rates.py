@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdlab.roles.observed import Count, EngineLoad, Role
-from pdlab.roles.rates import ANSWERS_HALF_LIFE_S, AnswerTokens, DecodeStep, Fading, PrefillRate
+from pdlab.roles.rates import ANSWERS_HALF_LIFE_S, AnswerTokens, DecayingSum, DecodeStep, PrefillRate
 
 
 def prefilling(tokens: int, busy_s: float, running: int = 0, role: Role = "prefill") -> EngineLoad:
@@ -100,7 +100,7 @@ def test_answers_are_learnt_by_the_size_of_their_prompts() -> None:
 
 
 def test_a_sum_falls_by_half_with_each_half_life() -> None:
-    total = Fading(2.0)
+    total = DecayingSum(2.0)
     total.add(8.0, 1.0)
     total.add(1.0, 4.0)
     assert total.total == 3.0

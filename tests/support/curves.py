@@ -13,6 +13,7 @@ from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
 from pdlab.core.workload import Workload
+from pdlab.report.verdicts import bound_answers
 
 
 def figures(
@@ -70,6 +71,11 @@ def within(tpot_ms: float, ttft_ms: float | None = None) -> Bounds:
 def most(curve: Curve, tpot_ms: float, view: View | None = None) -> Estimate | None:
     """What a curve of one kind of load gives at that median TPOT."""
     return estimate_at(curve, curve.points, within(tpot_ms), view or View())
+
+
+def sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:
+    """What the report tells of these bounds."""
+    return [str(each) for each in bound_answers(bounds_rankings(curves, bounds, view), curves, view)]
 
 
 def read(curves: Sequence[Curve], tpot_ms: float, ttft_ms: float | None = None) -> BoundsRanking:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from pdlab.core.findings import CODES
 from pdlab.remote import network
 from pdlab.remote.network import Interface, RankHost, bytes_between
-from pdlab.transfer.ucx_log import Lane, Wire, failed_modules, parse_table, reads, together, ucx_version, wire_of
+from pdlab.transfer.ucx_log import (
+    UcxLane,
+    Wire,
+    failed_modules,
+    parse_table,
+    reads,
+    together,
+    ucx_version,
+    wire_of,
+)
 from pdlab.transfer.verdict import OK, SLOW, ObservedTransfer, judge, notes
 
 SAMPLES = Path(__file__).resolve().parents[1] / "data" / "ucx"
@@ -130,7 +139,7 @@ GIB = 2**30
 
 
 def wire(protocol: str, *lanes: str) -> Wire:
-    return Wire(protocol, tuple(Lane(*lane.split("/", 1)) for lane in lanes), True, 1000)
+    return Wire(protocol, tuple(UcxLane(*lane.split("/", 1)) for lane in lanes), True, 1000)
 
 
 TCP = wire("software emulation", "tcp/ens5")

@@ -27,7 +27,7 @@ from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.session import SESSION_HEADER
 from pdlab.traffic.blocks import drawn_words
-from pdlab.traffic.bounded import Latest
+from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.prompts import token_keys
 from pdlab.traffic.requests import TrafficRequest, line_offsets, read_requests, request_at
@@ -126,7 +126,7 @@ def own_requests(level: ClientLevel) -> PlannedRequests:
     import numpy as np
 
     assert level.replay is not None
-    path, groups, known = Path(level.replay.path), Groups(), Latest[str, int]()
+    path, groups, known = Path(level.replay.path), Groups(), LatestKeys[str, int]()
     due_s, offsets, turns, followers, sessions = array("d"), array("q"), array("i"), array("i"), array("i")
     has_text = False
     for request, offset in zip(read_requests(path), line_offsets(path), strict=True):

@@ -54,14 +54,14 @@ MOST_SETTINGS, TUNED_LOADS = 16, 4
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
 
 
-class Where(Frozen):
+class ExperimentHosts(Frozen):
     """``local`` Ray nodes on this machine, or a ``cluster`` (auto, a file, a name of configs/clusters/)."""
 
     local: int | None = Field(default=None, ge=1)
     cluster: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Where:
+    def _one(self) -> ExperimentHosts:
         if (self.local is None) == (self.cluster is None):
             raise ValueError("give either local (a number of nodes) or cluster (auto, a file, or a name)")
         return self
@@ -264,7 +264,7 @@ class ExperimentFile(LevelOptions):
 
     name: str = Field(pattern=f"^{NAME}$")
     description: Annotated[str | None, Incidental] = None
-    where: Where
+    where: ExperimentHosts
     deployments: tuple[Entry, ...] = Field(min_length=1)
     workloads: tuple[NamedWorkload, ...] = Field(min_length=1)
     loads: tuple[LoadSettings, ...] = ()

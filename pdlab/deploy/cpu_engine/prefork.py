@@ -67,7 +67,7 @@ def use_in(module: Any) -> None:
 
 
 class _Context:
-    """A context of multiprocessing whose processes are `Forked`."""
+    """A context of multiprocessing whose processes are `ForkedProcess`."""
 
     def __init__(self, ordinary: Any) -> None:
         self._ordinary = ordinary
@@ -76,11 +76,11 @@ class _Context:
         return getattr(self._ordinary, name)
 
     @staticmethod
-    def Process(*args: Any, **kwargs: Any) -> Forked:
-        return Forked(*args, **kwargs)
+    def Process(*args: Any, **kwargs: Any) -> ForkedProcess:
+        return ForkedProcess(*args, **kwargs)
 
 
-class Forked(context.SpawnProcess):
+class ForkedProcess(context.SpawnProcess):
     """A process that the waiting child becomes; without one a new interpreter."""
 
     @staticmethod

@@ -183,11 +183,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _yaml(data: Mapping[str, Any]) -> str:
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False)
-    return text
-
-
 def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
     roles: dict[str, list[Role]] = {}
     for replica in prepared.placement.replicas:

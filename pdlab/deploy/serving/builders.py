@@ -61,7 +61,7 @@ _FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
 BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pdlab.roles")
 
 
-class Front:
+class HttpFront:
     """Mixed into the class that answers HTTP, an ingress or with direct streaming an engine's own server."""
 
     rules: RequestRules
@@ -275,7 +275,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:
                 _mix_in(application_, InstallsGuard, {"guard_files": files})
-    _mix_in(application, Front, {"rules": RequestRules(**{**rules, "expose": tuple(rules["expose"])})})
+    _mix_in(application, HttpFront, {"rules": RequestRules(**{**rules, "expose": tuple(rules["expose"])})})
     return application
 
 

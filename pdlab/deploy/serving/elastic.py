@@ -32,7 +32,7 @@ Pair = tuple[str, str]
 """(engine that prefills, engine that decodes)."""
 
 
-class Joining:
+class EngineAdmission:
     """Which engines may take work. The first ``founders`` may at once, for the launch warms them (None: all may)."""
 
     def __init__(self, founders: int | None) -> None:
@@ -109,7 +109,7 @@ class ReplicasOfPool:
     head: str
 
 
-class Serves(Protocol):
+class ServesReplicas(Protocol):
     """Ray Serve, as far as numbers of replicas go."""
 
     async def look(self) -> ReplicasOfPool:
@@ -161,7 +161,7 @@ class RayServe:
 class Scaling:
     """Has Ray Serve run as many engines as are wanted, one step after the other. ``clock``: seconds."""
 
-    def __init__(self, serves: Serves, clock: Callable[[], float]) -> None:
+    def __init__(self, serves: ServesReplicas, clock: Callable[[], float]) -> None:
         self._serves = serves
         self._clock = clock
         self._looked_s = -math.inf

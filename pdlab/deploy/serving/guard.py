@@ -27,7 +27,7 @@ _MOST_TOKENS = 2**31 - 1
 _CHAT = "/v1/chat/completions"
 # Routes whose body is one JSON object.
 OBJECTS = ("/v1/completions", _CHAT, "/tokenize")
-# Where an ASGI scope has the body's JSON: `Front` hands it to the routes of `OBJECTS`, which would parse it again.
+# Where an ASGI scope has the body's JSON: `HttpFront` hands it to the routes of `OBJECTS`, which would parse it again.
 PARSED = "pdlab.parsed"
 # Of lists and objects within one another. Tools' JSON schemas have ten or twenty levels.
 _DEEPEST = 64

@@ -20,15 +20,15 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from pdlab.deploy.serving.elastic import Joining, RayServe, Scaling, Serves
+from pdlab.deploy.serving.elastic import EngineAdmission, RayServe, Scaling, ServesReplicas
 from pdlab.roles.assign import assign, first_split
 from pdlab.roles.count import CountDecision, CountPolicy, load_of
 from pdlab.roles.local import locally_below
-from pdlab.roles.messages import EngineOrders, EngineReport, RoleNews, Since
+from pdlab.roles.messages import EngineOrders, EngineReport, ReportedSince, RoleNews
 from pdlab.roles.observed import EngineLoad, ObservedPool, Window
 from pdlab.roles.policy import Policy
 from pdlab.roles.prefixes import Prefixes
-from pdlab.roles.rates import CACHED_HALF_LIFE_S, Fading
+from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import AUTO, FluidSpec, counts_of
 
 NAMESPACE = "serve"
@@ -56,14 +56,14 @@ class _Engine:
         self.node = node
         self.heard_s = 0.0
         self.now = EngineReport()  # the last one
-        self.since = Since()
+        self.since = ReportedSince()
 
 
 class RoleBoard:
     """``clock``: seconds, and only forward. ``serves``: who runs the engines (None: Ray Serve)."""
 
     def __init__(
-        self, spec: FluidSpec, clock: Callable[[], float] = time.monotonic, serves: Serves | None = None
+        self, spec: FluidSpec, clock: Callable[[], float] = time.monotonic, serves: ServesReplicas | None = None
     ) -> None:
         self.spec = spec
         self._clock = clock
@@ -76,17 +76,17 @@ class RoleBoard:
         self._tick = 0
         self._heard = RoleNews()
         self._policy = Policy(spec)
-        self._joining = Joining(spec.engines if spec.moves else None)
+        self._joining = EngineAdmission(spec.engines if spec.moves else None)
         self._scaling = Scaling(serves or RayServe(spec.app, spec.deployment), clock) if spec.moves else None
         self._count_policy = CountPolicy(spec)
         self._counted: CountDecision | None = None
-        self._window = Since()
+        self._window = ReportedSince()
         self._looked_s = clock()
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_ENTRIES)
         self._local_below = 0
         self._handoff_s: deque[float] = deque(maxlen=200)
         self._prefixes = Prefixes()
-        self._tokens = {name: Fading(CACHED_HALF_LIFE_S) for name in ("prefilled_tokens", "computed_tokens")}
+        self._tokens = {name: DecayingSum(CACHED_HALF_LIFE_S) for name in ("prefilled_tokens", "computed_tokens")}
         self._news = asyncio.Event()
         # How long after a publication each router had it: that is known when it asks for the next one.
         self._published_s = clock()
@@ -302,12 +302,12 @@ class RoleBoard:
         )
         for name, total in self._tokens.items():
             total.add(sum(getattr(each.since, name) for each in self._engines.values()), window.seconds)
-        self._looked_s, self._window = now_s, Since()
+        self._looked_s, self._window = now_s, ReportedSince()
         for each in self._engines.values():
-            each.since = Since()
+            each.since = ReportedSince()
         return loads, window
 
-    def _load(self, name: str, since: Since) -> EngineLoad:
+    def _load(self, name: str, since: ReportedSince) -> EngineLoad:
         each = self._engines[name]
         role: Any = self._roles.get(name, "decode")
         if role not in PLAYING:

@@ -39,7 +39,7 @@ def sampled(request_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-class Parent(NamedTuple):
+class ParentSpan(NamedTuple):
     """A client's span, of its ``traceparent``."""
 
     trace_id: int
@@ -47,7 +47,7 @@ class Parent(NamedTuple):
     sampled: bool
 
     @classmethod
-    def of(cls, header: str | None) -> Parent | None:
+    def of(cls, header: str | None) -> ParentSpan | None:
         """None: the header is not there, or is none of the W3C's."""
         found = _PARENT.fullmatch(header or "")
         return found and cls(int(found[1], 16), int(found[2], 16), bool(int(found[3], 16) & _SAMPLED))
@@ -106,7 +106,7 @@ class Traces:
 
     def begin(self, request_id: str, parent: str | None, state: str | None) -> RequestTrace:
         """A request has arrived, with those headers of the trace context. Never a reason for it to fail."""
-        above = Parent.of(parent)
+        above = ParentSpan.of(parent)
         kept = {TRACESTATE: state} if above and state and _may_be_kept(state) else {}
         if (above is None or above.sampled) and sampled(request_id, self._share):
             try:
@@ -116,7 +116,7 @@ class Traces:
         trace_id, span_id = (above.trace_id, above.span_id) if above else (_some_id(128), _some_id(64))
         return RequestTrace({TRACEPARENT: _header(trace_id, span_id, 0), **kept})
 
-    def _begun(self, above: Parent | None, request_id: str, kept: dict[str, str]) -> RequestTrace:
+    def _begun(self, above: ParentSpan | None, request_id: str, kept: dict[str, str]) -> RequestTrace:
         from opentelemetry.context import Context
 
         api, context = self._api, Context()

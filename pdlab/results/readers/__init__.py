@@ -11,7 +11,6 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,9 +76,6 @@ class FileReading(NamedTuple):
     levels: tuple[RawLevel, ...] = ()
     skipped: str = ""
     sha256: str = ""
-
-
-Reader = Callable[[Path, Any], "FileReading | None"]
 
 
 def read_file(file: Path) -> FileReading:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
-from pdlab.traffic.bounded import REMEMBERED, Latest
+from pdlab.traffic.bounded import REMEMBERED, LatestKeys
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_lines, number, whole
 
@@ -20,8 +20,8 @@ MIN_BLOCKS = 2  # that a follow-up has in common with its parent
 
 
 def mooncake(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
-    """Every line. Of causal replays follow-ups are inferred: see `Follows`. Raises UsageError."""
-    size, follows = spec.block_tokens or MOONCAKE_BLOCK, Follows()
+    """Every line. Of causal replays follow-ups are inferred: see `PromptFollowUps`. Raises UsageError."""
+    size, follows = spec.block_tokens or MOONCAKE_BLOCK, PromptFollowUps()
     infers = spec.follow == "causal"
     for line, where, row in json_lines(path):
         tokens, out = whole(row, "input_length", where), whole(row, "output_length", where)
@@ -31,7 +31,7 @@ def mooncake(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         yield Recorded(line, name, session, prompt, out, at_s, parent=parent, continues=parent is not None)
 
 
-class Follows:
+class PromptFollowUps:
     """Which request a prompt goes on from, by block hashes alone: the latest earlier one whose full blocks are the
     beginning of this prompt, at least two, and whose prompt and answer are shorter than it.
 
@@ -42,7 +42,7 @@ class Follows:
     def __init__(self) -> None:
         self._seen: OrderedDict[int, None] = OrderedDict()
         # Last full block -> (request, session, full blocks, prompt and answer, moment).
-        self._ends: Latest[int, tuple[str, str, int, int, float]] = Latest()
+        self._ends: LatestKeys[int, tuple[str, str, int, int, float]] = LatestKeys()
 
     def parent(
         self, name: str, ids: list[int], tokens: int, out: int, at_s: float, size: int
@@ -67,7 +67,7 @@ class Follows:
 def bailian(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
     """Every line. Raises UsageError."""
     size = spec.block_tokens or BAILIAN_BLOCK
-    sessions: Latest[int, str] = Latest()
+    sessions: LatestKeys[int, str] = LatestKeys()
     for line, where, row in json_lines(path):
         tokens, out = whole(row, "input_length", where), whole(row, "output_length", where)
         at_s, chat = number(row, "timestamp", where), whole(row, "chat_id", where, 0)

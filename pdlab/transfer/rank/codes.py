@@ -23,7 +23,7 @@ MOST_WRONG = 1 << 20  # wrong words examined to find the pattern
 
 
 @dataclass(frozen=True)
-class Code:
+class WordCode:
     """A decoded word. ``kind``: 1 from prefill, 2 untouched memory of decode, others are no code."""
 
     kind: int
@@ -90,10 +90,10 @@ class CodeBook:
         """One field of many codes."""
         return (codes >> self._at(name) & np.uint64(self.mask[name])).astype(np.int64)
 
-    def decode(self, word: int) -> Code:
+    def decode(self, word: int) -> WordCode:
         """Take one word apart."""
         values = {name: word >> self.shift[name] & self.mask[name] for name in FIELDS}
-        return Code(kind=word >> KIND_SHIFT, **values)
+        return WordCode(kind=word >> KIND_SHIFT, **values)
 
     def _at(self, name: str) -> np.uint64:
         return np.uint64(self.shift[name])
@@ -135,9 +135,9 @@ class WrongWord:
     block: int
     word: int
     inside: bool
-    expected: Code
+    expected: WordCode
     actual: int
-    origin: Code
+    origin: WordCode
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors,
 from pdlab.transfer.rank.memory import KvMemory
 from pdlab.transfer.rank.messages import RankError, RankOptions, TransferTimes
 from pdlab.transfer.rank.nixl_import import nixl_api
-from pdlab.transfer.rank.raw_ucx import Exposed, RawUcx
+from pdlab.transfer.rank.raw_ucx import ExposedMemory, RawUcx
 from pdlab.transfer.rank.side_channel import Registered, SideChannel, fetch_registration
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
@@ -270,11 +270,11 @@ class Rank:
         """The host's own copy rate, measured in the same process under the same load."""
         return self.memory.copy_gb_per_s(page_bytes)
 
-    def raw_expose(self) -> Exposed:
+    def raw_expose(self) -> ExposedMemory:
         """After `close`: let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
         return self._raw_ucx().expose()
 
-    def raw_rates(self, exposed: Exposed, table: Table, repeats: int) -> list[float]:
+    def raw_rates(self, exposed: ExposedMemory, table: Table, repeats: int) -> list[float]:
         """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
 
         Overwrites the cache. Raises RankError (raw).

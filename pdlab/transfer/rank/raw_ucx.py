@@ -26,7 +26,7 @@ POSTS_PER_LOOK = 16
 
 
 @dataclass(frozen=True)
-class Exposed:
+class ExposedMemory:
     """A side that can be read and written: address of its worker, and per region base address and remote key."""
 
     worker: bytes
@@ -66,7 +66,7 @@ class RawUcx:
             self._check_status(self._ucp.ucp_mem_map(self._context, params, ctypes.byref(memory)), "map the cache")
             self._maps.append(memory)
 
-    def expose(self) -> Exposed:
+    def expose(self) -> ExposedMemory:
         """Allow the peer's access: a thread drives progress from now on, because tcp needs the target to take part."""
         address, length = ctypes.c_void_p(), ctypes.c_size_t()
         self._check_status(
@@ -85,7 +85,7 @@ class RawUcx:
             self._ucp.ucp_rkey_buffer_release(buffer)
         self._thread = threading.Thread(target=self._progress, daemon=True, name="raw-ucx")
         self._thread.start()
-        return Exposed(worker, tuple(keys))
+        return ExposedMemory(worker, tuple(keys))
 
     def _progress(self) -> None:
         while not self._stop.is_set():
@@ -93,7 +93,7 @@ class RawUcx:
                 time.sleep(0)
 
     def rates(
-        self, exposed: Exposed, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
+        self, exposed: ExposedMemory, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
         until_s: float,
     ) -> list[float]:  # fmt: skip
         """GB/s of ``repeats`` passes over the blocks ``near`` here and ``far`` there, ``page`` bytes in every region.

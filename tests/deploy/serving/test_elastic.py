@@ -21,7 +21,7 @@ from pdlab.deploy.serving.elastic import (
     STOPPING,
     WARM_AGAIN_S,
     WARM_S,
-    Joining,
+    EngineAdmission,
     Replica,
     ReplicasOfPool,
     Scaling,
@@ -42,8 +42,8 @@ def clock() -> Clock:
 # --- joining -------------------------------------------------------------------------------------
 
 
-def founded(*founders: str) -> Joining:
-    made = Joining(len(founders))
+def founded(*founders: str) -> EngineAdmission:
+    made = EngineAdmission(len(founders))
     assert made.look(founders) == []
     assert not any(made.joins(each) for each in founders)
     return made
@@ -106,7 +106,7 @@ def test_who_was_silent_for_a_moment_is_warm() -> None:
 
 
 def test_where_the_number_is_fixed_nobody_joins() -> None:
-    made = Joining(None)
+    made = EngineAdmission(None)
     made.look(["a"])
     made.knew({"a": "decode"})
     assert not made.joins("b") and made.orders("b", ["a", "b"], 0.0) == []

@@ -377,8 +377,8 @@ def leave(decode: Any, *, when: Callable[[], bool], then: Callable[[], None] = l
     asyncio.run(run())
 
 
-def test_a_client_that_leaves_before_decode_has_it_frees_the_blocks(server: Made, counted: dict[str, int]) -> None:
-    decode = server(Prefill([prefilled(7)]))
+def leave_before_decode(decode: Any) -> None:
+    """The client goes away while decode waits, before its engine is given the request."""
     reached: list[bool] = []
 
     async def slow() -> None:
@@ -387,6 +387,11 @@ def test_a_client_that_leaves_before_decode_has_it_frees_the_blocks(server: Made
 
     decode.before = slow
     leave(decode, when=lambda: bool(reached))
+
+
+def test_a_client_that_leaves_before_decode_has_it_frees_the_blocks(server: Made, counted: dict[str, int]) -> None:
+    decode = server(Prefill([prefilled(7)]))
+    leave_before_decode(decode)
     assert decode.told == [{"remote_request_id": "p7"}] and counted["released"] == 1
 
 
@@ -440,12 +445,5 @@ def test_behind_an_early_token_decode_has_it_with_the_next_item(
 def test_a_prefill_that_cannot_be_told_is_no_error(server: Made, counted: dict[str, int]) -> None:
     decode = server(Prefill([prefilled()]))
     decode.engine = SimpleNamespace()  # dead: it has no client any more
-    reached: list[bool] = []
-
-    async def slow() -> None:
-        reached.append(True)
-        await asyncio.sleep(3600)
-
-    decode.before = slow
-    leave(decode, when=lambda: bool(reached))
+    leave_before_decode(decode)
     assert "released" not in counted

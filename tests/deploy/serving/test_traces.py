@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from support.asgi import exchange
 
 from pdlab.deploy.serving.timeline import SendsTimeline, Timed
-from pdlab.deploy.serving.traces import REQUEST_ID, Parent, Traces, sampled, span_times
+from pdlab.deploy.serving.traces import REQUEST_ID, ParentSpan, Traces, sampled, span_times
 from pdlab.results.timeline import PARTS
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -156,9 +156,9 @@ def test_a_client_that_does_not_sample_is_not_sampled(memory: InMemorySpanExport
     ],
 )  # fmt: skip
 def test_what_is_no_traceparent_is_not_handed_on(memory: InMemorySpanExporter, header: str) -> None:
-    assert Parent.of(header) is None
+    assert ParentSpan.of(header) is None
     begun = Traces(0.0).begin("r-1", header, "vendor=1")
-    assert set(begun.headers) == {"traceparent"} and Parent.of(begun.headers["traceparent"]) is not None
+    assert set(begun.headers) == {"traceparent"} and ParentSpan.of(begun.headers["traceparent"]) is not None
     assert begun.headers["traceparent"].endswith("-00")
 
 
