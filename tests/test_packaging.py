@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -291,7 +292,12 @@ def test_it_renders_a_deployment_and_finds_the_configurations_by_name(installed:
 
 @pytest.mark.parametrize("words", [("launch", "--collocated"), ("launch", "--collocated", "--local"), ("weights",)])
 def test_what_needs_ray_names_the_extra_in_one_line(installed: Installed, words: tuple[str, ...]) -> None:
-    done = installed.run("pdlab", *words, code=1)
+    port: tuple[str, ...] = ()
+    if words[0] == "launch":
+        with socket.socket() as free:  # another deployment may have the default one
+            free.bind(("127.0.0.1", 0))
+            port = ("--port", str(free.getsockname()[1]))
+    done = installed.run("pdlab", *words, *port, code=1)
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert any(f"package {package} is not installed" in error for package in ("ray", "psutil")), error
     assert "pdlab[serve]" in error

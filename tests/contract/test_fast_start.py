@@ -99,6 +99,7 @@ def test_nothing_else_can_be_asked_of_a_workers_environment() -> None:
 SIDE_BY_SIDE = """
 import importlib, json, os, sys
 from pdlab.cluster import connection, fast_start
+os.environ.pop(connection.WRITTEN[0], None)  # a test that ran before in this process may have set it
 environment = dict(os.environ)
 fast_start.leave_out([fast_start.NO_FRAMES])
 before = set(sys.modules)
