@@ -1,12 +1,14 @@
 """How well stacks that nobody fitted are predicted: public points, every stack left out once. Needs the extra perf.
 
     python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--write] [--csv FILE]
+        [--rows FILE]
 
 TABLE: rows of a published benchmark with ttft_ms and tpot_ms (pdlab/plan/public_points.py). Nothing of a left-out stack
 is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
 docs/model.md, and what a plan uses of all stacks into configs/errors/public.yaml. The tables are not shipped.
 ``--disaggregated``: points of prefill and decode in engines of their own instead, all of them, by the tables as they
-are: no correction was fitted to any of them, and a plan has no band for them.
+are: no correction was fitted to any of them, and a plan has no band for them. ``--rows`` writes what was measured and
+predicted of every collocated point.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from pdlab.core.files import cache_dir  # noqa: E402
 from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
 from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
-from pdlab.plan.correction_fit import Response  # noqa: E402
+from pdlab.plan.correction_fit import Response, Setting  # noqa: E402
 from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered, weights_of  # noqa: E402
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, throughput  # noqa: E402
 from pdlab.plan.scoring import (  # noqa: E402
@@ -54,6 +56,7 @@ from pdlab.plan.scoring import (  # noqa: E402
     group_scores,
     held_of,
     lost_by_ratio,
+    measured_figure,
     near_by_chance,
     others_of,
     predict_point,
@@ -195,6 +198,7 @@ def main() -> int:
     parser.add_argument("--disaggregated", action="store_true", help="score points of P:D")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=Path, help="write the errors of every stack there")
+    parser.add_argument("--rows", type=Path, help="write what was measured and predicted of every point there")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
     if arguments.disaggregated:
@@ -219,6 +223,7 @@ def main() -> int:
     found = {stack: values for stack, values in found.items() if len(runs[stack]) >= FEWEST}
     pool = {stack: values for stack, values in found.items() if not stacks[stack].entry.in_doubt}
     scores, without = [], {}
+    rows: list[list[object]] = []
     for stack in found:
         others = others_of({each: values for each, values in pool.items() if each != stack})
         out = others.of(stack)
@@ -232,6 +237,7 @@ def main() -> int:
             ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point)) for point in runs[stack]
         ]
         scores.append(scored(out, points))
+        rows += [[stack.label, *setting_of(each.point), *errors_of(each)] for each in points]
         print(row_of(scores[-1]), flush=True)
     print(page := table(scores, pool))
     scores_of_groups = group_scores(pool)
@@ -243,6 +249,9 @@ def main() -> int:
             for score in scores:
                 errors = {name: round(each.error, 2) for name, each in score.ours.items()}
                 writer.writerow({**score.left_out.stack._asdict(), **errors})
+    if arguments.rows:
+        with arguments.rows.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([["stack", *Setting._fields, *ERROR_COLUMNS], *rows])
     if arguments.write:
         catalog = catalog_of(
             pool,
@@ -304,6 +313,19 @@ def disaggregated(tables: list[Path], errors: Path | None) -> str:
         f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+ERROR_COLUMNS = ("measured_tpot_ms", "tpot_error_percent", "measured_ttft_ms", "ttft_error_percent")
+
+
+def errors_of(each: ScoredPoint) -> list[float]:
+    """`ERROR_COLUMNS` of a point; an error above 0: predicted too long."""
+    found = []
+    for metric in (TPOT, TTFT):
+        measured_s = measured_figure(each.point).value(metric)
+        error = each.predicted.value(metric) / measured_s - 1
+        found += [round(1e3 * measured_s, 2), round(100 * error, 1)]
+    return found
 
 
 def short(score: Score) -> str:

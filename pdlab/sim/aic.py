@@ -176,7 +176,7 @@ def _filled(of: Mapping[str, str], asked: _Asked) -> Tabulated:
 
 def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[str, str]) -> _Compiled:
     import aiconfigurator_core
-    from aiconfigurator_core.sdk import EngineHandle, perf_database
+    from aiconfigurator_core.sdk import EngineHandle, operations, perf_database
     from aiconfigurator_core.sdk.config_builders import build_model_config
     from aiconfigurator_core.sdk.engine import build_engine_spec_json
     from aiconfigurator_core.sdk.models import get_model
@@ -187,6 +187,15 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
     experts = (1, ranks) if pool.expert_parallel else (ranks, 1)  # over how many TP and EP ranks
     named = {f"{name}_quant_mode": value for name, value in formats.items()}
     model = get_model(str(folder), build_model_config(pool.tp, 1, pool.dp, *experts, **named), engine)
+    config = json.loads((folder / CONFIG).read_bytes())
+    if norms_all_heads(config, pool):
+        layers, heads = config["num_hidden_layers"], (config["num_attention_heads"], config["num_key_value_heads"])
+        for phase in (model.context_ops, model.generation_ops):
+            for count in heads:
+                values = config["head_dim"] * max(count // pool.tp, 1)
+                for name in ("variance", "scale"):
+                    phase.append(operations.ElementWise(f"qk_norm_{name}", layers, values, values, 0.8))
+            phase.append(operations.CustomAllReduce("qk_norm_ar", layers, VARIANCE_VALUES, pool.tp))
     database = perf_database.get_database_view(
         system, engine, literal, database_mode=mode, allow_missing_data=mode in ("SOL", "EMPIRICAL")
     )
@@ -203,6 +212,21 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
     )
     handle = EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
     return _Compiled(handle, literal, model.config.gemm_quant_mode.name)
+
+
+VARIANCE_VALUES = 4  # of a token, as values of 16 bits: the variances of q and of k in 32 bits
+
+
+def norms_all_heads(config: Mapping[str, Any], pool: Pool) -> bool:
+    """Whether q and k are normalized over the heads of all TP ranks. Then the ranks exchange variances in every layer,
+    which the package leaves out. vLLM 0.16 to 0.19 do so for MiniMax-M2: two kernels each for q and k, and one
+    all-reduce for both (``MiniMaxText01RMSNormTP.forward_qk``)."""
+    return pool.tp > 1 and bool(config.get("use_qk_norm")) and config.get("qk_norm_type") == "per_layer"
+
+
+def all_reduces(config: Mapping[str, Any], pool: Pool) -> int:
+    """Of a layer: after attention, after the MLP, and one of `norms_all_heads`."""
+    return 3 if norms_all_heads(config, pool) else 2
 
 
 def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], asked: _Asked, what: str) -> None:
@@ -258,7 +282,18 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
 
 
 BESIDE = 64
-QUESTIONS = 1  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+QUESTIONS = 2  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+
+
+# Numbers of rows at which the database's matrices were measured and a tile ends. It also has one row more than each,
+# where they take up to twice as long (fp8, 8192 x 4096 on H100: 33 us for 512 rows, 60 for 513, 48 for 768), and goes
+# straight from there to the end of the next tile. Points of a grid between them are too slow by chance: 813 rows took
+# longer than 1,024.
+MEASURED_ROWS = (
+    *(2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 224.0, 256.0, 512.0),
+    *(float(rows) for rows in range(768, 4353, 256)),
+    8192.0,
+)
 
 
 class _Axes(NamedTuple):
@@ -273,7 +308,7 @@ class _Axes(NamedTuple):
 
 def _axes() -> _Axes:
     return _Axes(
-        tokens=tuple(_geometric(2, LIMITS.tokens, 3)),
+        tokens=(*MEASURED_ROWS, LIMITS.tokens),
         batches=tuple(_geometric(1, LIMITS.batch, 2)),
         contexts=(1.0, *_geometric(128, LIMITS.context, 1)),
         chunks=tuple(_geometric(16, LIMITS.prefill_tokens, 2)),

@@ -216,7 +216,8 @@ class Tabulated(Frozen):
 class Correction(Frozen):
     """What a stack's own levels say about tabulated steps. ``host_ms``: of the host, per step, not of the GPU.
     ``factor``: of the GPU time of decoding sequences; ``prefill_factor``: of what prefill adds. ``sync_us``: per layer
-    of the model and doubling of TP, in every step. ``sequence_us``: per decoding sequence, in every step.
+    of the model with two all-reduces and doubling of TP, in every step. ``sequence_us``: per decoding sequence, in
+    every step.
 
     ``covariance``: of (host_ms, ln factor, ln prefill_factor, sync_us), 4 x 4; None: not known. ``fitted_levels``: how
     many measured levels it is fitted to (0: a prior), ``fitted_settings``: of how many pairs of deployment and lengths.
@@ -251,7 +252,7 @@ SEQUENCE_US = 7.0
 
 
 class Corrected:
-    """Tabulated steps with a correction. ``doublings``: layers x log2(TP)."""
+    """Tabulated steps with a correction. ``doublings``: layers of two all-reduces x log2(TP)."""
 
     __slots__ = ("beyond", "correction", "host_s", "sequence_s", "tables")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, config_of
 from pdlab.core.deployment import Pool
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware, Speculation, StepTables
@@ -19,9 +19,19 @@ def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
     source: StepSource = (
         step_costs(own, shape, pool)
         if own.steps is None
-        else Corrected(tables_of(own.steps, shape, pool), own.steps.correction, shape.layers * math.log2(pool.tp))
+        else Corrected(tables_of(own.steps, shape, pool), own.steps.correction, waits_of(shape, pool))
     )
     return source if own.speculation is None else Speculative(source, own.speculation)
+
+
+USUAL_ALL_REDUCES = 2  # of a layer, which `pdlab.sim.step_source.Correction.sync_us` is of
+
+
+def waits_of(shape: ModelShape, pool: Pool) -> float:
+    """Layers of two all-reduces, times the doublings of TP: how often ``sync_us`` is waited in a step."""
+    files = config_of(shape)
+    count = aic.all_reduces(files.config, pool) if files is not None else USUAL_ALL_REDUCES
+    return shape.layers * math.log2(pool.tp) * count / USUAL_ALL_REDUCES
 
 
 # GPUs over which whole experts are spread, at most, for an estimate that was compared: beyond one node the tables

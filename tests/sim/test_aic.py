@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pdlab.sim import aic
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.step_source import Tabulated
 from pdlab.sim.step_time import StepCosts
-from pdlab.sim.steps import steps_of
+from pdlab.sim.steps import steps_of, waits_of
 
 KEPT = Path(__file__).parent / "step_tables"
 GPT_OSS = require_shape("gpt-oss-120b")
@@ -95,6 +96,36 @@ def test_a_cache_that_cannot_be_written_costs_the_keeping_alone(
     monkeypatch.setattr(aic, "_compiled", lambda folder, *_: aic._Compiled(None, "0", "") if folder.exists() else None)
     monkeypatch.setattr(aic, "_grid", lambda *_: found)
     assert tables() == found
+
+
+OVER_ALL_HEADS = {"use_qk_norm": True, "qk_norm_type": "per_layer"}
+
+
+def test_ranks_that_normalize_over_all_heads_wait_once_more_in_every_layer() -> None:
+    usual = waits_of(GPT_OSS, TP4)
+    assert usual == GPT_OSS.layers * 2
+    assert waits_of(GPT_OSS.model_copy(update={"config": OVER_ALL_HEADS}), TP4) == 1.5 * usual
+    assert waits_of(GPT_OSS.model_copy(update={"config": {**OVER_ALL_HEADS, "qk_norm_type": "per_head"}}), TP4) == usual
+    assert waits_of(GPT_OSS.model_copy(update={"config": OVER_ALL_HEADS}), Pool(tp=1)) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_the_exchange_of_variances_is_in_the_steps(tmp_path: Path) -> None:
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    config = json.loads((source / "MiniMaxAI--MiniMax-M2.5_config.json").read_text())
+    took_ms = {}
+    for kind in ("per_layer", "per_head"):
+        (folder := tmp_path / kind).mkdir()
+        (folder / "config.json").write_text(json.dumps({**config, "qk_norm_type": kind}))
+        of = {"system": "h100_sxm", "engine": "vllm", "mode": "SILICON", "version": "current"}
+        handle = aic._compiled(folder, of, TP4, {"gemm": "fp8"}).handle
+        took_ms[kind] = handle.predict_decode_latency(8, 1000, 2)
+    a_layer_us = 1e3 * (took_ms["per_layer"] - took_ms["per_head"]) / config["num_hidden_layers"]
+    assert 8 < a_layer_us < 20  # four kernels of about 2 us, and an all-reduce of 5
+
+
+def test_a_grid_has_numbers_of_rows_that_were_measured_at_the_end_of_a_tile() -> None:
+    assert {rows % 256 for rows in aic._axes().tokens if rows > 256} == {0}
 
 
 def test_a_model_without_the_keys_of_a_config_is_refused() -> None:
