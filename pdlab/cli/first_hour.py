@@ -17,7 +17,7 @@ from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Settings, parse, setting
 from pdlab.core.text import duration
 from pdlab.first_hour import archive
-from pdlab.first_hour.run import State, open_state, run
+from pdlab.first_hour.run import FirstHourState, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
 from pdlab.steps.runner import RAN
 
@@ -108,7 +108,7 @@ def _run(settings: FirstHourSettings) -> int:
     return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else INCOMPLETE
 
 
-def describe(steps: Sequence[Step], state: State | None = None) -> str:
+def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:
     """Every step with its estimate, its limit and its command, and the estimate of all."""
     lines = []
     for number, step in enumerate(steps, start=1):
@@ -124,7 +124,7 @@ def describe(steps: Sequence[Step], state: State | None = None) -> str:
     return "\n".join(lines)
 
 
-def verdicts(steps: Sequence[Step], state: State) -> str:
+def verdicts(steps: Sequence[Step], state: FirstHourState) -> str:
     """One line per step, and what to do about those that did not end well."""
     lines = []
     for step in steps:

@@ -35,7 +35,7 @@ class ErrorSds(Frozen):
     load: Annotated[float, Ge(0)] = 0.0
 
 
-class Setting(NamedTuple):
+class LevelSetting(NamedTuple):
     """What a level has in common with others: its parallelism, lengths and load, as labels."""
 
     parallelism: str
@@ -49,7 +49,7 @@ class Response(NamedTuple):
     ln prefill_factor, sync_us). ``level``: figures of one level have the same number."""
 
     metric: str
-    setting: Setting
+    setting: LevelSetting
     level: int
     residual: float
     slopes: tuple[float, float, float, float]
@@ -113,7 +113,7 @@ def errors_covariance(responses: Sequence[Response], sds: Mapping[str, ErrorSds]
         for j, other in enumerate(responses):
             if one.metric != other.metric:
                 continue
-            for name in Setting._fields:
+            for name in LevelSetting._fields:
                 if getattr(one.setting, name) == getattr(other.setting, name):
                     covariance[i, j] += (getattr(each, name) / 100) ** 2
     return covariance

@@ -21,8 +21,8 @@ from pdlab.plan.correction_fit import (
     Array,
     CorrectionDistribution,
     ErrorSds,
+    LevelSetting,
     Response,
-    Setting,
     bounded,
     correction_of,
     posterior,
@@ -113,12 +113,12 @@ def measured_figure(point: PublicPoint) -> PointFigure:
     return PointFigure(point.tpot_s, point.ttft_s, point.output_tokens_per_s)
 
 
-def setting_of(point: PublicPoint) -> Setting:
+def setting_of(point: PublicPoint) -> LevelSetting:
     """What the point shares with others of its stack."""
     row = point.row
     assert isinstance(row.load, Closed)
     lengths = f"{row.workload.input_tokens}:{row.workload.output_tokens}"
-    return Setting(row.deployment.label, lengths, str(row.load.concurrency))
+    return LevelSetting(row.deployment.label, lengths, str(row.load.concurrency))
 
 
 def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float, float]:
@@ -253,8 +253,9 @@ class PointsInBand(NamedTuple):
 
 
 class GroupScore(NamedTuple):
-    """Of a group that was left out whole. ``kind``: what its levels share, of `SEEN_BY` or of `Setting`. By metric:
-    ``held``, how many of the points are in the 90 % band, and of how many; ``error``, median absolute, in percent."""
+    """Of a group that was left out whole. ``kind``: what its levels share, of `SEEN_BY` or of `LevelSetting`. By
+    metric: ``held``, how many of the points are in the 90 % band, and of how many; ``error``, median absolute, in
+    percent."""
 
     kind: str
     group: str
@@ -263,7 +264,7 @@ class GroupScore(NamedTuple):
     error: dict[str, float]
 
 
-def group_scores(found: Found, kinds: Sequence[str] = (*SEEN_BY, *Setting._fields)) -> list[GroupScore]:
+def group_scores(found: Found, kinds: Sequence[str] = (*SEEN_BY, *LevelSetting._fields)) -> list[GroupScore]:
     """Every model, GPU and engine version left out, and every parallelism, length and load. Versions that nobody stated
     are one group here. Of a parallelism, a length or a load, the stack that is scored is left out too. Errors are
     those in a straight line from `START`."""
@@ -342,14 +343,14 @@ def sum_of(held: Sequence[PointsInBand]) -> PointsInBand:
     return PointsInBand(sum(each.inside for each in held), sum(each.of for each in held))
 
 
-def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[Setting]) -> float:
+def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[LevelSetting]) -> float:
     """How often a stack with such levels would have a share in `NEAR` inside a band that holds exactly 90 % of new
     stacks' levels: errors drawn from a normal distribution with these parts. Levels of a stack are off together, so
     this is far from always."""
     rng, sd = np.random.default_rng(0), 100 * components.sd(unseen=without)
     common = math.hypot(components.stack, *(getattr(components, kind) for kind in without))
     errors = rng.normal(0, common, (DRAWS, 1)) + rng.normal(0, components.level, (DRAWS, len(settings)))
-    for index, kind in enumerate(Setting._fields):
+    for index, kind in enumerate(LevelSetting._fields):
         labels, places = np.unique([each[index] for each in settings], return_inverse=True)
         errors = errors + rng.normal(0, getattr(components, kind), (DRAWS, len(labels)))[:, places]
     inside = np.mean(np.abs(errors) <= NORMAL_90 * sd, axis=1)

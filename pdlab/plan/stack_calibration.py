@@ -25,8 +25,8 @@ from pdlab.plan.correction_fit import (
     Array,
     CorrectionDistribution,
     ErrorSds,
+    LevelSetting,
     Response,
-    Setting,
     bounded,
     correction_of,
     distribution_of_correction,
@@ -136,7 +136,7 @@ def sweep_responses(
             predict(with_correction(hardware, at(each)), shape, sweep, SEED) for each in (theta, *perturbed(theta))
         )
         for index, (level, truth) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
-            setting = Setting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
+            setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
             for metric, place in ((TPOT, 0), (TTFT, 1)):
                 measured, predicted = truth[place], base[index][place]
                 others = [each[index][place] for each in aside]
@@ -177,7 +177,7 @@ def candidates(
                     ]
                 except UsageError:
                     continue
-                setting = Setting(deployment.label, workload.label, name_of(Closed(concurrency=load)))
+                setting = LevelSetting(deployment.label, workload.label, name_of(Closed(concurrency=load)))
                 level = LevelToMeasure(deployment.label, input_tokens, output_tokens, load, 0.0)
                 slopes = slopes_at(values[0], values[1:])
                 found.append(PossibleLevel(level, Response(TPOT, setting, -1 - len(found), 0.0, slopes)))

@@ -29,7 +29,7 @@ import numpy as np
 from annotated_types import Ge, Gt
 
 from pdlab.core.schema import Frozen
-from pdlab.plan.correction_fit import Array, CorrectionDistribution, Setting
+from pdlab.plan.correction_fit import Array, CorrectionDistribution, LevelSetting
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.sim.hardware import ErrorParts
@@ -209,7 +209,7 @@ class StackError(NamedTuple):
     """Of one level of a stack that was predicted by the others. ``error``: logarithm of measured over predicted."""
 
     stack: Stack
-    setting: Setting
+    setting: LevelSetting
     unseen: tuple[str, ...]
     error: float
 
@@ -219,7 +219,7 @@ BELIEVED_ERRORS = {
     "mean TTFT": (15.0, 12.0, 10.0, 10.0, 6.0, 6.0, 6.0, 8.0),
     "tokens/s": (6.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0),
 }
-# What a group of levels shares: of the stack, and within it (`pdlab.plan.correction_fit.Setting`).
+# What a group of levels shares: of the stack, and within it (`pdlab.plan.correction_fit.LevelSetting`).
 KINDS = {
     "model": "model",
     "gpu": "GPU",
@@ -299,7 +299,7 @@ def errors_loss(stacks: Sequence[HoldOuts], limit: float = math.inf) -> Callable
     sizes = [len(next(iter(ways.values()))) for ways in stacks]
     size, most = max(sizes), max(map(len, stacks))
     columns = np.zeros((len(stacks), size, 1 + most))  # ones, and the errors of each way
-    shared = np.zeros((len(Setting._fields), len(stacks), size, size))
+    shared = np.zeros((len(LevelSetting._fields), len(stacks), size, size))
     missing = np.zeros((len(stacks), most, len(SEEN_BY)))
     weights = np.zeros((len(stacks), most))
     for row, (count, ways) in enumerate(zip(sizes, stacks, strict=True)):
@@ -309,7 +309,7 @@ def errors_loss(stacks: Sequence[HoldOuts], limit: float = math.inf) -> Callable
             missing[row, way] = [kind in without for kind in SEEN_BY]
             weights[row, way] = 1 / len(ways)
         settings = np.array([each.setting for each in members])
-        for part in range(len(Setting._fields)):
+        for part in range(len(LevelSetting._fields)):
             shared[part, row, :count, :count] = settings[:, None, part] == settings[None, :, part]
     there, diagonal = columns[:, :, 0], np.eye(size)
 

@@ -20,7 +20,7 @@ from pdlab.core.deployment import Pool
 from pdlab.core.files import CONFIGS
 from pdlab.core.workload import Level
 from pdlab.plan import scoring
-from pdlab.plan.correction_fit import Response, Setting
+from pdlab.plan.correction_fit import LevelSetting, Response
 from pdlab.plan.error_catalog import public_errors
 from pdlab.plan.public_points import PublicPoint, Stack, read_points, throughput
 from pdlab.plan.scoring import (
@@ -156,7 +156,7 @@ def stated(off_by: dict[str, float] | None = None) -> dict[Stack, list[Response]
         of_stack = rng.gauss(0, 0.03)
         found[stack] = []
         for level, (tp, load) in enumerate(itertools.product(("tp1", "tp2"), ("4", "64"))):
-            setting = Setting(tp, "1024:1024", load)
+            setting = LevelSetting(tp, "1024:1024", load)
             labels = (stack.model.split()[0], stack.gpu, tp, load)
             further = sum((off_by or {}).get(label, 0.0) for label in labels)
             for metric in (TPOT, TTFT):
@@ -193,7 +193,7 @@ def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
     parts = dict.fromkeys(("stack", "model", "gpu", "engine", "parallelism", "lengths", "load", "level"), 0.0)
     alone = ErrorComponents.model_validate({**parts, "level": 5.0, "reach": 1.6})
     common = ErrorComponents.model_validate({**parts, "stack": 15.0, "level": 5.0, "reach": 1.6})
-    settings = [Setting(str(each), str(each), str(each)) for each in range(20)]
+    settings = [LevelSetting(str(each), str(each), str(each)) for each in range(20)]
     assert near_by_chance(alone, (), settings) == pytest.approx(0.285, abs=0.03)
     assert near_by_chance(common, (), settings) < 0.1
     assert near_by_chance(common.model_copy(update={"stack": 0.0, "gpu": 15.0}), ("gpu",), settings) < 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pdlab.plan.correction_fit import Setting
+from pdlab.plan.correction_fit import LevelSetting
 from pdlab.plan.public_points import UNSTATED, Stack
 from pdlab.plan.stack_prior import (
     BELIEVED_ERRORS,
@@ -123,7 +123,7 @@ def drawn(rng: np.random.Generator, stacks: int) -> list[StackError]:
         of_tp = rng.normal(0, 0.04, 3)
         for tp in range(3):
             for load in range(4):
-                setting = Setting(str(tp), "1:1", str(load))
+                setting = LevelSetting(str(tp), "1:1", str(load))
                 errors.append(StackError(stack(str(number)), setting, (), common + of_tp[tp] + rng.normal(0, 0.03)))
     return errors
 
