@@ -222,8 +222,8 @@ class BenchSettings(SweepOptions):
     seed: Seed = setting(0, "seed of the experiment; the seeds of the levels are derived from it", REQUESTS)
     slo: str | None = setting(
         None,
-        "find the highest request rate at which a share of --slo-quantile of the requests meets all bounds: ttft_ms, "
-        "tpot_ms, e2el_ms, itl_p99_ms (of the gaps of one request), stall_ms (its longest gap)",
+        "find the highest request rate at which a share of --slo-quantile of the requests meets all bounds; bounds: "
+        "ttft_ms, tpot_ms, e2el_ms, itl_p99_ms (of the gaps of one request), stall_ms (its longest gap)",
         SLO_SEARCH,
         value="ttft_ms=N,tpot_ms=N[,...]",
     )

@@ -136,8 +136,8 @@ class CalibrateSettings(Settings):
     )
     start: str = setting(
         "h100-vllm-0.11",
-        "hardware file to start from; with a GPU type such as H200 (recorded: the GPU of the runs), or a file that was "
-        "made from one, the levels correct tabulated step times",
+        "hardware file to start from; or a GPU type such as H200 (recorded: the GPU of the runs), whose tabulated step "
+        "times the levels correct",
         FIT,
         value="NAME|FILE|GPU|recorded",
     )

@@ -29,7 +29,7 @@ class DescribeSettings(Settings):
     """The folder that is described."""
 
     COMMAND = "describe"
-    ABOUT = "Write a file that states how pdlab reads a folder of other clients' results. Correct it by hand."
+    ABOUT = "Write a file, to be corrected by hand, with what pdlab reads from other clients' results."
     EXAMPLES = EPILOG
 
     folder: Path = setting(..., "a folder of result files", "results", positional=True, value="FOLDER")

@@ -73,8 +73,8 @@ class ExperimentSettings(Settings):
     resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
     until: str | None = setting(
         None,
-        "add repeats until every difference of P % or more in output tokens/s (or ttft=P%, tpot=P%) is resolved, or "
-        "known to be smaller, or out of reach",
+        "add repeats until every difference of P % or more in output tokens/s is resolved, known to be smaller, or out "
+        "of reach; ttft=P% and tpot=P% compare these",
         EXPERIMENT,
         value="lead=P%",
     )

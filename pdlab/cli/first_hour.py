@@ -60,7 +60,7 @@ class FirstHourSettings(Settings):
         value="NAME|PATH",
         otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
     )
-    out: Path | None = setting(None, "folder of the results", WHAT, value="DIR", otherwise="bm_results/first-hour")
+    out: Path | None = setting(None, "folder of the results", WHAT, value="DIR", otherwise="first-hour in bm_results/")
     port: Port = setting(8000, "port to serve on", WHAT)
     resume: bool = setting(False, "continue the run in --out", HOW)
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)

@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compare experiments as tables and plots: TPOT and TTFT against load, throughput against latency.
 
-The last lines compare whole curves: the mean ratio of throughput, TTFT and TPOT over the loads that
-two deployments share, with an interval from the repeats. --at compares within your own latency limits.
+The last lines compare whole curves. They give the mean ratio of throughput, TTFT and TPOT over the
+loads that two deployments share, with an interval from the repeats. --at compares within your own
+latency limits.
 
-Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
-compared; on a CPU cluster an engine rank takes the place of a GPU. The yellow band and the rings
-are the Pareto frontier: points that no other point of the same kind of load beats in both latency and
-throughput. A crossed hollow point failed a check; it is shown, never compared. Bands and +- are
-intervals; a winner is named only if the intervals are clear."""
+Throughput is per node (8 GPUs, see --gpus-per-node), so that you can compare deployments of
+different sizes. On a CPU cluster an engine rank takes the place of a GPU. The yellow band and the
+rings are the Pareto frontier. No other point of the same kind of load beats these points in both
+latency and throughput. A crossed hollow point failed a check; it is shown, never compared. Bands
+and +- are intervals; a winner is named only if the intervals are clear."""
 
 EPILOG = """\
 examples:
@@ -147,8 +148,8 @@ class VizSettings(Settings):
     )
     gpus: Annotated[dict[str, int], NamedValues(_sizes)] = setting(
         {},
-        "number of GPUs of the folders whose path ends in PATTERN (a/NAME and b/NAME differ), and of the result files "
-        "whose name or path matches it (* is any text); overrides names and files; repeatable",
+        "number of GPUs of the folders whose path ends in PATTERN, and of the result files whose name or path matches "
+        "it; * is any text; overrides names and files; repeatable",
         WHICH,
         several="times",
         value="PATTERN=N",

@@ -58,7 +58,7 @@ class WorkloadSettings(Settings):
     def check(self) -> None:
         """Flags that would have no effect are refused. Raises UsageError."""
         if self.output is None:
-            not_given(self, ("describe", "force"), "a call without -o, which only prints figures")
+            not_given(self, ("describe", "force"), "no -o, which only prints figures")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

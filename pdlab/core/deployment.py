@@ -259,8 +259,8 @@ class Transport(Frozen):
     )
     kv_guard: bool = setting(
         True,
-        "decode recomputes KV cache whose receive failed, was late or was not confirmed (without the guard vLLM "
-        "answers some of these requests with wrong tokens)",
+        "decode recomputes KV cache whose receive failed, was late or was not confirmed; without the guard vLLM "
+        "answers some of these requests with wrong tokens",
         TRANSPORT,
         advanced=True,
     )
@@ -597,8 +597,8 @@ class Serving(Frozen):
     )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(
         ("retry", "local"),
-        "PD: steps of decode, in this order, if a prefill call fails or times out: retry (once, on another prefill "
-        "replica), local (decode computes the prompt), fail (HTTP 503, also after the last step)",
+        "PD: steps of decode, in this order, if a prefill call fails or times out; retry: once, on another prefill "
+        "replica; local: decode computes the prompt; fail: HTTP 503, also after the last step",
         SERVING,
         value="STEP[,STEP]",
         advanced=True,
@@ -667,8 +667,8 @@ class Deployment(Frozen):
     )
     kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
         None,
-        "host memory, in units of 1e9 bytes, of each engine that prefills, for KV cache that its GPUs have no room "
-        "for (vLLM's OffloadingConnector, after NIXL)",
+        "host memory of each engine that prefills, in units of 1e9 bytes, for KV cache that does not fit on its GPUs "
+        "(vLLM's OffloadingConnector)",
         TRANSPORT,
         value="GB",
         otherwise="none",

@@ -136,8 +136,8 @@ class LaunchOptions(Settings):
     port: Port = setting(DEFAULT_PORT, "port to serve on", WHERE)
     api_key: bool | None = setting(
         None,
-        "clients must send an API key: from --api-key-file, else from the variable PDLAB_API_KEY, else one that pdlab "
-        "makes once and keeps in its cache folder",
+        "clients must send an API key: that of --api-key-file; else that of the variable PDLAB_API_KEY; else one that "
+        "pdlab makes once and keeps in its cache folder",
         WHERE,
         otherwise="on, unless only this machine can reach --host",
         advanced=True,
@@ -310,8 +310,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
     assume_merged: bool = setting(
         False,
-        "with --rehearse: assume that scattered KV blocks transfer as fast as contiguous ones, as with plan.py "
-        "--assume-merged (default: within a node they are copied one by one, as with vLLM 0.11)",
+        "with --rehearse: assume that scattered KV blocks transfer as fast as contiguous ones; default: within a node "
+        "they are copied one by one, as with vLLM 0.11",
         WHERE,
         needs="rehearse",
         advanced=True,
