@@ -37,8 +37,8 @@ class TwoHostsSettings(Settings):
 
     COMMAND = "two-hosts"
     ABOUT = (
-        "Make two hosts on this machine from Linux namespaces, with a Ray head, a worker and a link that you can slow "
-        "down (needs root and iproute2)."
+        "Make two hosts on this machine from Linux namespaces, with a Ray head, a worker and a slow link (needs root "
+        "and iproute2)."
     )
     EXAMPLES = _EPILOG
 
