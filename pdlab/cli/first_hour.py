@@ -29,9 +29,9 @@ EPILOG = f"""\
 examples:
   python -m pdlab first-hour --dry-run       every step with its command, estimate and limit; starts nothing
   python -m pdlab first-hour                 on the Ray cluster of this machine: two p5.48xlarge
-  python -m pdlab first-hour --resume        go on after what failed was mended; what ended well is kept
+  python -m pdlab first-hour --resume        continue after you fixed what failed; finished steps are kept
   python -m pdlab first-hour --local         the same steps on this machine's CPUs, as a test
-  python -m pdlab first-hour --rehearse      what is served and measured, on made-up GPUs with simulated engines
+  python -m pdlab first-hour --rehearse      the serving and measuring steps, on fake GPUs with simulated engines
 
 A step that fails stops those alone that need it. Whatever happens, it ends with one archive (logs, logs of failed
 replicas, the doctor's facts, manifests, verdicts) from which tokens, keys and passwords are removed.
@@ -48,11 +48,11 @@ class FirstHourSettings(Settings):
     """What ``python -m pdlab first-hour`` runs, and where."""
 
     COMMAND = "first-hour"
-    ABOUT = "The first thing to run on booked nodes: from the doctor to a report, in under an hour."
+    ABOUT = "Run all steps on newly booked nodes, from the doctor to a report, in under an hour."
     EXAMPLES = EPILOG
 
-    local: bool = setting(False, "on CPU engines of this machine, without a cluster", WHAT)
-    rehearse: bool = setting(False, "on made-up nodes of this machine, engines simulated (docs/rehearsal.md)", WHAT)
+    local: bool = setting(False, "use CPU engines on this machine; needs no cluster", WHAT)
+    rehearse: bool = setting(False, "use fake nodes on this machine, with simulated engines (docs/rehearsal.md)", WHAT)
     model: str | None = setting(
         None,
         MODEL_HELP,
@@ -60,9 +60,9 @@ class FirstHourSettings(Settings):
         value="NAME|PATH",
         otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
     )
-    out: Path | None = setting(None, "everything goes there", WHAT, value="DIR", otherwise="first-hour in bm_results/")
+    out: Path | None = setting(None, "folder of the results", WHAT, value="DIR", otherwise="first-hour in bm_results/")
     port: Port = setting(8000, "port to serve on", WHAT)
-    resume: bool = setting(False, "go on with the run in --out", HOW)
+    resume: bool = setting(False, "continue the run in --out", HOW)
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)
 
     def check(self) -> None:
