@@ -36,7 +36,7 @@ from pdlab.plan.accuracy import (
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
+from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -336,7 +336,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
-    hardware = with_calibration(start, result)
+    hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
         print(f"Note: {each.text}.")
     print(calibration_text(result))

@@ -22,19 +22,24 @@ from pdlab.core.workload import Closed, Level, Workload
 from pdlab.plan.accuracy import MeasuredSweep, name_of
 from pdlab.plan.calibration import predict
 from pdlab.plan.correction_fit import (
+    ERRORS,
+    TPOT,
+    TTFT,
     Array,
     CorrectionDistribution,
     ErrorSds,
     LevelSetting,
     Response,
     bounded,
+    correction_at,
     correction_of,
     distribution_of_correction,
     gains,
+    perturbed,
     posterior,
     prediction_variance,
+    slopes_at,
 )
-from pdlab.plan.scoring import ERRORS, TPOT, TTFT, at, perturbed, slopes_at, with_correction
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -83,7 +88,7 @@ def calibrated(
     sweeps: Sequence[MeasuredSweep],
     errors: dict[str, ErrorSds] | None = None,
 ) -> StackCalibration:
-    """The correction after these levels. ``errors``: of levels within a stack (None: `pdlab.plan.scoring.ERRORS`).
+    """The correction after these levels. ``errors``: of levels within a stack (None: `ERRORS`).
 
     Raises UsageError for hardware whose steps are no tables, or whose correction has no covariance.
     """
@@ -133,7 +138,8 @@ def sweep_responses(
     number = 0
     for sweep in sweeps:
         base, *aside = (
-            predict(with_correction(hardware, at(each)), shape, sweep, SEED) for each in (theta, *perturbed(theta))
+            predict(hardware.with_correction(correction_at(each)), shape, sweep, SEED)
+            for each in (theta, *perturbed(theta))
         )
         for index, (level, truth) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
             setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
@@ -172,7 +178,7 @@ def candidates(
             for load in LOADS:
                 try:
                     values = [
-                        _tpot_s(with_correction(hardware, at(each)), shape, deployment, workload, load)
+                        _tpot_s(hardware.with_correction(correction_at(each)), shape, deployment, workload, load)
                         for each in (theta, *perturbed(theta))
                     ]
                 except UsageError:
@@ -232,11 +238,6 @@ def _next(
         if best is None or share > best.share:
             best = each.level._replace(share=share)
     return best
-
-
-def with_calibration(hardware: Hardware, calibration: StackCalibration) -> Hardware:
-    """The hardware with the correction after the measured levels."""
-    return with_correction(hardware, calibration.correction)
 
 
 def calibration_text(calibration: StackCalibration) -> str:
