@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.deployment import Collocated, Deployment
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer, kv_copies
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
@@ -33,54 +35,67 @@ MOST_VALUE_BYTES = 4
 
 
 class CacheRules(NamedTuple):
-    """Of the engines that compute prompts, or may do so: the blocks of each by its replica's id. ``answers``: each
-    generates the answers to the prompts that it computes, whose blocks are then in the same cache. ``host_blocks``:
-    those that surely fit the memory of the host behind each engine (None: there is none)."""
+    """Of the engines that compute prompts, or may do so: the cache of each by its replica's id, at least one; all have
+    blocks of one size. ``answers``: each generates the answers to the prompts that it computes, whose blocks are then
+    in the same cache. ``host_blocks``: those that surely fit the memory of the host behind each engine (None: there is
+    none)."""
 
-    shape: ModelShape
-    block_tokens: int
-    retention: int | None
-    blocks: Mapping[str, int]
+    caches: Mapping[str, EngineCache]
     answers: bool
     host_blocks: int | None = None
+
+    @property
+    def block_tokens(self) -> int:
+        return next(iter(self.caches.values())).block_tokens
 
     def oracle(self, replica: str) -> HitOracle:
         """Of one engine, with an empty cache."""
         from pdlab.traffic.oracle import oracle_of
 
-        blocks, retention = self.blocks[replica], self.retention
-        return oracle_of(self.shape, blocks, self.block_tokens, hybrid=True, retention=retention)
+        return oracle_of(self.caches[replica])
 
-    def host(self) -> HostCache:
+    def host(self, replica: str) -> HostCache:
         """Behind one engine, empty: has room for everything."""
         from pdlab.traffic.host_cache import HostCache
 
-        return HostCache(ENDLESS, self.block_tokens, self.shape.sliding_window or None)
+        return HostCache(ENDLESS, self.block_tokens, self.caches[replica].window)
 
 
-def cache_rules(deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool) -> CacheRules | None:
-    """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine.
+def cache_rules(
+    deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool, rehearsal: Rehearsal | None = None
+) -> CacheRules | None:
+    """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine. Simulated
+    engines have the caches that the launch of their ``rehearsal`` told.
 
     None for several engines to a replica, for other stores of KV cache than memory of the host, and where the model or
     the size of a block is not known."""
     if deployment is None:
         return None
     role, pool = next(iter(deployment.pools.items()))  # of PD the one that prefills
+    if pool.engines_per_replica != 1:
+        return None
+    computing = {replica: int(held.tokens) for replica, held in pools.items() if held.role == role}
+    answers = isinstance(deployment.topology, Collocated)
+    if rehearsal is not None:
+        told = rehearsal.caches.get(role)
+        return CacheRules(dict.fromkeys(computing, told), answers) if told is not None and computing else None
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
-    if pool.engines_per_replica != 1 or deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
+    if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
         return None
     if shape is None or not isinstance(block_tokens, int):
         return None
-    blocks = {replica: int(held.tokens) // block_tokens for replica, held in pools.items() if held.role == role}
     retention = deployment.retention_tokens(pool)
+    caches = {
+        replica: EngineCache.of(shape, tokens // block_tokens, block_tokens, hybrid=True, retention=retention)
+        for replica, tokens in computing.items()
+    }
     host_blocks = None
     if deployment.kv_offload_gb is not None:
         if shape.kv_unknown:
             return None
         host_blocks = int(deployment.kv_offload_gb * 1e9 / (block_tokens * _most_bytes(shape, pool.tp)))
-    answers = isinstance(deployment.topology, Collocated)
-    return CacheRules(shape, block_tokens, retention, blocks, answers, host_blocks) if blocks else None
+    return CacheRules(caches, answers, host_blocks) if caches else None
 
 
 def _most_bytes(shape: ModelShape, tp: int) -> float:
@@ -159,7 +174,7 @@ class _Answered(NamedTuple):
 def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered | None:
     """None where an engine is not known, or had decoded others before."""
     decodes_s = {} if rules.answers else _first_decoded(records)
-    known = {name: name for name in rules.blocks}
+    known = {name: name for name in rules.caches}
     ids, arrival_s, engines = Texts(), array("d"), list[str]()
     for record in records:
         if record.replayed is None or not record.ok:
@@ -190,8 +205,8 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
             by_arrival.add(each, float(turn[at]))
     if len(by_arrival) < count:
         return None
-    oracles = {replica: rules.oracle(replica) for replica in rules.blocks}
-    hosts = {replica: rules.host() for replica in rules.blocks}
+    oracles = {replica: rules.oracle(replica) for replica in rules.caches}
+    hosts = {replica: rules.host(replica) for replica in rules.caches}
     hits = array("q", bytes(8 * count))
     for at, each in zip(order, by_arrival, strict=True):
         oracle, host = oracles[answered.engines[at]], hosts[answered.engines[at]]
@@ -240,7 +255,7 @@ def _first_decoded(records: Iterable[RequestRecord]) -> dict[str, float]:
 
 def _engine(record: RequestRecord, rules: CacheRules) -> str | None:
     """The replica that computed the prompt of a request; None: not known."""
-    if len(rules.blocks) == 1:
-        return next(iter(rules.blocks))
+    if len(rules.caches) == 1:
+        return next(iter(rules.caches))
     assert record.replayed is not None
     return record.replayed.replica if rules.answers else record.replayed.prefill_replica

@@ -245,11 +245,9 @@ class Driver:
         return answer.model_copy(update={"records": records})
 
     def _rules(self) -> CacheRules | None:
-        """By which the engines' prefix caches can be followed; those of simulated engines are of their hardware."""
-        if self._rehearsal is not None:
-            return None
+        """By which the engines' prefix caches can be followed."""
         pools, manifest = (self._snapshot.kv_pools if self._snapshot else None) or {}, self._target.manifest
-        return cache_rules(manifest.deployment, pools, local=manifest.local)
+        return cache_rules(manifest.deployment, pools, local=manifest.local, rehearsal=self._rehearsal)
 
     def _grow(self, level: Level, run: Run, notes: list[Finding]) -> bool:
         most = level.load.concurrency if isinstance(level.load, Closed) else level.num_requests

@@ -27,6 +27,7 @@ from pdlab.bench.target import Target
 from pdlab.bench.traffic import read_traffic
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.workload import Level, Replay, Workload
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
@@ -72,8 +73,8 @@ target = Target(base_url="http://h", model_id="m", tokenizer="t", name="x", repl
 driver = Driver(client, target, Workload(lengths=read_traffic(plan).lengths), Progress(io.StringIO()),
                 request_timeout_s=9, timeline=True, plan=ReplayedPlan(path=str(plan), groups=count))
 driver._watch.beside = lambda stop: contextlib.nullcontext()
-shape = require_shape("gpt-oss-120b")
-driver._rules = lambda: CacheRules(shape, BLOCK, 0, {"replica0": 3000, "replica1": 3000}, True)
+cache = EngineCache.of(require_shape("gpt-oss-120b"), 3000, BLOCK, hybrid=True, retention=0)
+driver._rules = lambda: CacheRules({"replica0": cache, "replica1": cache}, True)
 run, records = driver.measure(level)
 run = Store(folder).write(run, records, driver.timelines)
 peak_kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
