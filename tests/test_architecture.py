@@ -68,7 +68,7 @@ SEALED = {
     "pdlab.roles": ("pdlab.roles",),
     "pdlab.faults.on_node": ("pdlab.faults.on_node",),
 }
-OTHER_TESTS = {"contract", "live", "support", "data"}
+OTHER_TESTS = {"benchmarks", "contract", "live", "support", "data"}
 
 
 def name_of(path: Path) -> str:

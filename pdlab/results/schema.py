@@ -565,7 +565,7 @@ class Manifest(Frozen):
         return self.local or self.rehearsal is not None
 
 
-class Visit(Frozen):
+class VisitRecord(Frozen):
     """One deployment started and measured once in an experiment of several.
 
     ``failed``: it did not start or did not live through its levels; ``error`` says why.
@@ -595,7 +595,7 @@ class ExperimentRecord(Frozen):
     file: str
     experiment: dict[str, Any]
     folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    visits: tuple[Visit, ...]
+    visits: tuple[VisitRecord, ...]
     stopped: str | None = None
     tuned: dict[str, Tuning] = Field(default_factory=dict)
     tunes: str | None = None

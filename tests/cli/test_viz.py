@@ -22,7 +22,7 @@ from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.workload import Slo
 from pdlab.report import captions, style
 from pdlab.report.label_layout import Box, along, around, fit
-from pdlab.results.schema import ExperimentRecord, Visit
+from pdlab.results.schema import ExperimentRecord, VisitRecord
 from pdlab.results.store import Store, experiment_folders, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -300,7 +300,7 @@ def test_the_folder_of_a_whole_experiment_stands_for_what_was_measured_in_it(
     *measured, unmeasured = sorted(root.iterdir())
     for level in Store(unmeasured).levels():
         level.unlink()
-    visit = Visit(deployment="x", repeat=0, status="failed", error="no")
+    visit = VisitRecord(deployment="x", repeat=0, status="failed", error="no")
     write_record(root, ExperimentRecord(name="whole", file="w.yaml", experiment={}, visits=(visit,)))
     assert experiment_folders([root, tmp_path]) == [*measured, tmp_path]
     assert viz.main(["--exps", str(root), "--no-plot"]) == 0
@@ -338,10 +338,10 @@ def test_an_unfinished_experiment_is_told(tmp_path: Path, capsys: pytest.Capture
     for deployment in folders.deployments(2):
         folders.write(root / deployment.label, deployment)
     names = sorted(path.name for path in root.iterdir())
-    visits = [Visit(deployment=name, repeat=0, status="done") for name in names]
-    visits.append(Visit(deployment="third", repeat=0, status="planned"))
+    visits = [VisitRecord(deployment=name, repeat=0, status="done") for name in names]
+    visits.append(VisitRecord(deployment="third", repeat=0, status="planned"))
 
-    def record(*kept: Visit) -> None:
+    def record(*kept: VisitRecord) -> None:
         measured = {name: (name,) for name in [*names, "third"][: len(kept)]}
         write_record(
             root, ExperimentRecord(name="whole", file="w.yaml", experiment={}, folders=measured, visits=tuple(kept))

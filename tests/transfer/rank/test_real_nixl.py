@@ -15,7 +15,7 @@ from support.rank_processes import ProcessRanks
 from pdlab.core.errors import TransferError
 from pdlab.transfer.check import (
     BackendResult,
-    Size,
+    RequestSize,
     TransferPlan,
     cache_blocks,
     probe_plan,
@@ -35,7 +35,7 @@ SHAPE = model_kv_shape(
 
 
 def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) -> TransferPlan:
-    sizes = tuple(Size(count) for count in blocks)
+    sizes = tuple(RequestSize(count) for count in blocks)
     fields = {"strategy": "pack", "repeats": 5, "timeout_s": 30.0, "seed": 3} | changes
     return TransferPlan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
 
