@@ -12,6 +12,7 @@ from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
+from pdlab.results.kept import Row
 from pdlab.traffic.requests import TrafficHead
 
 SLO_PREFIX = "slo-"
@@ -53,7 +54,7 @@ class ReplayedRequest(Frozen):
         return (*((self.parent,) if self.parent is not None else ()), *self.waits)
 
 
-class RequestRecord(Frozen):
+class RequestRecord(Row):
     """One request, times in seconds since the level began; None where it did not get that far.
 
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent

@@ -25,7 +25,7 @@ class EndedRequest(NamedTuple):
 
     ``itl_s``: gaps between chunks. ``due_s``: since the begin of the level's schedule (None: there is none).
     ``by_schedule``: its lateness is by that, and not ``lateness_s``. ``facts``: more fields of its record.
-    ``timeline``: as its server told it. ``prompt``: its id in a compiled workload, and what an engine computed for it.
+    ``timeline``: as its server told it. ``prompt``: what an engine computed for it.
     """
 
     start_s: float
@@ -41,7 +41,7 @@ class EndedRequest(NamedTuple):
     lateness_s: float | None
     facts: dict[str, Any]
     timeline: str | None
-    prompt: tuple[str, ComputedTokens] | None
+    prompt: ComputedTokens | None
 
 
 class EndedRequests:
@@ -76,7 +76,7 @@ class EndedRequests:
                 yield EndedPart(
                     records=tuple(record_of(one, self.origin_s, self.schedule_s) for one in some),
                     timelines=tuple(told for told in timelines if told is not None),
-                    prompts=dict(one.prompt for one in some if one.prompt is not None),
+                    prompts=tuple(one.prompt for one in some if one.prompt is not None),
                 )
 
 

@@ -272,7 +272,7 @@ class SessionSender:
         if self._block_tokens and prompt and len(own.ids) == output.output_tokens:
             computed = [*prompt, *own.ids[:-1]]
             keys = token_keys(computed, self._block_tokens)
-            facts["prompt"] = (request.id, ComputedTokens(tokens=len(prompt), computed=len(computed), keys=keys))
+            facts["prompt"] = ComputedTokens(id=request.id, tokens=len(prompt), computed=len(computed), keys=keys)
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif request.id in self._awaited and len(own.ids) != output.output_tokens:

@@ -332,7 +332,7 @@ class Meter:
         due_s: float | None = None,
         waited: bool = False,
         lateness_s: float | None = None,
-        prompt: tuple[str, ComputedTokens] | None = None,
+        prompt: ComputedTokens | None = None,
         **facts: Any,
     ) -> None:
         """Put a request that has ended, with vLLM's output, among the others. ``due_s``: since the begin of the
