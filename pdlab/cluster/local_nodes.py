@@ -18,13 +18,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -52,6 +53,7 @@ LAST_LINES = 3
 JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
+LONGEST_TITLE = 300
 OBJECT_STORE_BYTES = 100_000_000
 # Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
 _SHARED = re.compile(
@@ -81,6 +83,15 @@ SELDOM = {
 _own: set[str] = set()  # variables
 # Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
 _children: list[subprocess.Popen[bytes]] = []
+
+
+class Template(NamedTuple):
+    """A process beside the nodes, of which workers are forked: its module, the variable that names its socket to them,
+    and what it has in its environment beside that of the nodes."""
+
+    module: str
+    socket: str
+    env: Mapping[str, str]
 
 
 class LocalNodes(Frozen):
@@ -215,20 +226,24 @@ def start_made_up(
 
 
 def start(
-    count: int, link: LinkShape | None = None, announce: Callable[[str, str], None] = lambda cluster_id, folder: None
+    count: int,
+    link: LinkShape | None = None,
+    announce: Callable[[str, str], None] = lambda cluster_id, folder: None,
+    template: Template | None = None,
 ) -> LocalNodes:
     """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
 
     ``announce`` is told their id and their folder before anything of them is made. With ``link`` they are two, on two
-    hosts with that link between them. Raises UsageError when other local nodes are up or just being started, or where
-    two hosts cannot be made, ClusterError when Ray does not start.
+    hosts with that link between them. ``template``: of which the nodes' workers are forked; on two hosts there is
+    none, for a fork stays in its template's network. Raises UsageError when other local nodes are up or just being
+    started, or where two hosts cannot be made, ClusterError when Ray does not start.
     """
     if link is not None:
         two_hosts.require()
     with _lock(fcntl.LOCK_EX):
         if _verified(recorded()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        return _start(count, link, announce)
+        return _start(count, link, announce, template=None if link else template)
 
 
 def _start(
@@ -237,6 +252,7 @@ def _start(
     announce: Callable[[str, str], None],
     made_up: ClusterView | None = None,
     env: Mapping[str, str] | None = None,
+    template: Template | None = None,
 ) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
@@ -246,8 +262,12 @@ def _start(
     Path(_scratch(temp_dir)).mkdir()
     _write_token(Path(temp_dir) / TOKEN_FILE)
     own: dict[str, Any] = {"made_up": made_up, "env": dict(env or {})}
+    if template is not None:
+        own["env"][template.socket] = f"{temp_dir}/template"
     nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=(), **own)
     try:
+        if template is not None:
+            _start_template(nodes, template)
         if link is None:
             return _start_ray(nodes)
         end_strays()
@@ -257,6 +277,15 @@ def _start(
     except BaseException:
         stop(nodes)
         raise
+
+
+def _start_template(nodes: LocalNodes, template: Template) -> None:
+    env = environment(nodes.id, nodes.temp_dir) | nodes.env | dict(template.env)
+    with (Path(nodes.temp_dir) / "template.log").open("w") as log:
+        options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        # A fork's title takes the place of the command: as long as those of Ray's workers.
+        command = [sys.executable, "-u", "-m", template.module, nodes.id.ljust(LONGEST_TITLE)]
+        _children.append(subprocess.Popen(command, start_new_session=True, **options))
 
 
 def _start_ray(nodes: LocalNodes) -> LocalNodes:

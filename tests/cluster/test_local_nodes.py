@@ -324,6 +324,24 @@ class TestStart:
             stop(nodes)
         assert running() is None
 
+    def test_a_template_starts_beside_the_nodes_and_ends_with_them(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ray(tmp_path, monkeypatch)
+        (tmp_path / "made_up_template.py").write_text("import os, time\nprint(os.environ['MINE'])\ntime.sleep(60)\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        nodes = start(1, template=local_nodes.Template("made_up_template", "MADE_UP_SOCKET", {"MINE": "yes"}))
+        try:
+            assert eventually(lambda: (Path(nodes.temp_dir) / "template.log").read_text() == "yes\n")
+            (template,) = set(processes(nodes)) - set(nodes.pids)
+            for pid in (template, nodes.pids[0]):
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                assert f"MADE_UP_SOCKET={nodes.temp_dir}/template".encode() in environ
+                assert (b"MINE=yes" in environ) is (pid == template)
+        finally:
+            stop(nodes)
+        assert not alive(template)
+
     def test_made_up_nodes_are_those_of_a_cluster(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
