@@ -213,7 +213,7 @@ def _hosts(nodes: LocalNodes) -> tuple[Host, ...]:
 def start_made_up(
     cluster: ClusterView,
     env: Mapping[str, str],
-    announce: Callable[[str, str], None] = lambda cluster_id, folder: None,
+    announce: Callable[[str, str], None] | None = None,
 ) -> LocalNodes:
     """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has, and with
     ``env`` in the environment of their processes. Announces, returns and raises as `start`."""
@@ -222,13 +222,13 @@ def start_made_up(
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
         # The head's node is the first of them.
         nodes = tuple(sorted(cluster.nodes, key=lambda node: not node.head))
-        return _start(len(nodes), None, announce, cluster.model_copy(update={"nodes": nodes}), env)
+        return _start(len(nodes), None, announce or _tell_nobody, cluster.model_copy(update={"nodes": nodes}), env)
 
 
 def start(
     count: int,
     link: LinkShape | None = None,
-    announce: Callable[[str, str], None] = lambda cluster_id, folder: None,
+    announce: Callable[[str, str], None] | None = None,
     template: Template | None = None,
 ) -> LocalNodes:
     """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
@@ -243,7 +243,11 @@ def start(
     with _lock(fcntl.LOCK_EX):
         if _verified(recorded()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        return _start(count, link, announce, template=None if link else template)
+        return _start(count, link, announce or _tell_nobody, template=None if link else template)
+
+
+def _tell_nobody(cluster_id: str, folder: str) -> None:
+    """Stands for ``announce`` where nobody listens."""
 
 
 def _start(

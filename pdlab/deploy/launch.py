@@ -235,9 +235,8 @@ def _local(
         link = (request.link or LinkShape()) if request.two_hosts else None
         if imports is not None:
             imports.ahead()
-        announce = [cleanup.nodes] if cleanup else []
         template = local_nodes.Template(engine_template.__name__, engine_template.SOCKET, cpu_env())
-        up = local_nodes.start(request.local_nodes, link, *announce, template=template)
+        up = local_nodes.start(request.local_nodes, link, cleanup.nodes if cleanup else None, template)
         undo.callback(local_nodes.stop, up)
     if INSIDE not in os.environ and up.two_hosts:
         link = request.link or up.two_hosts.shape

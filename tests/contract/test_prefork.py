@@ -66,7 +66,8 @@ importlib.reload(module)
 def of_rays(value):
     name = getattr(value, "__module__", None) or getattr(value, "__name__", None) or ""
     return isinstance(name, str) and name.partition(".")[0] == "ray"
-has = {name for name, each in list(sys.modules.items()) if name.startswith("vllm") and any(map(of_rays, vars(each).values()))}
+vllm = [(name, each) for name, each in list(sys.modules.items()) if name.startswith("vllm")]
+has = {name for name, each in vllm if any(map(of_rays, vars(each).values()))}
 print("FOUND", threads, of_ray, there, before(), sorted(has))
 """
 

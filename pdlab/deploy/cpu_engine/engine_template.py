@@ -77,10 +77,10 @@ def _serve(listener: socket.socket, before: Mapping[str, str]) -> tuple[Worker, 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
     forks: dict[int, int] = {}  # by pidfds: a worker's process, its fork
     while True:
-        ready, _, _ = select.select([listener, *forks], [], [])
+        ready, _, _ = select.select([listener.fileno(), *forks], [], [])
         for ended in forks.keys() & ready:
             _end(ended, forks.pop(ended))
-        if listener not in ready:
+        if listener.fileno() not in ready:
             continue
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError):
@@ -171,7 +171,8 @@ def _go_on(worker: Worker, fds: Sequence[int]) -> None:
     if RAY_UTILS in sys.modules:
         importlib.reload(sys.modules[RAY_UTILS])
         # Ray's own looks for the place by the environment that the process started with.
-        importlib.import_module(RAYLET).setproctitle = importlib.import_module("setproctitle").setproctitle
+        raylet: Any = importlib.import_module(RAYLET)
+        raylet.setproctitle = importlib.import_module("setproctitle").setproctitle
     prefork.fork_after(prefork.ENGINE)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
