@@ -23,6 +23,7 @@ import sysconfig
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +55,7 @@ JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
 LONGEST_TITLE = 300
+FIRST_SERVE_PORT = 20_000
 OBJECT_STORE_BYTES = 100_000_000
 # Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
 _SHARED = re.compile(
@@ -180,8 +182,20 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{temp_dir}/haproxy",
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{temp_dir}/haproxy/server-state",
         }
+        | serve_ports(cluster_id)
         | (LOOPBACK_ONLY if address == LOOPBACK else {})
     )
+
+
+def serve_ports(cluster_id: str) -> dict[str, str]:
+    """Ports at which HAProxy finds replicas and Ray Serve's own proxy: one of 40 ranges of 300. Ray's own are the same
+    for every cluster. Where a replica has ended, HAProxy would send its requests to another cluster's."""
+    first = FIRST_SERVE_PORT + 300 * (zlib.crc32(cluster_id.encode()) % 40)
+    ends = {"MIN_HTTP": first + 2, "MAX_HTTP": first + 199, "MIN_GRPC": first + 200, "MAX_GRPC": first + 299}
+    return {f"RAY_SERVE_DIRECT_INGRESS_{end}_PORT": str(port) for end, port in ends.items()} | {
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 1),
+    }
 
 
 def set_own(name: str, value: str) -> None:

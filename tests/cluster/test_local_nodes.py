@@ -500,6 +500,18 @@ def test_environment_keeps_ray_to_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert os.environ["RAY_ADDRESS"] == "10.0.0.1:6379", "this process's own environment stays"
 
 
+def test_replicas_and_proxies_of_two_clusters_listen_in_ranges_that_do_not_overlap() -> None:
+    ranges = set()
+    for number in range(200):
+        ranges.add(tuple(sorted(map(int, local_nodes.serve_ports(f"cluster {number}").values()))))
+    assert len(ranges) == 40, "each is used"
+    ordered = [port for each in sorted(ranges) for port in each]
+    assert ordered == sorted(ordered) and len(set(ordered)) == 240, "none begins before the last one ends"
+    assert ordered[0] > 10_000 and ordered[-1] < 32_768, "outside of the ports that the kernel gives"
+    env = local_nodes.environment("cluster 1", "/tmp/pdlab-x")
+    assert env.items() >= local_nodes.serve_ports("cluster 1").items()
+
+
 def test_environment_holds_no_secret_and_keeps_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of another cluster")
     monkeypatch.setenv("PDLAB_API_KEY", "of the endpoint")
