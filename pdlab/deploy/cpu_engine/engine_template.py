@@ -156,6 +156,7 @@ def _wait_for(pid: int) -> NoReturn:
 
 def _go_on(worker: Worker, fds: Sequence[int]) -> None:
     """Run the worker's script in this fork, as its interpreter would have."""
+    os.setsid()  # raylets end a worker's whole process group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

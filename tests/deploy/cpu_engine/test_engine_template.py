@@ -83,11 +83,14 @@ class Place:
         env = self.environment(RAY_MINE="mine", **more)
         options: dict[str, Any] = {"env": env, "cwd": folder, "text": True, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, **options) as up:
+            told = {}
             try:
                 assert up.stdout is not None
-                yield up, json.loads(up.stdout.readline())
+                told = json.loads(up.stdout.readline())
+                yield up, told
             finally:
                 up.kill()
+                await_end(told.get("pid", up.pid))
 
     def end(self) -> None:
         (self.folder / "end").touch()
@@ -151,6 +154,9 @@ def test_worker_and_fork_end_with_each_other(number: signal.Signals, place: Plac
             await_end(told["pid"])
         with place.worker() as (worker, told):
             os.kill(told["pid"], number)
+            assert worker.wait(60) == 0
+        with place.worker() as (worker, told):  # as a raylet does with what is left of a worker
+            os.killpg(os.getpgid(told["pid"]), number)
             assert worker.wait(60) == 0
         with place.worker() as (_, told):  # and the template goes on
             assert told["pid"] != told["imported_by"]
