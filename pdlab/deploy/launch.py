@@ -31,12 +31,13 @@ from pdlab.core.nodes import ClusterView, LinkShape, Placement
 from pdlab.core.served_model import in_bucket, not_on_this_machine, served_model
 from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
+from pdlab.deploy.cpu_engine import engine_template
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.orphan_cleanup import CleanupProcess, cleanup_process
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import ServeApp, transport_env, with_secrets
+from pdlab.deploy.serve_config import ServeApp, cpu_env, transport_env, with_secrets
 from pdlab.deploy.verify import LaunchProgress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
@@ -234,7 +235,8 @@ def _local(
         link = (request.link or LinkShape()) if request.two_hosts else None
         if imports is not None:
             imports.ahead()
-        up = local_nodes.start(request.local_nodes, link, *([cleanup.nodes] if cleanup else []))
+        template = local_nodes.Template(engine_template.__name__, engine_template.SOCKET, cpu_env())
+        up = local_nodes.start(request.local_nodes, link, cleanup.nodes if cleanup else None, template)
         undo.callback(local_nodes.stop, up)
     if INSIDE not in os.environ and up.two_hosts:
         link = request.link or up.two_hosts.shape
