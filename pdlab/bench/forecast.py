@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pdlab.bench.hit_bounds import Blocks, least_tokens, most_tokens, nothing_evicted
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.engine_cache import EngineCache
@@ -34,11 +35,12 @@ class CacheRules(NamedTuple):
     """Of the engines that compute prompts, or may do so: the cache of each by its replica's id, at least one; all have
     blocks of one size. ``answers``: each generates the answers to the prompts that it computes, whose blocks are then
     in the same cache. ``host_blocks``: those that surely fit the memory of the host behind each engine (None: there is
-    none)."""
+    none). ``grows``: all layers have full attention, so that more blocks in a cache never mean fewer hits."""
 
     caches: Mapping[str, EngineCache]
     answers: bool
     host_blocks: int | None = None
+    grows: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -74,7 +76,9 @@ def cache_rules(
     answers = isinstance(deployment.topology, Collocated)
     if rehearsal is not None:
         told = rehearsal.caches.get(role)
-        return CacheRules(dict.fromkeys(computing, told), answers) if told is not None and computing else None
+        if told is None or not computing:
+            return None
+        return CacheRules(dict.fromkeys(computing, told), answers, grows=told.window is None)
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
     if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
@@ -91,7 +95,8 @@ def cache_rules(
         if shape.kv_unknown:
             return None
         host_blocks = int(deployment.kv_offload_gb * 1e9 / (block_tokens * _most_bytes(shape, pool.tp)))
-    return CacheRules(caches, answers, host_blocks) if caches else None
+    grows = not shape.sliding_window and not shape.kv_unknown and "speculative_config" not in arguments
+    return CacheRules(caches, answers, host_blocks, grows) if caches else None
 
 
 def _most_bytes(shape: ModelShape, tp: int) -> float:
@@ -127,24 +132,52 @@ def foreseen(
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
 
-    As they are where it is not known which engine computed one of them, or what its prompt was. Also where an engine of
-    a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and no test
-    compares that with vLLM. And where memory of the host may have had no room for all: which block goes first depends
-    there on the order of a set in vLLM.
+    With bounds alone (`pdlab.bench.hit_bounds`) where it is not known which engine computed one of them. Also where an
+    engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
+    no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
+    depends there on the order of a set in vLLM. Prompts that were ``told`` have no bounds: their text may be in the
+    caches before the replay begins. The records are as they were where it is not known what a prompt was.
 
-    Caches are empty when the replay begins; requests meet them in the order in which they come, each when the one
-    before has ended.
+    Otherwise caches are empty when the replay begins; requests meet them in the order in which they come, each when
+    the one before has ended.
     """
     of_id = {record.replayed.id: record for record in records if record.replayed is not None and record.ok}
     engines = {name: _engine(record, rules) for name, record in of_id.items()}
-    decodes_s = {} if rules.answers else _first_decoded(records)
-    if any(record.arrival_s >= decodes_s.get(engines[name] or "", math.inf) for name, record in of_id.items()):
-        return tuple(records)
-    if not set(engines.values()) <= rules.caches.keys():
-        return tuple(records)
     blocks = _prompts_by_request(told, rules) if told else _planned(plan, rules)
     if not of_id.keys() <= blocks.keys():
         return tuple(records)
+    foreseen_of: Mapping[str, dict[str, Any]] = {}
+    if (hits := _followed(of_id, engines, _first_decoded(records), blocks, rules)) is not None:
+        foreseen_of = {name: {"foreseen_tokens": tokens} for name, tokens in hits.items()}
+    elif not told:
+        foreseen_of = {
+            name: {"foreseen_bounds": bounds} for name, bounds in _bounded(records, engines, blocks, rules).items()
+        }
+    return tuple(
+        record.model_copy(
+            update={"replayed": record.replayed.model_copy(update=foreseen_of.get(record.replayed.id, {}))}
+        )
+        if record.replayed is not None
+        else record
+        for record in records
+    )
+
+
+def _followed(
+    of_id: Mapping[str, RequestRecord],
+    engines: Mapping[str, str | None],
+    decodes_s: Mapping[str, float],
+    blocks: Blocks,
+    rules: CacheRules,
+) -> dict[str, int] | None:
+    """Tokens of each prompt that the cache of its engine had; None: not known. ``decodes_s``: when each engine was
+    given the first request to decode."""
+    if not set(engines.values()) <= rules.caches.keys():
+        return None
+    if not rules.answers and any(
+        record.arrival_s >= decodes_s.get(engines[name] or "", math.inf) for name, record in of_id.items()
+    ):
+        return None
     oracles = {replica: rules.oracle(replica) for replica in rules.caches}
     hosts = {replica: rules.host(replica) for replica in rules.caches}
     hits: dict[str, int] = {}
@@ -157,22 +190,22 @@ def foreseen(
         if rules.host_blocks is not None:
             host.computed(prompt, device, loaded)
         hits[name] = min(device + loaded, prompt.tokens - 1)
-    if any(host.held > (rules.host_blocks or 0) for host in hosts.values()):
-        return tuple(records)
-    return tuple(
-        record.model_copy(
-            update={"replayed": record.replayed.model_copy(update={"foreseen_tokens": hits.get(record.replayed.id)})}
-        )
-        if record.replayed is not None
-        else record
-        for record in records
-    )
+    return None if any(host.held > (rules.host_blocks or 0) for host in hosts.values()) else hits
 
 
-def _prompts_by_request(
-    told: Mapping[str, ComputedTokens], rules: CacheRules
-) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """Prompts, and prompts with their answers, by the ids of the requests."""
+def _bounded(
+    records: Sequence[RequestRecord], engines: Mapping[str, str | None], blocks: Blocks, rules: CacheRules
+) -> dict[str, tuple[int, int]]:
+    """Tokens of each answered prompt that a cache had at least and at most."""
+    size, smallest = rules.block_tokens, min(cache.blocks for cache in rules.caches.values())
+    most = most_tokens(records, blocks, size, host=rules.host_blocks is not None)
+    if not rules.grows or not nothing_evicted(records, blocks, size, smallest):
+        return {name: (0, tokens) for name, tokens in most.items()}
+    least = least_tokens(records, blocks, size, engines)
+    return {name: (least[name], tokens) for name, tokens in most.items()}
+
+
+def _prompts_by_request(told: Mapping[str, ComputedTokens], rules: CacheRules) -> Blocks:
     from pdlab.traffic.prompts import PromptBlocks
 
     return {
@@ -184,8 +217,8 @@ def _prompts_by_request(
     }
 
 
-def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """As `_prompts_by_request`, of a plan whose prompts are token ids; of another one none."""
+def _planned(plan: Path, rules: CacheRules) -> Blocks:
+    """Of a plan whose prompts are token ids; of another one none."""
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_head, read_requests
 

@@ -335,14 +335,34 @@ def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
 
 def cache_hits(evidence: Evidence) -> Iterator[Finding]:
     """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
-    foreseen = [each.foreseen_tokens for each in evidence.answered.replayed if each is not None]
-    tokens = float(evidence.answered.input_tokens.sum())
-    hits = _replay_hits(evidence)
-    if hits is None or not tokens:
+    share, bounds = _hit_share(evidence), _hit_bounds(evidence)
+    if share is None:
         return
-    share, expected = hits / tokens, sum(each or 0 for each in foreseen) / tokens
+    if bounds is not None:
+        least, most = bounds
+        if not least - HITS_OFF <= share <= most + HITS_OFF:
+            yield found("hits_out_of_bounds", share=share, least=least, most=most)
+        return
+    foreseen = sum(each.foreseen_tokens or 0 for each in evidence.answered.replayed if each is not None)
+    expected = foreseen / float(evidence.answered.input_tokens.sum())
     if abs(share - expected) > HITS_OFF:
         yield found("hits_unforeseen", share=share, foreseen=expected)
+
+
+def _hit_share(evidence: Evidence) -> float | None:
+    """Of the prompt tokens of a replay, those that came from a prefix cache; None: not known."""
+    tokens, hits = float(evidence.answered.input_tokens.sum()), _replay_hits(evidence)
+    return hits / tokens if hits is not None and tokens else None
+
+
+def _hit_bounds(evidence: Evidence) -> tuple[float, float] | None:
+    """Least and most of that share, where bounds are all that is foreseen."""
+    bounds = [each.foreseen_bounds for each in evidence.answered.replayed if each is not None]
+    known = [each for each in bounds if each is not None]
+    tokens = float(evidence.answered.input_tokens.sum())
+    if not known or not tokens:
+        return None
+    return sum(least for least, _ in known) / tokens, sum(most for _, most in known) / tokens
 
 
 def _replay_hits(evidence: Evidence) -> float | None:
@@ -708,11 +728,18 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
 
 
 def _hits_missing(evidence: Evidence) -> Finding | None:
-    if all(each is None or each.foreseen_tokens is None for each in evidence.answered.replayed):
+    bounds = _hit_bounds(evidence)
+    if bounds is None and all(each is None or each.foreseen_tokens is None for each in evidence.answered.replayed):
         return found("hits_not_foreseen")
+    share = _hit_share(evidence)
     if evidence.fluid:
-        return found("hits_not_told") if _replay_hits(evidence) is None else None
-    return _needs("prefix_cache_hits")(evidence)
+        missing = found("hits_not_told") if share is None else None
+    else:
+        missing = _needs("prefix_cache_hits")(evidence)
+    if missing is not None or bounds is None or share is None or any(cache_hits(evidence)):
+        return missing
+    least, most = bounds
+    return found("hits_bounded", share=share, least=least, most=most)
 
 
 def _affinity_missing(evidence: Evidence) -> Finding | None:

@@ -269,6 +269,12 @@ CODES: dict[str, FindingCode] = {
         "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
         "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
     ),
+    "hits_out_of_bounds": _gate(
+        "cache_hits",
+        "where vLLM's rules give bounds alone, the share of a replay's prompt tokens from the prefix cache is within "
+        "0.02 of them",
+        "{share:.1%} of the prompt tokens came from the prefix cache, its rules allow {least:.1%} to {most:.1%}",
+    ),
     "sessions_moved": _gate(
         "affinity",
         "all requests of a session go to one engine of a pool with the routing session",
@@ -420,6 +426,11 @@ CODES: dict[str, FindingCode] = {
     "hits_not_foreseen": _unchecked(
         "what a prefix cache has of each prompt is foreseen",
         "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
+    ),
+    "hits_bounded": _unchecked(
+        "what a prefix cache has of each prompt is foreseen, and not bounds of it alone",
+        "engines or what they hold are not known: {share:.1%} of the prompt tokens came from the prefix cache, its "
+        "rules allow {least:.1%} to {most:.1%}",
     ),
     "hits_not_told": _unchecked(
         "servers of a fluid pool tell what was cached of each prompt",

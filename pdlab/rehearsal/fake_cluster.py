@@ -113,8 +113,7 @@ class RehearsalSubstitutes:
     def _caches(self, deployment: Deployment | None) -> dict[str, EngineCache]:
         assert deployment is not None, "a launch knows what it serves"
         return {
-            role: engine_cache(deployment, pool, self._hardware, self._shape)
-            for role, pool in deployment.pools.items()
+            role: engine_cache(deployment, pool, self._hardware, self._shape) for role, pool in deployment.pools.items()
         }
 
 

@@ -1,0 +1,131 @@
+"""The bounds on hits of engines that prefill and decode by turns, against vLLM's own schedulers, which do both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from contract.conftest import quietly
+from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, WORDS, conversations, interleaved
+
+from pdlab.bench.hit_bounds import least_tokens, most_tokens, nothing_evicted
+from pdlab.core.deployment import Pool
+from pdlab.results.schema import ReplayedRequest, RequestRecord
+from pdlab.sim.vllm_engine import FETCHES, IS_FETCHED, MADE_UP, VllmEngine
+from pdlab.sim.vllm_scheduler import scheduler_parts
+from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.prompts import PromptBlocks, TrafficPrompts
+from pdlab.traffic.requests import TrafficRequest
+
+pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+
+ENGINES = 3
+AT_ONCE = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm() -> None:
+    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
+        quietly(module)
+
+
+def in_waves(requests: Sequence[TrafficRequest]) -> list[list[TrafficRequest]]:
+    """Some at once, none of which goes on from another one."""
+    waves: list[list[TrafficRequest]] = [[]]
+    for request in requests:
+        if len(waves[-1]) == AT_ONCE or request.continues in {each.id for each in waves[-1]}:
+            waves.append([])
+        waves[-1].append(request)
+    return waves
+
+
+def drained(engine: VllmEngine) -> dict[str, int]:
+    """Steps until nothing is left to do; of each prompt that was taken up, the tokens that were cached."""
+    found = {}
+    while engine.scheduler.has_requests():
+        step = engine.schedule()
+        found.update({new.req_id: new.num_computed_tokens for new in step.output.scheduled_new_reqs})
+        reads = step.output.kv_connector_metadata
+        engine.take(step)
+        engine.received.update(reads.tokens if reads else ())
+    return found
+
+
+def moved(
+    waves: Sequence[Sequence[TrafficRequest]], hybrid: bool, blocks: int
+) -> tuple[dict[str, int], dict[str, str | None]]:
+    """Every prompt is prefilled by one engine and decoded by another one, drawn anew for each. Tokens of each that the
+    prefilling engine had, and which one that was."""
+    assert SHAPE is not None
+    hardware, draw = HYBRID if hybrid else FULL, random.Random(3)
+    parts = scheduler_parts(
+        hardware, SHAPE, Pool(tp=2), role="kv_both", asynchronous=False, pool_blocks=blocks, retention_tokens=0
+    )
+    engines = [VllmEngine(parts, None, 0.0, hardware.step_tokens) for _ in range(ENGINES)]
+    ids, answers = dict[str, list[int]](), dict[str, int]()
+    told, by = dict[str, int](), dict[str, str | None]()
+    number = 0
+    for wave in waves:
+        pairs: dict[str, tuple[TrafficRequest, int, int]] = {}
+        for request in wave:
+            before = request.continues
+            ids[request.id] = [*ids[before], *[MADE_UP] * answers[before]] if before else []
+            for key, tokens in request.blocks:
+                ids[request.id] += (MADE_UP + 1 + drawn_words(1, key, tokens, WORDS)).tolist()
+            answers[request.id] = request.out
+            number += 1
+            prefills, decodes = draw.sample(range(ENGINES), 2)
+            pairs[str(number)] = (request, prefills, decodes)
+            by[request.id] = str(prefills)
+            engines[prefills].add(number, ids[request.id], 1, IS_FETCHED)
+        for at, engine in enumerate(engines):
+            for name, tokens in drained(engine).items():
+                assert pairs[name][1] == at
+                told[pairs[name][0].id] = tokens
+        for name, (request, _, decodes) in pairs.items():
+            engines[decodes].add(int(name), ids[request.id], request.out, FETCHES)
+        for engine in engines:
+            drained(engine)
+        for name, (_, prefills, _) in pairs.items():
+            engines[prefills].sent.add(name)
+        for engine in engines:
+            engine.take(engine.schedule())
+            assert not engine.scheduler.requests, "prefill keeps nothing that was read"
+    return told, by
+
+
+def records_of(waves: Sequence[Sequence[TrafficRequest]]) -> list[RequestRecord]:
+    return [
+        RequestRecord(
+            arrival_s=float(at), first_token_s=at + 0.5, finish_s=at + 0.9, input_tokens=1, output_tokens=1,
+            replayed=ReplayedRequest(id=request.id, session=request.session),
+        )
+        for at, wave in enumerate(waves)
+        for request in wave
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hybrid", "blocks"), [(False, 100_000), (False, 1_500), (True, 100_000), (True, 1_500)])
+def test_hits_lie_within_their_bounds(hybrid: bool, blocks: int) -> None:
+    waves = in_waves(interleaved(conversations()))
+    told, by = moved(waves, hybrid, blocks)
+    prompts, held = TrafficPrompts(BLOCK), dict[str, tuple[PromptBlocks, PromptBlocks]]()
+    for wave in waves:
+        held |= {request.id: prompts.of(request) for request in wave}
+    records = records_of(waves)
+    most = most_tokens(records, held, BLOCK, host=False)
+    least = least_tokens(records, held, BLOCK, by)
+    assert {*told} == {*most} == {*least} and len(told) > 250
+    assert not [name for name, tokens in told.items() if tokens > most[name]]
+    below = [name for name, tokens in told.items() if tokens < least[name]]
+    if nothing_evicted(records, held, BLOCK, blocks):
+        assert blocks > 50_000 and (hybrid or not below)
+    else:
+        assert blocks == 1_500 and below, "a cache that forgets has less"
+    if hybrid:
+        assert below, "of a fork the second finds nothing"
+    figures: dict[str, Any] = {"hybrid": hybrid, "blocks": blocks, "asked": sum(held[name][0].tokens for name in told)}
+    print(figures | {"least": sum(least.values()), "told": sum(told.values()), "most": sum(most.values())})
+    assert sum(told.values()) > 10_000
