@@ -10,9 +10,9 @@ from pdlab.core.schema import Frozen
 
 class EngineCache(Frozen):
     """``blocks`` of ``block_tokens`` tokens, for all groups of layers together. ``window``: tokens of the sliding
-    window of a hybrid cache; None: all layers have full attention, or one group. ``retention``: vLLM's
-    ``prefix_cache_retention_interval``, tokens. ``step_tokens``: most of a prompt that one step computes (None: not
-    known)."""
+    window of a hybrid cache; None: all layers have full attention, or one group. ``retention``: windowed layers keep a
+    window every so many tokens (0: at the ends of prompts alone, None: every one). ``step_tokens``: most of a prompt
+    that one step computes (None: not known)."""
 
     blocks: int = Field(ge=0)
     block_tokens: int = Field(ge=1)

@@ -208,54 +208,6 @@ def test_a_model_can_be_named_for_all_rows(tmp_path: Path, capsys: pytest.Captur
     assert float(small) < float(large)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--gpus 0", "from 1 to 1024"),
-        ("--gpus many", "from 1 to 1024"),
-        ("--slo-tpot-ms -3", "above 0"),
-        ("--slo-tpot-ms soon", "above 0"),
-        ("--slo-quantile 1.5", "--slo-quantile"),
-        ("--model gpt-9", "--model gpt-9: "),
-        ("--hardware abacus", "nor a GPU type nor a file; known are "),
-        ("--node laptop", "--node laptop"),
-        ("--workload w.yaml --itl 5", "--workload replaces"),
-        ("--workload w.yaml --lengths uniform:0.8-1.0", "--workload replaces"),
-        ("--lengths gauss:1", "--lengths: 'gauss:1' is no distribution of lengths; give fixed, uniform:0.8-1.0"),
-        ("--lengths file:nowhere.csv", "--lengths: nowhere.csv: cannot be read"),
-        ("--lengths lognormal:3", "takes 131072 tokens of context"),
-        ("--workload x.csv --lengths uniform:0.8-1.0", "leave --lengths out"),
-        ("--predict x.csv --lengths uniform:0.8-1.0", "--lengths does nothing with --predict"),
-        ("--workload nowhere.yaml", "cannot be read"),
-        ("--rate 3 --concurrency 4", "exclude each other"),
-        ("--concurrency 4,x", "whole number"),
-        ("--prefix-hit-rate 1", "--prefix-hit-rate"),
-        ("--explain nonsense", "label 'nonsense'"),
-        ("--explain collocated-1xtp2 --predict x.csv", "exclude each other"),
-        ("--explain collocated-1xtp2 --plot x.png", "--plot does nothing with --explain"),
-        ("--explain collocated-1xtp2 --out x", "--out does nothing with --explain"),
-        ("--predict x.csv --itl 7", "--itl does nothing with --predict"),
-        ("--predict x.csv --plot x.png", "--plot does nothing with --predict"),
-        ("--compare x --slo-tpot-ms 12", "--slo-tpot-ms does nothing with --compare"),
-        ("--gpus 8 --prompts fresh", "--prompts does nothing with a ranking"),
-        ("--hardware cpu-vllm-0.29 --node p4d", "--node"),
-        ("--predict nowhere.csv", "cannot be read"),
-        ("--compare nowhere", "does not exist"),
-        ("--gpus 1 --itl 200000", "takes 131072 tokens of context"),
-        ("--gpus 1 --itl 125000", "fits no TP degree"),
-        ("--model deepseek-v3 --gpus 8", "fits no TP degree"),
-        ("--top 0", "at least 1"),
-        ("--seed x", "is not a seed"),
-        ("--gpus 8 --plot out.gif", "--plot"),
-        ("--frobnicate", "is not a flag"),
-    ],
-)
-def test_bad_input_is_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.main(shlex.split(words)) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and "Traceback" not in error
-
-
 class TestEnumeration:
     def test_a_pack_is_copied_node_by_node(self) -> None:
         """6 GPUs of 8 per node: three nodes hold three copies, though 24 GPUs would be four."""

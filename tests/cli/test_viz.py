@@ -216,19 +216,6 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_is_light() -> None:
-    program = (
-        "import sys\nfrom pdlab.__main__ import main\n"
-        "try:\n    sys.exit(main(['viz', '--help']))\n"
-        "except SystemExit as end:\n"
-        "    print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas', 'numpy', 'scipy'}), end.code)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "LOADED [] 0"
-    for flag in ("--exps", "--latency-mode", "--gpus-per-node", "--throughput-metric", "Pareto", "docs/metrics.md"):
-        assert flag in done.stdout
-
-
 def test_tables_alone_load_no_matplotlib() -> None:
     program = (
         f"import sys; from pdlab.cli import viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
