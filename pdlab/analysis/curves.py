@@ -12,7 +12,7 @@ from pydantic import Field, InstanceOf
 from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, is_tail, of_repeats
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import Study
-from pdlab.analysis.ttft_breakdown import Split, mean_split, split
+from pdlab.analysis.ttft_breakdown import TtftSplit, mean_split, split
 from pdlab.analysis.view import GPUS_PER_NODE, CountedRole, ThroughputMetric, View
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
@@ -242,7 +242,7 @@ class Curve(Frozen):
     workload: str
     points: tuple[Point, ...]
     published: str | None = None
-    splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
+    splits: dict[tuple[LoadKind, float], TtftSplit] = Field(default_factory=dict)
     searches: tuple[SloSearch, ...] = ()
     tuning: Tuning | None = None
     origin: Origin = "measured"
@@ -432,8 +432,8 @@ def without_tails(point: Point) -> Point:
     return point.model_copy(update={"latency_ms": kept})
 
 
-def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
-    by_load: dict[tuple[LoadKind, float], list[Split]] = {}
+def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], TtftSplit]:
+    by_load: dict[tuple[LoadKind, float], list[TtftSplit]] = {}
     for run in runs:
         if run.validity.valid and (one := split(run)):
             by_load.setdefault((run.key.kind, run.key.value), []).append(one)

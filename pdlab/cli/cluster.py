@@ -29,7 +29,7 @@ class ClusterSettings(Settings):
     EXAMPLES = EPILOG
 
     name: str | None = setting(
-        None, "the cluster's name", "output", value="NAME", otherwise="as the nodes were started"
+        None, "name of the cluster in the file", "output", value="NAME", otherwise="as the nodes were started"
     )
 
 

@@ -19,7 +19,7 @@ examples:
       writes pdlab-code-DIGEST.zip here; put it where every node can read it, and name it in an export:
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
       --code-url https://HOST/pdlab-code-DIGEST.zip
-      a Serve config that a cluster without pdlab takes
+      a Serve config for a cluster without pdlab
   python -m pdlab code-zip /opt/code/pdlab-code.zip
       for PYTHONPATH of Ray's processes, in an image or on every node
 
@@ -31,11 +31,11 @@ class CodeZipSettings(Settings):
     """Where the zip is written."""
 
     COMMAND = "code-zip"
-    ABOUT = "Write the modules of pdlab that a Ray cluster imports as one zip."
+    ABOUT = "Write a zip with the modules of pdlab that a Ray cluster imports."
     EXAMPLES = EPILOG
 
     out: Path = setting(
-        ..., "a folder, which gets pdlab-code-DIGEST.zip, or a file that ends in .zip", "output", positional=True,
+        ..., "a folder for pdlab-code-DIGEST.zip, or the name of a .zip file", "output", positional=True,
         value="OUT",
     )  # fmt: skip
 

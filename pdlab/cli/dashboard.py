@@ -16,11 +16,11 @@ from pdlab.core.settings import Settings, parse, setting
 EPILOG = """\
 examples:
   python -m pdlab dashboard --out out/grafana
-      files for what is served at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
+      files for the deployment at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
   python -m pdlab dashboard --out out/grafana --target 10.0.0.4:8080 --target 10.0.0.5:8080
       the metrics pages of these Ray nodes
   python -m pdlab dashboard --out out/grafana --prometheus-url http://prometheus.monitoring:9090
-      the Prometheus that Grafana asks
+      the Prometheus that Grafana reads
   prometheus --config.file out/grafana/prometheus.yml &
   GF_PATHS_PROVISIONING=$PWD/out/grafana/provisioning grafana server --homepath /usr/share/grafana
       then open http://127.0.0.1:3000/d/pdlab
@@ -33,19 +33,19 @@ class DashboardSettings(Settings):
     """Where metrics come from, and where the files go."""
 
     COMMAND = "dashboard"
-    ABOUT = "Grafana's dashboard, Prometheus' configuration and alert rules, and the files that provision them."
+    ABOUT = "Write a Grafana dashboard, Prometheus' configuration and alert rules, and their provisioning files."
     EXAMPLES = EPILOG
 
-    url: str = setting("http://127.0.0.1:8000", "the deployment whose metrics pages are scraped", SCRAPED)
+    url: str = setting("http://127.0.0.1:8000", "deployment whose metrics pages Prometheus scrapes", SCRAPED)
     target: tuple[str, ...] = setting(
         (),
-        "a metrics page of a Ray node",
+        "metrics page of a Ray node (repeatable)",
         SCRAPED,
         several="times",
         value="HOST:PORT",
-        otherwise=f"those of the deployment at --url; where none is known, those in {DISCOVERY}",
+        otherwise=f"the pages of the deployment at --url, else the pages in {DISCOVERY}",
     )
-    prometheus_url: str = setting("http://127.0.0.1:9090", "where Grafana finds Prometheus", WRITTEN)
+    prometheus_url: str = setting("http://127.0.0.1:9090", "Prometheus' URL, for Grafana", WRITTEN)
     out: Path = setting(..., "folder for the files", WRITTEN, value="DIR")
 
 

@@ -27,9 +27,9 @@ from pdlab.demo.run import Demo
 EPILOG = """\
 examples:
   make demo
-      the whole of it, in minutes
+      the whole demo, in minutes
   python -m pdlab demo -c 1,4 --out out/demo
-      two levels, kept in a folder of your own
+      two levels; results go to out/demo
   python -m pdlab demo --itl 1024 --otl 32
       longer prompts and shorter answers
 

@@ -29,12 +29,12 @@ class DescribeSettings(Settings):
     """The folder that is described."""
 
     COMMAND = "describe"
-    ABOUT = "Write down how a folder of results of other clients is understood, to be corrected by hand."
+    ABOUT = "Write a file, to be corrected by hand, with what pdlab reads from other clients' results."
     EXAMPLES = EPILOG
 
     folder: Path = setting(..., "a folder of result files", "results", positional=True, value="FOLDER")
     dry_run: bool = setting(False, "print the file; write nothing", "results")
-    force: bool = setting(False, "write it again, over the one that is there", "results")
+    force: bool = setting(False, "overwrite the existing file; corrections that still fit are kept", "results")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

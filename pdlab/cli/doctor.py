@@ -27,9 +27,9 @@ RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked a
 EPILOG = """\
 examples:
   python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
-  python debug/doctor.py --here          this machine alone, no Ray
+  python debug/doctor.py --here          only this machine, without Ray
   python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
-  python debug/doctor.py --placement pack --model gpt-oss-120b       what matters to a pack, and the model's files
+  python debug/doctor.py --placement pack --model gpt-oss-120b       the rules for a pack, and the model's files
 
 exit code: 0 no errors, 3 errors found, 5 cannot run, 2 bad command line
 What each finding means, and which tool to use next: docs/debugging.md
@@ -46,19 +46,19 @@ class DoctorSettings(Settings):
     ABOUT = "What KV transfers depend on, on every node: versions, libraries, devices, limits, settings."
     EXAMPLES = EPILOG
 
-    here: bool = setting(False, "ask this machine only, without Ray", EXAMINED)
+    here: bool = setting(False, "examine only this machine, without Ray", EXAMINED)
     placement: Literal["pack", "spread"] | None = setting(
         None,
-        "apply the rules that matter to PD deployments of this placement",
+        "apply only the rules for PD deployments with this placement",
         EXAMINED,
-        otherwise="all; on local nodes theirs",
+        otherwise="all rules; on local nodes only those for local nodes",
     )
     model: str | None = setting(
-        None, "look for this model's files too, and whether they are whole", EXAMINED, value="NAME|PATH"
+        None, "also check that this model's files are present and complete", EXAMINED, value="NAME|PATH"
     )
-    backends: Backends = setting(("UCX",), "NIXL backends to create", EXAMINED, value="NAME[,NAME]")
+    backends: Backends = setting(("UCX",), "NIXL backends to create as a test", EXAMINED, value="NAME[,NAME]")
     quick: bool = setting(False, "read files and settings only: start no process that loads NIXL", EXAMINED)
-    json_file: Path | None = setting(None, "write all facts and findings there", OUTPUT, "--json", value="FILE")
+    json_file: Path | None = setting(None, "write all facts and findings to this file", OUTPUT, "--json", value="FILE")
 
     def check(self) -> None:
         if self.quick:

@@ -19,7 +19,7 @@ examples:
   python -m pdlab ratio --prefill bm_results/p --decode bm_results/d
       the rate-matched ratio at every decode level
   python -m pdlab ratio --prefill bm_results/p --decode bm_results/d --measured bm_results/pd-*
-      beside the ratios that were measured
+      compared with measured ratios
 """
 
 

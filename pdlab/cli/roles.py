@@ -12,9 +12,9 @@ from pdlab.core.settings import Settings, parse, setting
 EPILOG = """\
 examples:
   python -m pdlab roles
-      who prefills and who decodes at port 8000, with the last decisions and their reasons
+      show the role of each engine at port 8000, and the last decisions with their reasons
   python -m pdlab roles 3:5
-      from now on three engines prefill and five decode; what they have begun they finish
+      from now on three engines prefill and five decode; requests that have begun end where they are
   python -m pdlab roles auto
       the controller follows the load again
   python -m pdlab roles --log > decisions.jsonl

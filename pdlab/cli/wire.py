@@ -19,7 +19,7 @@ examples:
   sudo python -m pdlab wire --rate 20mbit --tokens 1000
       one size over a slow link
   sudo python -m pdlab wire --rate none
-      as fast as this machine moves it
+      without a limit on the link
 """
 
 
@@ -28,13 +28,13 @@ class WireSettings(Settings):
 
     COMMAND = "wire"
     ABOUT = (
-        "Prove the KV transfer over a slow link on this machine: pack in memory, spread over the link, and a planted "
-        "corruption."
+        "Check the KV transfer on this machine: pack in memory, spread over a slow link, and a planted corruption "
+        "that must be found."
     )
     EXAMPLES = EPILOG
 
     rate: str = setting("1gbit", "bandwidth of the link between the two hosts", "what is checked", value="RATE")
-    tokens: Numbers = setting((1000, 5000), "KV-cache sizes", "what is checked", value="N,N,...")
+    tokens: Numbers = setting((1000, 5000), "KV-cache sizes in tokens", "what is checked", value="N,N,...")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,12 @@ def plan(folder: Path) -> Path:
 
 
 def hits(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, int | None]:
-    told = foreseen(records, path, by, {})
+    told = foreseen(records, path, by, ())
     return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
 
 
 def bounds(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, tuple[int, int] | None]:
-    told = foreseen(records, path, by, {})
+    told = foreseen(records, path, by, ())
     return {each.replayed.id: each.replayed.foreseen_bounds for each in told if each.replayed}
 
 
@@ -102,24 +103,24 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
 def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_path: Path) -> None:
     path = plan(tmp_path)
     records = (record("a0", 0.0, 0.5), record("b0", 1.0, 1.5), record("a1", 2.0, 2.5, "a0"))
-    told = {
-        "a0": ComputedTokens(tokens=9, computed=13, keys=(1, 2, 3)),
-        "b0": ComputedTokens(tokens=9, computed=13, keys=(1, 8, 9)),
-        "a1": ComputedTokens(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
-    }
+    told = (
+        ComputedTokens(id="a0", tokens=9, computed=13, keys=(1, 2, 3)),
+        ComputedTokens(id="b0", tokens=9, computed=13, keys=(1, 8, 9)),
+        ComputedTokens(id="a1", tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
+    )
 
-    def by(rules: CacheRules, told: dict[str, ComputedTokens]) -> list[int | None]:
+    def by(rules: CacheRules, told: Sequence[ComputedTokens]) -> list[int | None]:
         return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, told) if each.replayed]
 
     assert by(rules("r0"), told) == [0, 4, 12]
     assert by(rules("r0", answers=False), told) == [0, 4, 8], "prefill does not compute answers"
-    assert by(rules("r0"), {"a0": told["a0"], "b0": told["b0"]}) == [None] * 3, "nobody told a prompt"
+    assert by(rules("r0"), told[:2]) == [None] * 3, "nobody told a prompt"
     two = foreseen(records, path, rules("r0", "r1"), told)
     assert two == records, "text may be in a cache before a replay begins: nobody knows bounds"
     requests = list(read_requests(path))
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(endpoint="chat"), requests)
-    assert by(rules("r0"), {}) == [None] * 3, "the file does not have what a template makes of it"
+    assert by(rules("r0"), ()) == [None] * 3, "the file does not have what a template makes of it"
 
 
 def test_a_failed_request_is_not_counted(tmp_path: Path) -> None:
@@ -190,8 +191,8 @@ def test_engines_of_a_fluid_pool_are_followed_while_they_prefill_alone(tmp_path:
 
 
 def test_a_prompt_of_a_fluid_pool_hits_at_least_what_its_engine_computed(tmp_path: Path) -> None:
-    """If all layers have full attention and there is room for everything."""
-    times = (("a0", 0.0, None), ("b0", 1.0, None), ("a1", 3.0, "a0"))
+    """If all layers have full attention and there is room for everything. Records come in any order."""
+    times = (("b0", 1.0, None), ("a0", 0.0, None), ("a1", 3.0, "a0"))
     records = tuple(
         record(name, moment, moment + 1, parent, prefill_replica=prefill, replica=decode)
         for (name, moment, parent), (prefill, decode) in zip(
@@ -202,6 +203,8 @@ def test_a_prompt_of_a_fluid_pool_hits_at_least_what_its_engine_computed(tmp_pat
     assert bounds(records, path, by) == {"a0": (0, 8), "b0": (8, 8), "a1": (0, 16)}, "e1 computed nothing yet"
     small = by._replace(caches={"e0": cache(), "e1": cache(60)})
     assert bounds(records, path, small) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}, "b0's may have made room"
+    failed = (records[0], record("a0", 0.0, None), records[2])
+    assert bounds(failed, path, by) == {"a0": None, "b0": (0, 8), "a1": (0, 16)}, "it may have been computed"
 
 
 def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "failed_requests",
         turns(replayed=unsent(), error="not sent: b10 failed", finish_s=None, first_token_s=None),
-        "1 of 24 requests were not sent, for what they follow has no answer",
+        "1 of 24 requests were not sent, because the requests before them have no answer",
     ),
     (
         "cache_hits",

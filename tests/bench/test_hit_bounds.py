@@ -2,67 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
-from pdlab.bench.hit_bounds import least_tokens, most_tokens, nothing_evicted
-from pdlab.results.schema import ReplayedRequest, RequestRecord
-from pdlab.traffic.prompts import PromptBlocks
+from pdlab.bench.client.protocol import ComputedTokens
+from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens, nothing_evicted
 
 SIZE = 4
 
 
-def record(name: str, arrival_s: float, first_token_s: float | None, **own: Any) -> RequestRecord:
-    return RequestRecord(
-        arrival_s=arrival_s,
-        first_token_s=first_token_s,
-        finish_s=first_token_s,
-        input_tokens=1,
-        output_tokens=1,
-        error=None if first_token_s else "x",
-        replayed=ReplayedRequest(id=name, session=name, **own),
-    )
-
-
-def text(tokens: int, *keys: int, answer: tuple[int, ...] = ()) -> tuple[PromptBlocks, PromptBlocks]:
+def text(name: str, tokens: int, *keys: int, answer: tuple[int, ...] = ()) -> ComputedTokens:
     """A prompt with those blocks, and with the blocks of its answer."""
-    return PromptBlocks(tokens, keys), PromptBlocks(tokens + SIZE * len(answer), (*keys, *answer))
+    return ComputedTokens(id=name, tokens=tokens, computed=tokens + SIZE * len(answer), keys=(*keys, *answer))
 
 
-BLOCKS = {
-    "a": text(9, 1, 2, answer=(3,)),
-    "b": text(13, 1, 2, 4),
-    "c": text(17, 1, 2, 3, 5),
-    "d": text(12, 1, 2, 4),
-}
+A = text("a", 9, 1, 2, answer=(3,))
+B = text("b", 13, 1, 2, 4)
+C = text("c", 17, 1, 2, 3, 5)
+D = text("d", 12, 1, 2, 4)
+SENT = SentPrompts((0.0, 0.5, 2.0, 4.0), (1.0, 1.5, 3.0, 5.0), ("e0", "e0", "e0", "e0"), (A, B, C, D))
+
+
+def most(sent: SentPrompts, *, host: bool = False) -> list[int]:
+    tokens: list[int] = most_tokens(sent, SIZE, host=host).tolist()
+    return tokens
+
+
+def least(sent: SentPrompts) -> list[int]:
+    tokens: list[int] = least_tokens(sent, SIZE).tolist()
+    return tokens
 
 
 def test_at_most_another_request_that_came_in_time_had_the_beginning() -> None:
-    records = [record("a", 0.0, 1.0), record("b", 0.5, 1.5), record("c", 2.0, 3.0), record("d", 4.0, 5.0)]
-    most = most_tokens(records, BLOCKS, SIZE, host=False)
     # a and b were in flight at once: either may have come to an engine first. c begins with a's answer.
-    assert most == {"a": 8, "b": 8, "c": 12, "d": 8}, "the last token is computed"
-    assert most_tokens(records, BLOCKS, SIZE, host=True)["d"] == 11, "memory of the host has the last block but for it"
-    alone = most_tokens([record("a", 0.0, 1.0), record("b", 1.1, 1.5)], BLOCKS, SIZE, host=False)
-    assert alone == {"a": 0, "b": 8}, "b came when a had been computed"
-    failed = most_tokens([record("a", 0.0, None), record("b", 1.1, 1.5)], BLOCKS, SIZE, host=False)
-    assert failed == {"b": 8}, "a request that failed may have been computed"
-    unsent = most_tokens([record("a", 0.0, None, sent=False), record("b", 1.1, 1.5)], BLOCKS, SIZE, host=False)
-    assert unsent == {"b": 0}
+    assert most(SENT) == [8, 8, 12, 8], "the last token is computed"
+    assert most(SENT, host=True)[3] == 11, "memory of the host has the last block but for it"
+    alone = SENT._replace(arrival_s=(0.0, 1.1), first_token_s=(1.0, 1.5), prompts=(A, B))
+    assert most(alone) == [0, 8], "b came when a had been computed"
+    failed = alone._replace(first_token_s=(math.nan, 1.5))
+    assert most(failed) == [0, 8], "a request that failed may have been computed"
 
 
 def test_at_least_an_engine_has_the_prompts_that_it_computed() -> None:
-    records = [record("a", 0.0, 1.0), record("b", 0.5, 1.5), record("c", 2.0, 3.0), record("d", 4.0, 5.0)]
-    engines: dict[str, str | None] = {"a": "e0", "b": "e0", "c": "e0", "d": "e0"}
-    assert least_tokens(records, BLOCKS, SIZE, engines) == {"a": 0, "b": 0, "c": 8, "d": 8}, "a's answer is elsewhere"
-    assert least_tokens(records, BLOCKS, SIZE, {**engines, "c": "e1"})["c"] == 0
-    unknown = dict.fromkeys(engines)
-    assert set(least_tokens(records, BLOCKS, SIZE, unknown).values()) == {0}, "two that are not known may be two"
-    most = most_tokens(records, BLOCKS, SIZE, host=False)
-    assert all(tokens <= most[name] for name, tokens in least_tokens(records, BLOCKS, SIZE, engines).items())
+    assert least(SENT) == [0, 0, 8, 8], "a's answer is elsewhere"
+    assert least(SENT._replace(engines=("e0", "e0", "e1", "e0"))) == [0, 0, 0, 8]
+    assert set(least(SENT._replace(engines=(None,) * 4))) == {0}, "two that are not known may be two"
+    assert least(SENT._replace(first_token_s=(math.nan, math.nan, 3.0, 5.0))) == [0, 0, 0, 8]
+    assert all(low <= high for low, high in zip(least(SENT), most(SENT), strict=True))
 
 
 def test_nothing_is_evicted_where_half_of_a_pool_takes_all_twice() -> None:
-    records = [record("a", 0.0, 1.0), record("b", 0.5, None)]
     given = 2 * (4 + 1) + 2 * (4 + 1)  # a: 13 tokens with its answer, b: 13
-    assert nothing_evicted(records, BLOCKS, SIZE, 2 * given)
-    assert not nothing_evicted(records, BLOCKS, SIZE, 2 * given - 1)
+    assert nothing_evicted((A, B), SIZE, 2 * given)
+    assert not nothing_evicted((A, B), SIZE, 2 * given - 1)

@@ -23,7 +23,8 @@ TESTS = Path(__file__).resolve().parents[1]
 SPREAD, PACK, COLLOCATED = (shown.name for shown in demo_run.DEPLOYMENTS)
 IDLE = Machine(cores=2, idle_cores=1.9, memory_free_bytes=20 * 10**9, memory_bytes=24 * 10**9, load_average=0.1)
 
-# Plays python: launches and sweeps as the plan says, the true viz.py. Signals that it gets are counted in a file.
+# Plays python: launches and sweeps as the plan says, the true viz.py unless the plan has a picture for it. Signals that
+# it gets are counted in a file.
 FAKE = """#!{python}
 import json, os, signal, sys, time
 from pathlib import Path
@@ -61,6 +62,8 @@ def fail(message, logs=None):
     sys.exit(code)
 
 if words[0] == "viz.py":
+    if "picture" in plan:
+        sys.exit(0 if Path(words[words.index("--plot-path") + 1]).write_text(plan["picture"]) else 1)
     os.execv({python!r}, [{python!r}, *words])
 if words[0] == "launch_gptoss.py":
     if "--shutdown" in words:
@@ -218,7 +221,7 @@ def test_nothing_starts(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_interrupted(plan: dict[str, Any], drawn: list[str], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    assert fake.run(plan) == 130
+    assert fake.run(plan | {"picture": "made up"}) == 130
     output = capsys.readouterr().out
     assert (fake.state / "signals").read_text() == "1", "the running command must be interrupted once"
     assert not (fake.state / "up").exists(), "what was started is left up"
@@ -234,7 +237,7 @@ def test_interrupted(plan: dict[str, Any], drawn: list[str], fake: Fake, capsys:
 @pytest.mark.parametrize("plan", [{"shutdown": True}, {f"sweep {COLLOCATED}": {"ends anyway": True}}])
 def test_interrupted_when_all_is_measured(plan: dict[str, Any], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     """Stopping what was started is not interrupted, and complete sweeps are not called interrupted."""
-    assert fake.run(plan) == 130
+    assert fake.run(plan | {"picture": "made up"}) == 130
     output = capsys.readouterr().out
     assert not (fake.state / "up").exists() and fake.plot.exists()
     assert output.count("5 of 5 levels valid") == 3 and demo_run.STOPPED not in output

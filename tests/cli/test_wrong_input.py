@@ -561,7 +561,7 @@ OTHERS = [
     case("chaos", "short --base-url nonsense", "'nonsense'", "http://HOST:PORT"),
     case("chaos", "short", "no launcher of this machine", "--not-mine"),
     case("chaos", "short --dry-run", "no launcher of this machine", "launch_gptoss.py"),
-    case("chaos", "short --launch", "--launch makes its own choice"),
+    case("chaos", "short --launch", "--launch chooses the plans itself"),
     case("chaos", "short --short", "--short is for --launch, which is not given"),
     case("ratio", "--prefil ours --decode ours", "--prefil is not a flag; did you mean --prefill?"),
     case("ratio", "", "--prefill, --decode are needed"),

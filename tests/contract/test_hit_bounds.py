@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from contract.conftest import quietly
 from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, WORDS, conversations, interleaved
 
-from pdlab.bench.hit_bounds import least_tokens, most_tokens, nothing_evicted
+from pdlab.bench.client.protocol import ComputedTokens
+from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens, nothing_evicted
 from pdlab.core.deployment import Pool
-from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.sim.vllm_engine import FETCHES, IS_FETCHED, MADE_UP, VllmEngine
 from pdlab.sim.vllm_scheduler import scheduler_parts
 from pdlab.traffic.blocks import drawn_words
-from pdlab.traffic.prompts import PromptBlocks, TrafficPrompts
+from pdlab.traffic.prompts import TrafficPrompts
 from pdlab.traffic.requests import TrafficRequest
 
 pytestmark = pytest.mark.usefixtures("import_warnings_aside")
@@ -99,32 +98,24 @@ def moved(waves: Sequence[Sequence[TrafficRequest]], hybrid: bool) -> tuple[dict
     return told, by
 
 
-def records_of(waves: Sequence[Sequence[TrafficRequest]]) -> list[RequestRecord]:
-    return [
-        RequestRecord(
-            arrival_s=float(at), first_token_s=at + 0.5, finish_s=at + 0.9, input_tokens=1, output_tokens=1,
-            replayed=ReplayedRequest(id=request.id, session=request.session),
-        )
-        for at, wave in enumerate(waves)
-        for request in wave
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_hits_lie_within_their_bounds(hybrid: bool) -> None:
     waves = in_waves(interleaved(conversations()))
     told, by = moved(waves, hybrid)
-    prompts, held = TrafficPrompts(BLOCK), dict[str, tuple[PromptBlocks, PromptBlocks]]()
-    for wave in waves:
-        held |= {request.id: prompts.of(request) for request in wave}
-    records = records_of(waves)
-    most = most_tokens(records, held, BLOCK, host=False)
-    least = least_tokens(records, held, BLOCK, by)
-    assert {*told} == {*most} == {*least} and len(told) > 250
-    assert not [name for name, tokens in told.items() if tokens > most[name]]
-    below = [name for name, tokens in told.items() if tokens < least[name]]
-    assert nothing_evicted(records, held, BLOCK, POOL_BLOCKS)
+    requests, prompts = [request for wave in waves for request in wave], TrafficPrompts(BLOCK)
+    held = []
+    for request in requests:
+        prompt, computed = prompts.of(request)
+        tokens = ComputedTokens(id=request.id, tokens=prompt.tokens, computed=computed.tokens, keys=computed.keys)
+        held.append(tokens)
+    came = [float(at) for at, wave in enumerate(waves) for _ in wave]
+    sent = SentPrompts(came, [each + 0.5 for each in came], [by[request.id] for request in requests], held)
+    most, least = most_tokens(sent, BLOCK, host=False).tolist(), least_tokens(sent, BLOCK).tolist()
+    hits = [told[request.id] for request in requests]
+    assert len(hits) > 250 and all(hit <= high for hit, high in zip(hits, most, strict=True))
+    assert nothing_evicted(held, BLOCK, POOL_BLOCKS)
+    below = [low for hit, low in zip(hits, least, strict=True) if hit < low]
     assert bool(below) is hybrid, "with windowed layers the second prompt of a fork finds nothing"
-    figures: dict[str, Any] = {"hybrid": hybrid, "asked": sum(held[name][0].tokens for name in told)}
-    print(figures | {"least": sum(least.values()), "told": sum(told.values()), "most": sum(most.values())})
-    assert sum(told.values()) > 10_000
+    figures = {"hybrid": hybrid, "asked": sum(each.tokens for each in held)}
+    print(figures | {"least": sum(least), "told": sum(hits), "most": sum(most)})
+    assert sum(hits) > 10_000

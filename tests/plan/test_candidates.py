@@ -15,7 +15,7 @@ from pdlab.plan.rate_matching import Unit
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
+from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 
 def test_no_engine_that_the_launcher_would_refuse() -> None:
@@ -28,9 +28,9 @@ def test_no_engine_that_the_launcher_would_refuse() -> None:
 
 
 GPT_OSS = require_shape("gpt-oss-120b")
-NOTHING = Plane(xs=(0, 1), ys=(0, 1), z=((0, 0), (0, 0)))
+NOTHING = BilinearTable(xs=(0, 1), ys=(0, 1), z=((0, 0), (0, 0)))
 NO_STEPS = Tabulated(
-    shared=Polyline(xs=(1, 2), ys=(0, 0)),
+    shared=LinearTable(xs=(1, 2), ys=(0, 0)),
     **dict.fromkeys(("decode", "generation_attention", "context_attention"), NOTHING),
     limits=Limits(tokens=1, batch=1, context=1, prefill_tokens=1, prefix=1),
     provenance="made by hand",

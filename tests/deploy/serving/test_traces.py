@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.asgi import exchange
 
-from pdlab.deploy.serving.timeline import SendsTimeline, Timed
+from pdlab.deploy.serving.timeline import SendsTimeline, TimelineMiddleware
 from pdlab.deploy.serving.traces import REQUEST_ID, ParentSpan, Traces, sampled, span_times
 from pdlab.results.timeline import PARTS
 
@@ -297,7 +297,7 @@ def test_with_direct_streaming_the_header_is_replaced_where_http_arrives(memory:
 
     asyncio.run(server.start())
     headers = ((b"x-request-id", b"r-1"), (b"Traceparent", b"\xff\xfe"), (b"tracestate", b"a=1"))
-    exchange(Timed(app, server), "/v1/completions", headers=headers)
+    exchange(TimelineMiddleware(app, server), "/v1/completions", headers=headers)
     root = by_name(memory)["pdlab.request"]
     assert root.parent is None and seen[0].keys() == {b"x-request-id", b"traceparent"}
     assert seen[0][b"traceparent"].decode() == header_of(root)
