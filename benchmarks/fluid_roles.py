@@ -260,7 +260,7 @@ def keep(out: Path, pool: Alternating, roles: Sequence[str]) -> None:
         store = Store(folder)
         store.write_manifest(Manifest(origin="simulated", label=of.label, deployment=of, gpus=of.gpus))
         store.write(to_run(done, of.label, workload), records(done), force=True)
-        roles_log.write(folder, level.key, [roles_log.RoleChange(*split) for split in done.splits])
+        roles_log.write(folder, level.key, done.splits)
 
 
 def head(*names: str) -> None:

@@ -271,7 +271,7 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
     _wait_for(nodes, head)
     others = []
     for number in range(2, nodes.count + 1):
-        _await_fewer(nodes, range(2, number), AT_ONCE)
+        _await_room(nodes, range(2, number))
         others.append(_ray_start(number, [f"--address={nodes.address}"], nodes, {}))
     nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
     _write(nodes)
@@ -313,11 +313,11 @@ def _left_of(nodes: LocalNodes, number: int) -> list[int]:
     return left
 
 
-def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:
-    """Until fewer than ``most`` of the nodes that were started have yet to join, or time is over. Whoever needs a node
+def _await_room(nodes: LocalNodes, started: Iterable[int]) -> None:
+    """Until fewer than `AT_ONCE` of the nodes that were started have yet to join, or time is over. Whoever needs a node
     says so when it does not come."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while sum(JOINED not in _log(nodes, number) for number in started) >= most and time.monotonic() < deadline:
+    while sum(JOINED not in _log(nodes, number) for number in started) >= AT_ONCE and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -434,7 +434,7 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
 def _mapped(pids: Iterable[int]) -> set[Path]:
     """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a
     semaphore under another name, links it to its own and removes the first, which is what the maps go on showing."""
-    inodes = machine.mapped_inodes(pids, "/dev/shm")
+    inodes = machine.mapped_shared_inodes(pids)
     paths = set()
     for path in Path("/dev/shm").glob("*"):
         with contextlib.suppress(OSError):

@@ -143,13 +143,13 @@ def command_line(pid: int) -> list[str]:
     return []
 
 
-def mapped_inodes(pids: Iterable[int], folder: str) -> set[int]:
-    """Inodes of the files in ``folder`` that the processes have mapped."""
+def mapped_shared_inodes(pids: Iterable[int]) -> set[int]:
+    """Inodes of the files in /dev/shm that the processes have mapped."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            inodes |= {int(line.split()[4]) for line in text.splitlines() if f"{folder}/" in line}
+            inodes |= {int(line.split()[4]) for line in text.splitlines() if "/dev/shm/" in line}
     return inodes
 
 

@@ -75,8 +75,8 @@ def _or_none(expression: str) -> str:
     return f"{expression} or vector(0)"
 
 
-def _quantile(share: float, metric: str, by: str = "le", only: str = "", window: str = RATE) -> str:
-    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{window})))"
+def _quantile(share: float, metric: str, by: str = "le", only: str = "") -> str:
+    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE})))"
 
 
 def _of_pool(gauge: str) -> str:
@@ -247,8 +247,8 @@ ROWS = (
 )
 
 
-def _recent(metric: str, by: str = "") -> str:
-    return _rate(metric, by, f"[{MINUTES}m]")
+def _recent(metric: str) -> str:
+    return _rate(metric, window=f"[{MINUTES}m]")
 
 
 ALERTS = (

@@ -270,17 +270,15 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return means[group]
 
 
-def rank_correlations(
-    predicted: Mapping[str, Curve], measured: Mapping[str, Curve], targets_s: Sequence[float] = TARGETS_S
-) -> list[TargetCorrelation]:
-    """Spearman's rank correlation of the configurations by throughput per node at each TPOT target.
+def rank_correlations(predicted: Mapping[str, Curve], measured: Mapping[str, Curve]) -> list[TargetCorrelation]:
+    """Spearman's rank correlation of the configurations by throughput per node at each of `TARGETS_S`.
 
     A configuration counts at a target where its predicted and its measured curve both pass through it: one
     that never reaches the target, or only beyond its lowest or highest level, is left out there, because
     curves are not extrapolated. A target with fewer than three configurations, or where all are equal, is left out.
     """
     reached_targets = []
-    for tpot_s in targets_s:
+    for tpot_s in TARGETS_S:
         rates = {
             name: (ours, theirs)
             for name in predicted

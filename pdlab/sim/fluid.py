@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdlab.core.deployment import Fluid
+from pdlab.results.roles_log import RoleChange
 from pdlab.roles.assign import assign
 from pdlab.roles.local import locally_below
 from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
@@ -23,7 +24,6 @@ from pdlab.roles.prefixes import Prefixes, to_compute
 from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
-from pdlab.sim.level import RoleSplit
 from pdlab.sim.router import of_session
 
 TELL_EVERY_S = 0.25
@@ -138,7 +138,7 @@ class FluidPool:
         self.prompt_tokens, self.computed_tokens = DecayingSum(CACHED_HALF_LIFE_S), DecayingSum(CACHED_HALF_LIFE_S)
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
-        self.splits: list[RoleSplit] = []
+        self.splits: list[RoleChange] = []
         self._take(assign([member.load(0.0) for member in self.members], spec.first(len(engines))[0]))
         self._log(0.0, "given" if topology.split else "the first split, nothing is known yet")
         self._begin(0.0)
@@ -160,7 +160,7 @@ class FluidPool:
 
     def _log(self, now_s: float, reason: str) -> None:
         prefill = sum(member.role != "decode" for member in self.members)
-        self.splits.append(RoleSplit(now_s, prefill, len(self.members) - prefill, reason))
+        self.splits.append(RoleChange(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self, session: str | None = None) -> PoolMember:
         """The engine that is to decode the next request: of two at random that with fewer as its router knows, or that

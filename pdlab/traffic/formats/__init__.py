@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats import csv_traces, hashed, texts, weka
-from pdlab.traffic.formats.record import Recorded, opened
+from pdlab.traffic.formats.record import Recorded
+from pdlab.traffic.requests import opened
 
 FIRST_CHARS = 2**16
 

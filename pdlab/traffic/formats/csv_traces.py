@@ -16,7 +16,8 @@ from typing import TextIO
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import INPUTS, OUTPUTS, column_name, whole_tokens
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_name, opened
+from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_name
+from pdlab.traffic.requests import opened
 
 MOMENTS = ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time")
 MOMENTS_MS = ("arrival_ms", "timestamp_ms")

@@ -14,8 +14,8 @@ from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_text, json_lines, name_of, opened, whole
-from pdlab.traffic.requests import Block
+from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_text, json_lines, name_of, whole
+from pdlab.traffic.requests import Block, opened
 
 CHARS_PER_TOKEN = 4  # of English text, about; pdlab says that the lengths are estimated
 CHUNK_CHARS = 2**20

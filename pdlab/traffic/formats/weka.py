@@ -13,7 +13,8 @@ from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_object, name_of, number, opened, whole
+from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_object, name_of, number, whole
+from pdlab.traffic.requests import opened
 
 WEKA_BLOCK = 64
 CALLS, SUBAGENT = ("n", "s"), "subagent"

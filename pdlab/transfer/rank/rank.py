@@ -141,7 +141,7 @@ class Rank:
                     f"{options.name} has {self._software()}, its peer {registered.software}; vLLM refuses that",
                 )
             if peer not in self._peers:
-                self._peers[peer] = self._guard("peer", self.agent.add_remote_agent, registered.agent)
+                self._peers[peer] = self._call_peer(self.agent.add_remote_agent, registered.agent)
             own_offset, peer_offset = pair.decode_offset, pair.prefill_offset
             if options.side == "prefill":
                 own_offset, peer_offset = peer_offset, own_offset
@@ -155,8 +155,8 @@ class Rank:
                 pair.length,
                 registered.device,
             )
-            local = self._guard("peer", self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
-            remote = self._guard("peer", self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
+            local = self._call_peer(self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
+            remote = self._call_peer(self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
             self._handles.append((pair, local, remote, registered.num_blocks))
         return time.perf_counter() - began
 
@@ -389,11 +389,11 @@ class Rank:
         count = len(self._pairs())
         return Counter({f"{table.request}:{self._consumers()}": count for table in tables}) if count else Counter()
 
-    def _guard(self, kind: str, function: Any, *args: Any) -> Any:
+    def _call_peer(self, function: Any, *args: Any) -> Any:
         try:
             return function(*args)
         except Exception as error:  # the bindings raise classes of their own
-            raise RankError(kind, f"{self.options.name}: {error}") from error
+            raise RankError("peer", f"{self.options.name}: {error}") from error
 
 
 def _seconds(value: Any) -> float:
