@@ -259,9 +259,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "hits_out_of_bounds": _gate(
         "cache_hits",
-        "where vLLM's rules give bounds alone, the share of a replay's prompt tokens from the prefix cache is within "
-        "0.02 of them",
-        "{share:.1%} of the prompt tokens came from the prefix cache, its rules allow {least:.1%} to {most:.1%}",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of its bounds by vLLM's rules",
+        "{share:.1%} of the prompt tokens came from the prefix cache; by vLLM's rules it is {least:.1%} to {most:.1%}",
     ),
     "sessions_moved": _gate(
         "affinity",
@@ -415,9 +414,9 @@ CODES: dict[str, FindingCode] = {
         "known",
     ),
     "hits_bounded": _unchecked(
-        "what a prefix cache has of each prompt is foreseen, and not bounds of it alone",
-        "engines or what they hold are not known: {share:.1%} of the prompt tokens came from the prefix cache, its "
-        "rules allow {least:.1%} to {most:.1%}",
+        "the prefix-cache hits of each prompt can be computed beforehand, and not bounds alone",
+        "only bounds of the hits are known: {share:.1%} of the prompt tokens came from the prefix cache; by vLLM's "
+        "rules it is {least:.1%} to {most:.1%}",
     ),
     "hits_not_told": _unchecked(
         "servers of a fluid pool report the cached tokens of each prompt",

@@ -159,7 +159,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "cache_hits",
         turns(replayed=ReplayedRequest(id="b11", session="b", turn=12, parent="b10", foreseen_bounds=(2400, 2400))),
-        "0.0% of the prompt tokens came from the prefix cache, its rules allow 100.0% to 100.0%",
+        "0.0% of the prompt tokens came from the prefix cache; by vLLM's rules it is 100.0% to 100.0%",
     ),
     ("cache_hits", turns(foreseen=3), "0.0% of the prompt tokens came from the prefix cache, its rules foresee 3.0%"),
     (
@@ -351,7 +351,7 @@ def test_hits_within_bounds_are_told_and_not_judged() -> None:
         within = judged(hits)
         assert within.valid
         assert within.unchecked["cache_hits"] == found("hits_bounded", share=hits / 2400, least=0.2, most=0.6)
-    assert within.unchecked["cache_hits"].text.endswith("came from the prefix cache, its rules allow 20.0% to 60.0%")
+    assert within.unchecked["cache_hits"].text.endswith("; by vLLM's rules it is 20.0% to 60.0%")
     for hits in (400, 1500):
         assert judged(hits).failed_gates == ("cache_hits",)
         assert "cache_hits" not in judged(hits).unchecked
