@@ -63,7 +63,7 @@ from pdlab.core.files import cache_dir  # noqa: E402
 from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
 from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
-from pdlab.plan.correction_fit import TPOT, TTFT, Response, Setting  # noqa: E402
+from pdlab.plan.correction_fit import TPOT, TTFT, LevelSetting, Response  # noqa: E402
 from pdlab.plan.error_catalog import NEAR, PUBLIC, ErrorCatalog, weights_of  # noqa: E402
 from pdlab.plan.stack_prior import KINDS, Stack  # noqa: E402
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
@@ -248,7 +248,7 @@ def main() -> int:
                 writer.writerow({**score.left_out.stack._asdict(), **errors})
     if arguments.rows:
         with arguments.rows.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([["stack", *Setting._fields, *ERROR_COLUMNS], *rows])
+            csv.writer(file).writerows([["stack", *LevelSetting._fields, *ERROR_COLUMNS], *rows])
     if arguments.write:
         catalog = catalog_of(
             pool,
