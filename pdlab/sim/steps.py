@@ -28,7 +28,7 @@ USUAL_ALL_REDUCES = 2  # of a layer, which `pdlab.sim.step_source.Correction.syn
 
 
 def waits_of(shape: ModelShape, pool: Pool) -> float:
-    """Layers of two all-reduces, times the doublings of TP: how often ``sync_us`` is waited in a step."""
+    """Layers of two all-reduces, times the doublings of TP: how often ranks wait in a step."""
     files = config_of(shape)
     count = aic.all_reduces(files.config, pool) if files is not None else USUAL_ALL_REDUCES
     return shape.layers * math.log2(pool.tp) * count / USUAL_ALL_REDUCES
