@@ -542,9 +542,11 @@ def _workload(settings: PlanSettings) -> Workload:
 
 def _trace(settings: PlanSettings) -> Trace | None:
     """The requests of a --workload that says lengths and moments of its requests itself."""
+    if settings.workload is None:
+        return None
     from pdlab.plan.traffic import says_requests, trace_of_file
 
-    if settings.workload is None or not says_requests(Path(settings.workload)):
+    if not says_requests(Path(settings.workload)):
         return None
     for name in ("rate", "concurrency", "itl", "otl", "lengths", "burstiness"):
         if name in settings.model_fields_set:
@@ -607,7 +609,6 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scenario:
     from pdlab.core.workload import Workload
     from pdlab.plan.scenario import Scenario
-    from pdlab.plan.traffic import endless_hit_share
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
     trace, hit_rate = _trace(settings), settings.prefix_hit_rate
@@ -621,6 +622,8 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo
     if trace is None:
         workload = _workload(settings)
     else:
+        from pdlab.plan.traffic import endless_hit_share
+
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
         hit_rate = hit_rate or endless_hit_share(trace, hardware, shape)
@@ -643,6 +646,7 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo
         blocks,
         settings.count_gpus,
         kv_offload_gb=settings.kv_offload_gb,
+        gaps=settings.plot is not None,
     )
 
 

@@ -7,14 +7,15 @@ from array import array
 from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
-from pdlab.results.level_data import LevelData
-from pdlab.results.metrics import distribution, is_short, steady_window
-from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficRequest
+
+if TYPE_CHECKING:  # of runs, which simulations by themselves do not make
+    from pdlab.results.level_data import LevelData
+    from pdlab.results.schema import Distribution, RequestRecord, Run, Summary
 
 FRACTIONS = (
     "arrival_s",
@@ -249,6 +250,8 @@ def figures(level: SimulatedLevel) -> LevelMeans:
 
 def gaps(level: SimulatedLevel) -> Distribution | None:
     """Time between tokens: steps weighted by the tokens that they gave; None where no request got a second one."""
+    from pdlab.results.schema import PERCENTILES, Distribution
+
     ordered = sorted(zip(level.gap_s, level.gap_tokens, strict=True))
     total = sum(tokens for _, tokens in ordered)
     if not total:
@@ -264,6 +267,8 @@ def gaps(level: SimulatedLevel) -> Distribution | None:
 
 def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
     """Every request, as the benchmark records it (gaps between chunks are not simulated)."""
+    from pdlab.results.schema import RequestRecord
+
     return tuple(
         RequestRecord(arrival_s=a, first_token_s=f, finish_s=e, input_tokens=i, output_tokens=o)
         for a, f, e, i, o in zip(
@@ -279,6 +284,8 @@ def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
 
 def columns(level: SimulatedLevel) -> LevelData:
     """Every request, as windows and searches take it."""
+    from pdlab.results.level_data import LevelData
+
     return LevelData.of_times(
         level.arrival_s, level.first_token_s, level.finish_s, level.output_tokens, level.input_tokens
     )
@@ -286,6 +293,8 @@ def columns(level: SimulatedLevel) -> LevelData:
 
 def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
     """The level as a `Run`. Gaps between tokens are those of the engines' steps, over the whole level."""
+    from pdlab.results.schema import Run
+
     level = simulated.level
     everything = range(len(simulated.arrival_s))
     return Run(
@@ -308,6 +317,8 @@ def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
 
 def _steady(level: SimulatedLevel) -> Summary | None:
     """The window of pdlab.results.metrics.steady, for a closed loop."""
+    from pdlab.results.metrics import is_short, steady_window
+
     load = level.level.load
     if not isinstance(load, Closed):
         return None
@@ -325,6 +336,9 @@ def _steady(level: SimulatedLevel) -> Summary | None:
 def _summary(
     level: SimulatedLevel, finished: Sequence[int], judged: Sequence[int], opens_s: float, closes_s: float
 ) -> Summary:
+    from pdlab.results.metrics import distribution
+    from pdlab.results.schema import Summary
+
     per_s = 1 / (closes_s - opens_s)
     tokens = 0.0
     for i, (first_s, last_s) in enumerate(zip(level.first_token_s, level.finish_s, strict=True)):

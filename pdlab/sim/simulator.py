@@ -74,6 +74,7 @@ def simulate(
     trace: Trace | None = None,
     scattered: bool | None = None,
     controller: Controller | None = None,
+    gaps: bool = True,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
@@ -81,7 +82,8 @@ def simulate(
     prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
     replaces lengths and arrivals of each level. ``scattered``: whether free blocks lie apart, as in pools that
     have served more tokens than they hold; None: from when they have. ``controller``: of a fluid pool, in place of its
-    own. Raises UsageError when the model or one request does not fit an engine.
+    own. ``gaps``: whether levels have the time between tokens (`pdlab.sim.level.gaps`). Raises UsageError when the
+    model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
@@ -91,7 +93,7 @@ def simulate(
         system: System = fluid
     else:
         system = System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
-    system.scattered = scattered
+    system.scattered, system.keeps_gaps = scattered, gaps
     return [system.run(level, workload, trace) for level in levels]
 
 
@@ -193,7 +195,8 @@ class System(Stepping):
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace or trace_of(workload, level))
-        events, pop, step_ends = self.events, heapq.heappop, self.step_ends
+        events, pop, replace = self.events, heapq.heappop, heapq.heapreplace
+        step_ends, arrives, happens = self.step_ends, self._arrives, self.happens
         while events:
             now_s, _, kind, subject, number = events[0]
             if kind == STEP_ENDS:
@@ -203,13 +206,13 @@ class System(Stepping):
                     pop(events)
                 else:
                     self.sequence += 1
-                    heapq.heapreplace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
+                    replace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
                 continue
             pop(events)
             if kind == ARRIVES:
-                self._arrives(number, now_s)
+                arrives(number, now_s)
             else:
-                self.happens(kind, subject, number, now_s)
+                happens(kind, subject, number, now_s)
         return self._finish()
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:

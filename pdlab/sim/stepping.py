@@ -41,11 +41,13 @@ class Sender(End, Protocol):
 
 
 class Stepping(EngineSurroundings):
-    """Engines between events. ``scattered``: whether free blocks lie apart; None: from when a pool has wrapped."""
+    """Engines between events. ``scattered``: whether free blocks lie apart; None: from when a pool has wrapped.
+    ``keeps_gaps``: whether the log is told of the time between tokens."""
 
     log: RequestLog
     block_tokens: int
     scattered: bool | None = None
+    keeps_gaps = True
 
     # --- a request's ways in and out ----------------------------------------------------------
 
@@ -183,12 +185,17 @@ class Stepping(EngineSurroundings):
         if running:
             batch = len(running)
             generated_tokens = steps * batch
-            if late_s:
+            if not self.keeps_gaps:
+                pass
+            elif late_s:
                 log.gap_s.append(step_s + late_s)
                 log.gap_tokens.append(batch)
-            if steps > 1 or not late_s:
+                if steps > 1:
+                    log.gap_s.append(step_s)
+                    log.gap_tokens.append(generated_tokens - batch)
+            else:
                 log.gap_s.append(step_s)
-                log.gap_tokens.append(generated_tokens - batch if late_s else generated_tokens)
+                log.gap_tokens.append(generated_tokens)
             engine.generated += generated_tokens
             engine.held_tokens += generated_tokens
             engine.context += generated_tokens
@@ -201,7 +208,7 @@ class Stepping(EngineSurroundings):
             engine.joined = []
             for request in joined:
                 first_s = log.first_token_s[request]
-                if first_s:  # it was prefill's
+                if first_s and self.keeps_gaps:  # it was prefill's
                     log.gap_s.append(now_s - first_s)
                     log.gap_tokens.append(1)
                 self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
