@@ -26,10 +26,10 @@ Same seed, same bytes. `simulate` returns the levels with every request; `to_run
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush, heapreplace
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
@@ -195,7 +195,7 @@ class System(Stepping):
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace or trace_of(workload, level))
-        events, pop, replace = self.events, heapq.heappop, heapq.heapreplace
+        events, pop, replace = self.events, heappop, heapreplace
         step_ends, arrives, happens = self.step_ends, self._arrives, self.happens
         while events:
             now_s, _, kind, subject, number = events[0]
@@ -323,7 +323,7 @@ class System(Stepping):
 
     def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
         self.sequence += 1
-        heapq.heappush(self.events, (moment_s, self.sequence, kind, engine, number))
+        heappush(self.events, (moment_s, self.sequence, kind, engine, number))
 
     def _arrives(self, request: int, now_s: float) -> None:
         log, ingress = self.log, self.ingress

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import heapq
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from pdlab.sim.engine import Engine, EngineSurroundings, Waiting
@@ -175,7 +175,7 @@ class Stepping(EngineSurroundings):
         caller lets happen; None: none begins."""
         if engine.version != version:
             return None
-        log, running = self.log, engine.running
+        log, running, joined = self.log, engine.running, engine.joined
         steps, step_s, late_s = engine.steps, engine.step_s, engine.late_s
         duration_s = steps * step_s + late_s
         engine.busy_s += duration_s
@@ -200,10 +200,9 @@ class Stepping(EngineSurroundings):
             engine.held_tokens += generated_tokens
             engine.context += generated_tokens
             while running and running[0][0] <= step:
-                self._request_ends(engine, heapq.heappop(running)[1], now_s)
+                self._request_ends(engine, heappop(running)[1], now_s)
         if engine.prefilled:
             self._prefilled(engine, now_s)
-        joined = engine.joined
         if joined:
             engine.joined = []
             for request in joined:
@@ -246,7 +245,7 @@ class Stepping(EngineSurroundings):
         if generated >= answer:
             self._request_ends(engine, request, now_s)
             return
-        heapq.heappush(engine.running, (engine.step + answer - generated, request))
+        heappush(engine.running, (engine.step + answer - generated, request))
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:
