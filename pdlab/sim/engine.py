@@ -145,8 +145,8 @@ class Engine:
         batch = len(running)
         goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
         if goes_on and (batch == 1 or self.held_tokens + batch <= self.capacity):
-            # Most steps: nothing came in and nothing is full, so that nothing below would come of any of it.
-            self.starved = bool(self.inbound)
+            # Every second step or so: nothing came in and nothing is full, so that what is below comes to the same.
+            self.starved, self.unscheduled = len(self.inbound) > 0, 0
             steps = self._equal_steps(batch)
             mean = self.context / batch
             step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
