@@ -28,6 +28,7 @@ class CompiledTemplates(jinja2.BytecodeCache):
         return f"{Path(name).name}-{crc32(str(filename).encode()):08x}"
 
     def load_bytecode(self, bucket: Bucket) -> None:
+        """What cannot be read is compiled again."""
         with suppress(OSError, EOFError, ValueError, pickle.UnpicklingError):
             data = _file(bucket).read_bytes()
             if data.startswith(self._made_from):
