@@ -117,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=20, help="of plans (default %(default)s)")
     args = parser.parse_args(argv)
     if args.plan:
-        compare_plans(*args.plan, args.pairs)
+        before, after = args.plan
+        compare_plans(before, after, args.pairs)
         return
     for label in ("pd-spread-p1xtp4-d1xtp4", "collocated-8xtp1", "pd-pack-p2xtp1-d3xtp2"):
         took_s, done = timed(sweep(load_deployment(label)))
