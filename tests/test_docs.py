@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,62 @@ def test_pages_fit_a_terminal(document: Path) -> None:
 def test_wide_prose_is_found() -> None:
     wide = "x" * (COLUMNS + 1)
     assert wide_lines(f"{wide}\n```sh\n{wide}\n```\n| {wide} |\nhttps://{wide}\n- {wide}") == [1, 7]
+
+
+WORDS = 25
+
+
+def sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Line of the paragraph, and sentence. Code and quoted outputs are no sentences, inline code is one word. A cell of
+    a table is a list: semicolons end its entries."""
+    block: list[str] = []
+    start, in_code = 0, False
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        line = line.strip()
+        in_code ^= line.startswith("```")
+        item = re.match(r"(?:[-*]|\d+\.) +", line)
+        if not line or item or line.startswith(("#", ">", "|", "```", "<!--")):
+            yield from ((start, sentence) for sentence in split_sentences(" ".join(block)))
+            block = []
+        if in_code or line.startswith(("#", ">", "```", "<!--")):
+            continue
+        if line.startswith("|"):
+            cells = re.sub(r"`+[^`]*`+", "CODE", line).strip("| ").split(" | ")
+            entries = [entry for cell in cells for entry in cell.split("; ")]
+            yield from ((number, sentence) for entry in entries for sentence in split_sentences(entry))
+            continue
+        start = start if block else number
+        block.append(line[item.end() :] if item else line)
+
+
+def split_sentences(text: str) -> list[str]:
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`+[^`]*`+", "CODE", text))
+    return re.split(r"(?<=[.!?])[\"')*_]*\s+", plain)
+
+
+def long_sentences(text: str) -> list[tuple[int, str]]:
+    return [
+        (line, sentence)
+        for line, sentence in sentences(text)
+        if sum(bool(re.search(r"\w", word)) for word in sentence.split()) > WORDS
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_sentence_has_one_fact(document: Path) -> None:
+    """At most 25 words: subject, verb, object."""
+    assert long_sentences(document.read_text()) == []
+
+
+def test_long_sentences_are_found() -> None:
+    words = " ".join(["word"] * WORDS)
+    fits = f"# {words} x\n{words}. {words}\n\n- `{words}` x\n- {words}\n| {words}; {words} |\n> {words} x\n"
+    assert long_sentences(f"{fits}```\n{words} x\n```\n") == []
+    assert long_sentences(f"{words}\nx. y\n\n- [{words}](u) x\n| a | {words} x |") == [
+        (1, f"{words} x."),
+        (4, f"{words} x"),
+        (5, f"{words} x"),
+    ]
 
 
 def test_the_methodology_has_the_reason_of_every_gate() -> None:

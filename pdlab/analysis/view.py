@@ -30,14 +30,14 @@ class View(Frozen):
 
     normalized: bool = setting(
         True,
-        "throughput per node, or with --no-use-normalized of the whole deployment",
+        "throughput per node; --no-use-normalized: of the whole deployment",
         SHOWN,
         "--use-normalized",
     )
-    gpus_per_node: Positive = setting(GPUS_PER_NODE, "GPUs that make a node; 1: per GPU", SHOWN)
+    gpus_per_node: Positive = setting(GPUS_PER_NODE, "GPUs of one node; with 1, throughput is per GPU", SHOWN)
     role: CountedRole = setting(
         "all",
-        "count all GPUs, or only those of prefill or of decode; collocated experiments are then left out",
+        "divide by all GPUs, or only by those of prefill or of decode; the last two leave collocated experiments out",
         SHOWN,
         "--per-role",
     )
@@ -45,29 +45,29 @@ class View(Frozen):
         "token",
         "latency of the throughput plot: token = TPOT, first_token = TTFT, chunk = (chunk size - 1) * TPOT + TTFT",
         SHOWN,
-        otherwise="token; first_token where no level has a TPOT",
+        otherwise="token; first_token if no level has a TPOT",
     )
-    chunk_size: Positive = setting(DEFAULT_CHUNK, "with --latency-mode chunk: its size", SHOWN, value="TOKENS")
+    chunk_size: Positive = setting(DEFAULT_CHUNK, "with --latency-mode chunk: chunk size", SHOWN, value="TOKENS")
     use_interactivity: bool = setting(
-        False, "1000 / TPOT in tokens/s per user in place of the latency (higher is better)", SHOWN
+        False, "in place of latency show 1000 / TPOT, in tokens/s per user (higher is better)", SHOWN
     )
     throughput_metric: ThroughputMetric = setting(
-        "output", "which tokens are counted; requests/s are always written at the points", SHOWN
+        "output", "which tokens the throughput counts; the points always show requests/s too", SHOWN
     )
     statistic: Statistic = setting(
         "p50",
-        "which statistic of TTFT and TPOT over the requests of a level",
+        "statistic of TTFT and TPOT over the requests of a level",
         SHOWN,
         "--stat",
-        otherwise="p50, the median; where no level has it, the mean",
+        otherwise="p50, the median; the mean if no level has a median",
     )
-    confidence: Share = setting(0.95, "level of intervals and verdicts", SHOWN, value="P")
+    confidence: Share = setting(0.95, "confidence level of intervals and verdicts", SHOWN, value="P")
     count: Count = setting(DEFAULT_COUNT, COUNT_HELP, SHOWN, "--count-gpus")
 
     @model_validator(mode="after")
     def _interactivity_is_of_tokens(self) -> View:
         if self.use_interactivity and self.latency_mode != "token":
-            raise ValueError("interactivity is 1000/TPOT: it goes with the latency mode token alone")
+            raise ValueError("interactivity is 1000/TPOT: it works only with the latency mode token")
         return self
 
     @property

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdlab.bench.client.protocol import ComputedTokens
+from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens, nothing_evicted
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.deployment import Collocated, Deployment
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer, kv_copies
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
+from pdlab.results.kept import Kept
 from pdlab.results.schema import RequestRecord
+from pdlab.results.texts import Places, Texts
 from pdlab.results.timeline import RequestTimeline
+from pdlab.traffic.bounded import LatestKeys
 
 if TYPE_CHECKING:
-    from pdlab.bench.client.protocol import ComputedTokens
+    from pdlab.results.level_data import Codes
+    from pdlab.results.texts import TextColumn
     from pdlab.traffic.host_cache import HostCache
     from pdlab.traffic.oracle import HitOracle
-    from pdlab.traffic.prompts import PromptBlocks
 
 # Engine arguments under which the rules are others.
 OTHER_RULES = ("enable_prefix_caching", "disable_hybrid_kv_cache_manager", "kv_transfer_config")
@@ -29,54 +37,71 @@ MOST_VALUE_BYTES = 4
 
 
 class CacheRules(NamedTuple):
-    """Of the engines that compute prompts, or may do so: the blocks of each by its replica's id. ``answers``: each
-    generates the answers to the prompts that it computes, whose blocks are then in the same cache. ``host_blocks``:
-    those that surely fit the memory of the host behind each engine (None: there is none)."""
+    """Of the engines that compute prompts, or may do so: the cache of each by its replica's id, at least one; all have
+    blocks of one size. ``answers``: each generates the answers to the prompts that it computes, whose blocks are then
+    in the same cache. ``host_blocks``: those that surely fit the memory of the host behind each engine (None: there is
+    none). ``grows``: all layers have full attention, so that more blocks in a cache never mean fewer hits."""
 
-    shape: ModelShape
-    block_tokens: int
-    retention: int | None
-    blocks: Mapping[str, int]
+    caches: Mapping[str, EngineCache]
     answers: bool
     host_blocks: int | None = None
+    grows: bool = False
+
+    @property
+    def block_tokens(self) -> int:
+        return next(iter(self.caches.values())).block_tokens
 
     def oracle(self, replica: str) -> HitOracle:
         """Of one engine, with an empty cache."""
         from pdlab.traffic.oracle import oracle_of
 
-        blocks, retention = self.blocks[replica], self.retention
-        return oracle_of(self.shape, blocks, self.block_tokens, hybrid=True, retention=retention)
+        return oracle_of(self.caches[replica])
 
-    def host(self) -> HostCache:
+    def host(self, replica: str) -> HostCache:
         """Behind one engine, empty: has room for everything."""
         from pdlab.traffic.host_cache import HostCache
 
-        return HostCache(ENDLESS, self.block_tokens, self.shape.sliding_window or None)
+        return HostCache(ENDLESS, self.block_tokens, self.caches[replica].window)
 
 
-def cache_rules(deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool) -> CacheRules | None:
-    """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine.
+def cache_rules(
+    deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool, rehearsal: Rehearsal | None = None
+) -> CacheRules | None:
+    """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine. Simulated
+    engines have the caches that the launch of their ``rehearsal`` told.
 
     None for several engines to a replica, for other stores of KV cache than memory of the host, and where the model or
     the size of a block is not known."""
     if deployment is None:
         return None
     role, pool = next(iter(deployment.pools.items()))  # of PD the one that prefills
+    if pool.engines_per_replica != 1:
+        return None
+    computing = {replica: int(held.tokens) for replica, held in pools.items() if held.role == role}
+    answers = isinstance(deployment.topology, Collocated)
+    if rehearsal is not None:
+        told = rehearsal.caches.get(role)
+        if told is None or not computing:
+            return None
+        return CacheRules(dict.fromkeys(computing, told), answers, grows=told.window is None)
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
-    if pool.engines_per_replica != 1 or deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
+    if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
         return None
     if shape is None or not isinstance(block_tokens, int):
         return None
-    blocks = {replica: int(held.tokens) // block_tokens for replica, held in pools.items() if held.role == role}
     retention = deployment.retention_tokens(pool)
+    caches = {
+        replica: EngineCache.of(shape, tokens // block_tokens, block_tokens, hybrid=True, retention=retention)
+        for replica, tokens in computing.items()
+    }
     host_blocks = None
     if deployment.kv_offload_gb is not None:
         if shape.kv_unknown:
             return None
         host_blocks = int(deployment.kv_offload_gb * 1e9 / (block_tokens * _most_bytes(shape, pool.tp)))
-    answers = isinstance(deployment.topology, Collocated)
-    return CacheRules(shape, block_tokens, retention, blocks, answers, host_blocks) if blocks else None
+    grows = not shape.sliding_window and not shape.kv_unknown and "speculative_config" not in arguments
+    return CacheRules(caches, answers, host_blocks, grows) if caches else None
 
 
 def _most_bytes(shape: ModelShape, tp: int) -> float:
@@ -91,98 +116,185 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
     )
 
 
-def placed(
-    records: Sequence[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str
-) -> tuple[RequestRecord, ...]:
+def placed(records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str) -> Kept[RequestRecord]:
     """The records of a replay with the replicas that served them, as their timelines tell; ids there begin with
     ``prefix``."""
-    told = {each.id.removeprefix(prefix): each for each in timelines}
-    found = []
+    ids, replicas, same = Texts(), [], dict[_Replicas, _Replicas]()
+    for each in timelines:
+        ids.add(each.id.removeprefix(prefix))
+        both = _Replicas(each.role_d, each.role_p)
+        replicas.append(same.setdefault(both, both))
+    told, found = Places(ids.array()), Kept(RequestRecord)
     for record in records:
-        own, timeline = record.replayed, told.get(record.replayed.id) if record.replayed else None
-        if own is not None and timeline is not None:
-            own = own.model_copy(update={"replica": timeline.role_d, "prefill_replica": timeline.role_p})
-        found.append(record.model_copy(update={"replayed": own}))
-    return tuple(found)
+        own = record.replayed
+        at = None if own is None else told.of(own.id)
+        if own is not None and at is not None:
+            own = own.model_copy(update=replicas[at]._asdict())
+        found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
+    return found
+
+
+class _Replicas(NamedTuple):
+    """As in a `ReplayedRequest`."""
+
+    replica: str | None
+    prefill_replica: str | None
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ComputedTokens]
-) -> tuple[RequestRecord, ...]:
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Sequence[ComputedTokens]
+) -> Sequence[RequestRecord]:
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
 
-    As they are where it is not known which engine computed one of them, or what its prompt was. Also where an engine of
-    a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and no test
-    compares that with vLLM. And where memory of the host may have had no room for all: which block goes first depends
-    there on the order of a set in vLLM.
+    With bounds alone (`pdlab.bench.hit_bounds`) where it is not known which engine computed one of them. Also where an
+    engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
+    no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
+    depends there on the order of a set in vLLM. Prompts that were ``told`` have no bounds: their text may be in the
+    caches before the replay begins. The records are as they were where it is not known what a prompt was.
 
-    Caches are empty when the replay begins; requests meet them in the order in which they come, each when the one
-    before has ended.
+    Otherwise caches are empty when the replay begins; requests meet them in the order in which they come, each when
+    the one before has ended.
     """
-    of_id = {record.replayed.id: record for record in records if record.replayed is not None and record.ok}
-    engines = {name: _engine(record, rules) for name, record in of_id.items()}
+    answered = _answered(records, rules)
+    hits = None if answered is None else _hits(answered, told or _planned(plan, rules.block_tokens), rules)
+    if hits is not None:
+        return _with(records, "foreseen_tokens", iter(hits))
+    bounds = None if told else _bounds(records, _planned(plan, rules.block_tokens), rules)
+    return records if bounds is None else _with(records, "foreseen_bounds", bounds)
+
+
+def _with(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> Kept[RequestRecord]:
+    """The records with that field of those that were answered."""
+    found = Kept(RequestRecord)
+    for record in records:
+        own = record.replayed
+        if own is not None and record.ok:
+            own = own.model_copy(update={field: next(values)})
+        found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
+    return found
+
+
+class _Answered(NamedTuple):
+    """Of the requests that were answered, in the order of the records: their ids, when they came, and the engine that
+    computed each."""
+
+    ids: TextColumn
+    arrival_s: array[float]
+    engines: list[str]
+
+
+def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered | None:
+    """None where an engine is not known, or had decoded others before."""
     decodes_s = {} if rules.answers else _first_decoded(records)
-    if any(record.arrival_s >= decodes_s.get(engines[name] or "", math.inf) for name, record in of_id.items()):
-        return tuple(records)
-    if not set(engines.values()) <= rules.blocks.keys():
-        return tuple(records)
-    blocks = _prompts_by_request(told, rules) if told else _planned(plan, rules)
-    if not of_id.keys() <= blocks.keys():
-        return tuple(records)
-    oracles = {replica: rules.oracle(replica) for replica in rules.blocks}
-    hosts = {replica: rules.host() for replica in rules.blocks}
-    hits: dict[str, int] = {}
-    for name in sorted(of_id, key=lambda name: of_id[name].arrival_s):
-        prompt, answered = blocks[name]
-        oracle, host = oracles[engines[name] or ""], hosts[engines[name] or ""]
-        device = oracle.hit(prompt)
-        loaded = host.load(prompt, device).tokens
-        oracle.compute(prompt, answered if rules.answers else None, loaded)
-        if rules.host_blocks is not None:
-            host.computed(prompt, device, loaded)
-        hits[name] = min(device + loaded, prompt.tokens - 1)
-    if any(host.held > (rules.host_blocks or 0) for host in hosts.values()):
-        return tuple(records)
-    return tuple(
-        record.model_copy(
-            update={"replayed": record.replayed.model_copy(update={"foreseen_tokens": hits.get(record.replayed.id)})}
-        )
-        if record.replayed is not None
-        else record
-        for record in records
-    )
+    known = {name: name for name in rules.caches}
+    ids, arrival_s, engines = Texts(), array("d"), list[str]()
+    for record in records:
+        if record.replayed is None or not record.ok:
+            continue
+        engine = known.get(_engine(record, rules) or "")
+        if engine is None or record.arrival_s >= decodes_s.get(engine, math.inf):
+            return None
+        ids.add(record.replayed.id)
+        arrival_s.append(record.arrival_s)
+        engines.append(engine)
+    return _Answered(ids.array(), arrival_s, engines)
 
 
-def _prompts_by_request(
-    told: Mapping[str, ComputedTokens], rules: CacheRules
-) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """Prompts, and prompts with their answers, by the ids of the requests."""
+def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRules) -> array[int] | None:
+    """Tokens that each answered request had in a cache, in the order of the records; None: not known of one."""
     from pdlab.traffic.prompts import PromptBlocks
 
-    return {
-        name: (
-            PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens]),
-            PromptBlocks(each.computed, each.keys),
-        )
-        for name, each in told.items()
-    }
+    order, by_arrival = _by_arrival(answered.ids, answered.arrival_s, prompts)
+    if len(by_arrival) < len(order):
+        return None
+    oracles = {replica: rules.oracle(replica) for replica in rules.caches}
+    hosts = {replica: rules.host(replica) for replica in rules.caches}
+    hits = array("q", bytes(8 * len(order)))
+    for at, each in zip(order, by_arrival, strict=True):
+        oracle, host = oracles[answered.engines[at]], hosts[answered.engines[at]]
+        prompt = PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens])
+        device = oracle.hit(prompt)
+        loaded = host.load(prompt, device).tokens
+        oracle.compute(prompt, PromptBlocks(each.computed, each.keys) if rules.answers else None, loaded)
+        if rules.host_blocks is not None:
+            host.computed(prompt, device, loaded)
+            if host.held > rules.host_blocks:
+                return None
+        hits[at] = min(device + loaded, prompt.tokens - 1)
+    return hits
 
 
-def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """As `_prompts_by_request`, of a plan whose prompts are token ids; of another one none."""
+def _by_arrival(
+    ids: TextColumn, arrival_s: array[float], prompts: Iterable[ComputedTokens]
+) -> tuple[Codes, Kept[ComputedTokens]]:
+    """The requests' places in the order in which they came, and what was computed for them in that order: for fewer
+    where that is not known of each."""
+    import numpy as np
+
+    places, order = Places(ids), np.argsort(np.asarray(arrival_s), kind="stable")
+    turn = np.empty(len(order))
+    turn[order] = np.arange(len(order))
+    computed = Kept(ComputedTokens)
+    for each in prompts:
+        at = places.of(each.id)
+        if at is not None:
+            computed.add(each, float(turn[at]))
+    return order, computed
+
+
+def _bounds(
+    records: Iterable[RequestRecord], prompts: Iterable[ComputedTokens], rules: CacheRules
+) -> Iterator[tuple[int, int]] | None:
+    """Tokens that each answered request had in a cache at least and at most, in the order of the records; None: not
+    known of one."""
+    import numpy as np
+
+    ids, arrival_s, first_token_s, engines = Texts(), array("d"), array("d"), list[str | None]()
+    known = {name: name for name in rules.caches}
+    for record in records:
+        if record.replayed is not None and record.replayed.sent:
+            ids.add(record.replayed.id)
+            arrival_s.append(record.arrival_s)
+            first_token_s.append(record.first_token_s if record.ok and record.first_token_s is not None else math.nan)
+            engines.append(known.get(_engine(record, rules) or ""))
+    order, computed = _by_arrival(ids.array(), arrival_s, prompts)
+    if len(computed) < len(order):
+        return None
+    sent = SentPrompts(
+        array("d", np.asarray(arrival_s)[order]),
+        array("d", np.asarray(first_token_s)[order]),
+        [engines[at] for at in order],
+        computed,
+    )
+    size, smallest = rules.block_tokens, min(cache.blocks for cache in rules.caches.values())
+    least, most = np.zeros_like(order), np.zeros_like(order)
+    most[order] = most_tokens(sent, size, host=rules.host_blocks is not None)
+    if rules.grows and nothing_evicted(computed, size, smallest):
+        least[order] = least_tokens(sent, size)
+    answered = ~np.isnan(np.asarray(first_token_s))
+    return zip(least[answered].tolist(), most[answered].tolist(), strict=True)
+
+
+def _planned(plan: Path, block_tokens: int) -> Iterator[ComputedTokens]:
+    """What is computed for the requests of a plan whose prompts are token ids; of another one none."""
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_head, read_requests
 
-    prompts = TrafficPrompts(rules.block_tokens)
-    blocks: dict[str, tuple[PromptBlocks, PromptBlocks]] = {}
     if read_head(plan).endpoint == "chat":
-        return blocks
+        return
+    numbers, followers = LatestKeys[str, int](), array("i")
     for request in read_requests(plan):
         if request.messages is not None:
-            return {}
-        blocks[request.id] = prompts.of(request)
-    return blocks
+            return
+        if request.continues is not None:
+            followers[numbers[request.continues]] += 1
+        numbers[request.id] = len(followers)
+        followers.append(0)
+    prompts = TrafficPrompts(block_tokens)
+    for request, count in zip(read_requests(plan), followers, strict=True):
+        prompt, computed = prompts.of(request, count)
+        yield ComputedTokens(id=request.id, tokens=prompt.tokens, computed=computed.tokens, keys=computed.keys)
 
 
 def _first_decoded(records: Iterable[RequestRecord]) -> dict[str, float]:
@@ -197,7 +309,7 @@ def _first_decoded(records: Iterable[RequestRecord]) -> dict[str, float]:
 
 def _engine(record: RequestRecord, rules: CacheRules) -> str | None:
     """The replica that computed the prompt of a request; None: not known."""
-    if len(rules.blocks) == 1:
-        return next(iter(rules.blocks))
+    if len(rules.caches) == 1:
+        return next(iter(rules.caches))
     assert record.replayed is not None
     return record.replayed.replica if rules.answers else record.replayed.prefill_replica

@@ -68,20 +68,20 @@ class LevelOptions(Settings):
         None,
         "requests of a level",
         REQUESTS,
-        otherwise="10 per unit of concurrency, or what a held rate takes",
+        otherwise="10 per unit of concurrency; at a request rate, as many as --hold-s takes",
     )
     hold_s: HoldSeconds = setting(
         levels.HOLD_S, "hold a request rate for S seconds, or 10 times E2EL if that is longer", REQUESTS, value="S"
     )
     fill_cache: FillCache = setting(
         "auto",
-        "fill every engine's KV pool once before the first level, with prompts of one token each: auto: if that takes "
-        "at most 3 minutes, and not on CPUs of this machine",
+        "fill every engine's KV pool once before the first level, with prompts that get one output token each; auto: "
+        "only if that takes at most 3 minutes, and not on CPUs of this machine",
         REQUESTS,
     )
     timeline: bool = setting(
         True,
-        "ask the servers where each request's time goes, and keep it beside the requests (docs/timeline.md)",
+        "store the parts of each request's time, which the servers report, with the requests (docs/timeline.md)",
         REQUESTS,
         both_ways=True,
     )
@@ -90,7 +90,7 @@ class LevelOptions(Settings):
     )
     recover_s: Annotated[SecondsOrNone, Incidental] = setting(
         RECOVER_S,
-        "if a replica died in a level, wait S seconds for the deployment to be whole again, and measure that level "
+        "if a replica dies during a level, wait up to S seconds until all replicas run again, and measure that level "
         "once more; 0: end the sweep",
         REQUESTS,
         value="S",
@@ -120,16 +120,18 @@ class SweepOptions(LevelOptions):
         None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
     )
     soak_s: Minutes | None = setting(
-        None, "hold the one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
+        None, "hold one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
     )
     repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] = setting(
         1, "measure every level N times, with new prompts", REQUESTS
     )
-    smoke: bool = setting(False, "one short level (the first), kept apart in EXP_NAME-smoke", REQUESTS, "-s", "--smoke")
-    base_url: str = setting(BASE_URL, "server", SERVER, "-u", "--base-url", value="URL")
+    smoke: bool = setting(
+        False, "measure one short level (the first); results go to EXP_NAME-smoke", REQUESTS, "-s", "--smoke"
+    )
+    base_url: str = setting(BASE_URL, "URL of the server", SERVER, "-u", "--base-url", value="URL")
     model: str | None = setting(
         None,
-        "model to ask for",
+        "model name in the requests",
         SERVER,
         "-m",
         "--served-model-name",
@@ -138,7 +140,7 @@ class SweepOptions(LevelOptions):
     )
     tokenizer: str | None = setting(
         None,
-        "folder or Hugging Face id",
+        "tokenizer: a folder or a Hugging Face id",
         SERVER,
         value="DIR|ID",
         otherwise="the launcher's, or the served model's name",
@@ -151,14 +153,14 @@ class SweepOptions(LevelOptions):
         "-e",
         "--exp-name",
         value="NAME",
-        otherwise="label of the running deployment, with the mode behind it unless mixed",
+        otherwise="label of the running deployment; a mode other than mixed is appended",
     )
     out: Path = setting(Path("bm_results"), "results go to DIR/EXP_NAME", RESULTS, value="DIR")
     resume: bool = setting(False, "skip levels that are finished", RESULTS)
     force: bool = setting(False, "measure finished levels again and replace them", RESULTS)
     retry_invalid: bool = setting(
         False,
-        "measure each invalid level once more, after all others (with --resume the finished ones too); the second "
+        "after all levels, measure each invalid level once more (with --resume also those of earlier runs); the second "
         "result counts, the first moves to EXP_NAME/replaced/",
         RESULTS,
     )
@@ -291,7 +293,7 @@ def _check_again(target: Target, store: Store, measured: Collection[RunKey], pro
         if run.key in measured:
             judged = run.model_copy(update={"validity": gates.after_canary(run.validity, result)})
             if judged != run:
-                store.write(judged, store.read_records(run.key), store.read_timelines(run.key), force=True)
+                store.write_judged(judged)
     manifest = store.read_manifest()
     store.write_manifest(manifest.model_copy(update={"canaries_after": (*manifest.canaries_after, result)}))
 
@@ -430,8 +432,8 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
 
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
     """False where all that failed did so for want of time, as under a load beyond what is served."""
-    failed = [record for record in records if not record.ok]
-    return not failed or not all(record.timed_out for record in failed)
+    failed = Counter(record.timed_out for record in records if not record.ok)
+    return not failed or failed[False] > 0
 
 
 class _Sweeper:
@@ -478,7 +480,7 @@ class _Sweeper:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
-    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
         """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
         whole. Raises DeploymentDied where it does not come back, or where one dies again."""
         limit_s = self._options.recover_s
@@ -501,10 +503,10 @@ class _Sweeper:
         validity = run.validity.model_copy(update={"notes": (*run.validity.notes, note)})
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 
-    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, tuple[RequestRecord, ...], Finding | None]:
+    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, Sequence[RequestRecord], Finding | None]:
         """A measurement (None: it did not come to its end), and how what it measured died (None: it did not)."""
         run: Run | None = None
-        records: tuple[RequestRecord, ...] = ()
+        records: Sequence[RequestRecord] = ()
         try:
             run, records = self._driver.measure(level, once=once)
             if SIGNS_OF_DEATH & set(run.validity.failed_gates) and _not_all_late(records):

@@ -57,15 +57,15 @@ examples:
   ./run_bm.sh
       the default levels against what launch_gptoss.py serves on this machine
   ./run_bm.sh -e collocated-4xtp2 -c 4,16,64 --itl 5000 --otl 250 --repeats 3
-      three levels, each three times, so that noise can be told from difference
+      three levels, each three times, so that the intervals include the noise between repeats
   ./run_bm.sh --slo ttft_ms=2000,tpot_ms=50
       the highest request rate within an SLO
   ./run_bm.sh --workload conversations.yaml
-      sessions whose requests follow each other, each sent when it is due
+      replay sessions: a request is sent when it is due and the answer before it has ended
   ./run_bm.sh run pd-ratio --dry-run
       a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
   ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
-      the P:D ratio that measured phases imply (./run_bm.sh ratio --help)
+      the P:D ratio from measured prefill-only and decode-only rates (./run_bm.sh ratio --help)
 
 Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, 130 interrupted.
 Metrics: docs/metrics.md; gates: docs/methodology.md.
@@ -193,18 +193,18 @@ class BenchSettings(SweepOptions):
     lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, REQUESTS, value="KIND")
     mixes: str | None = setting(
         None,
-        "mixes that take turns, each at RATE times the request rate (default 1): the short form of --lengths "
-        "mixes:..., which can drift and have a flash crowd too",
+        "length mixes that take turns, each at RATE times the request rate (default 1); --lengths mixes:... has more "
+        "options",
         REQUESTS,
         value="INPUT:OUTPUT[@RATE],...",
     )
     mix_every: AboveZero | None = setting(
-        None, "each of the mixes lasts S seconds", REQUESTS, value="S", otherwise="60", needs="mixes"
+        None, "with --mixes: each mix lasts S seconds", REQUESTS, value="S", otherwise="60", needs="mixes"
     )
     mode: WorkloadMode = setting(
         "mixed",
         "mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of launch_gptoss.py --decode-bench; "
-        "decode-approx: 1:OTL on any, which leaves out the cost of a real context",
+        "decode-approx: 1:OTL on any deployment, without the cost of a real context",
         REQUESTS,
     )
     shared_prefix: Annotated[int, Ge(0), Le(MAX_TOKENS)] = setting(
@@ -212,27 +212,27 @@ class BenchSettings(SweepOptions):
     )
     replay_file: Path | None = setting(
         None,
-        "replay a workload file: sessions whose requests follow each other, a trace, or what pdlab workload compiled; "
-        "it says when each request is due, how long it is and what it waits for",
+        "replay a workload file, a trace, or a file that pdlab workload wrote; the file sets when each request is due, "
+        "how long it is and which answer it waits for",
         LOAD,
         "--workload",
         value="FILE",
     )
     final: bool = setting(False, f"hold every request rate for {FINAL_HOLD_S:g} s: figures to publish", REQUESTS)
-    seed: Seed = setting(0, "seed of the experiment, from which each level's is derived", REQUESTS)
+    seed: Seed = setting(0, "seed of the experiment; the seeds of the levels are derived from it", REQUESTS)
     slo: str | None = setting(
         None,
-        "find the highest request rate of which --slo-quantile of the requests meet all bounds: ttft_ms, tpot_ms, "
-        "e2el_ms, itl_p99_ms (of a request's own gaps), stall_ms (its longest gap)",
+        "find the highest request rate at which a share of --slo-quantile of the requests meets all bounds; bounds: "
+        "ttft_ms, tpot_ms, e2el_ms, itl_p99_ms (of the gaps of one request), stall_ms (its longest gap)",
         SLO_SEARCH,
         value="ttft_ms=N,tpot_ms=N[,...]",
     )
     slo_quantile: Share = setting(
-        SLO_QUANTILE, "share of requests that must meet them", SLO_SEARCH, value="Q", needs="slo"
+        SLO_QUANTILE, "share of requests that must meet the bounds", SLO_SEARCH, value="Q", needs="slo"
     )
     slo_resolution: AboveZero | None = setting(
         None,
-        "end when the rates beside the answer are closer than 1 + R",
+        "end when the lowest failing rate is at most (1 + R) times the highest passing rate",
         SLO_SEARCH,
         value="R",
         otherwise="0.1",
@@ -240,19 +240,19 @@ class BenchSettings(SweepOptions):
     )
     slo_start: AboveZero | None = setting(
         None,
-        "begin the search there",
+        "first rate of the search",
         SLO_SEARCH,
         value="RATE",
         otherwise="half of the highest rate that closed loops reached, or 1",
         needs="slo",
     )
     start_from: Literal["plan"] | None = setting(
-        None, "begin the search where the same search ends on the simulator", SLO_SEARCH, needs="slo"
+        None, "begin the search at the rate that the simulator finds", SLO_SEARCH, needs="slo"
     )
     hardware: str | None = setting(
-        None, "calibrated step times, as plan.py takes them", SLO_SEARCH, value="NAME", needs="start_from"
+        None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"
     )
-    dry_run: bool = setting(False, "print what would be measured, and for how long; ask nothing of the server", RESULTS)
+    dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
 
     def check(self) -> None:
         if self.resume and self.force:

@@ -15,11 +15,11 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, Text, not_given, parse, setting
+from pdlab.core.settings import Settings, Text, not_given, setting
 from pdlab.core.text import choices, numbers
 from pdlab.plan.accuracy import (
     NAMES,
@@ -36,7 +36,7 @@ from pdlab.plan.accuracy import (
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
+from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -53,14 +53,14 @@ examples:
   python -m pdlab calibrate --runs bm_results/* --out my-cluster.yaml
       fit the hardware of your cluster; plan.py --hardware my-cluster.yaml predicts with it
   python -m pdlab calibrate --runs bm_results/* --cross-validate
-      how well each experiment is predicted by a fit to the others
+      print the error of each experiment, predicted by a fit to the others
   python -m pdlab calibrate --runs bm_results/* --rounds 0
-      how well the hardware predicts these runs as it is
+      print the errors of the hardware file as it is
   python -m pdlab calibrate --runs theirs/* --gpu H200 --engine 0.18 --out h200.yaml \\
       --data-sheet memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989
-      runs that do not record their GPU and vLLM, on a GPU that is not the one of --start
+      runs that do not record their GPU and vLLM version; their GPU differs from that of --start
   python -m pdlab calibrate --runs bm_results/* --start H200 --out my-h200.yaml
-      two to four levels correct the tabulated steps of that GPU (needs pdlab[perf]): how much each helped, what next
+      correct the tabulated steps of that GPU by two to four levels (needs pdlab[perf])
 """
 
 
@@ -108,68 +108,69 @@ class CalibrateSettings(Settings):
     """Which runs a hardware file is fitted to, how, and where it goes."""
 
     COMMAND = "calibrate"
-    ABOUT = "Fit a hardware file (configs/catalog/) to measured runs, and say how well it predicts."
+    ABOUT = "Fit a hardware file (configs/catalog/) to measured runs, and print its prediction errors."
     EXAMPLES = EPILOG
 
     runs: tuple[Path, ...] = setting(
-        ..., "experiment folders, ours or published", MEASURED, several="words", value="DIR"
+        ..., "experiment folders, of pdlab or published", MEASURED, several="words", value="DIR"
     )
     model: str | None = setting(
         None,
-        f"model that was measured: {MODEL_HELP}",
+        f"the measured model: {MODEL_HELP}",
         MEASURED,
         value="NAME|PATH",
-        otherwise="the one that the runs record",
+        otherwise="as the runs record",
     )
     gpu: str | None = setting(
         None,
         "GPU type as Ray names it, such as H200",
         MEASURED,
         value="TYPE",
-        otherwise="the one that the runs record",
+        otherwise="as the runs record",
     )
     engine: Annotated[str, Text(_version)] | None = setting(
-        None, "vLLM version, such as 0.29", MEASURED, value="VERSION", otherwise="the one that the runs record"
+        None, "vLLM version, such as 0.29", MEASURED, value="VERSION", otherwise="as the runs record"
     )
     prompts: Literal["fresh", "repeated"] = setting(
         "fresh", "whether levels repeat the prompts of earlier levels, as the published runs do", MEASURED
     )
     start: str = setting(
         "h100-vllm-0.11",
-        "hardware to start from; with a GPU type such as H200 (recorded: that of the runs), or a file of one, levels "
-        "correct its tabulated steps",
+        "hardware file to start from; or a GPU type such as H200 (recorded: the GPU of the runs), whose tabulated step "
+        "times the levels correct",
         FIT,
         value="NAME|FILE|GPU|recorded",
     )
     coarse_start: bool = setting(
         False,
-        "round what is fitted of --start to 1, 2 or 5 times a power of ten first: how much does the start matter?",
+        "first round the fitted constants of --start to 1, 2 or 5 times a power of ten: shows how much the start "
+        "matters",
         FIT,
     )
     data_sheet: Annotated[dict[str, float], Text(_data_sheet, _written_sheet)] = setting(
         {},
-        f"values of the GPU's data sheet for {', '.join(DATA_SHEET)}; needed if --start is of another GPU",
+        f"values from the GPU's data sheet: {', '.join(DATA_SHEET)}; needed if --start is for another GPU",
         FIT,
         value="NAME=VALUE,...",
     )
     rounds: Annotated[int, Ge(0)] = setting(12, "rounds of the search", FIT)
-    cross_validate: bool = setting(False, "leave each experiment out once; takes minutes", FIT)
+    cross_validate: bool = setting(False, "predict each experiment by a fit to the others; takes minutes", FIT)
     days: Annotated[tuple[float, float, float], Text(_days, numbers)] | None = setting(
         None,
-        "median difference, in percent, of one configuration measured on different days, which widens the intervals of "
-        "predictions; coverage is printed with and without",
+        "median difference, in percent, between measurements of one configuration on different days; widens the "
+        "intervals of predictions; coverage is printed with and without it",
         FIT,
         value="TPOT,TTFT,RPS",
-        otherwise="not known",
+        otherwise="unknown",
         needs="cross_validate",
     )
-    out: Path | None = setting(None, "write the fitted hardware there", RESULT, value="FILE")
+    out: Path | None = setting(None, "write the fitted hardware to this file", RESULT, value="FILE")
     name: str | None = setting(
         None,
         "name of the new hardware",
         RESULT,
         value="NAME",
-        otherwise="that of the file of --out",
+        otherwise="the file name of --out",
         needs="out",
     )
 
@@ -182,11 +183,6 @@ class CalibrateSettings(Settings):
             raise UsageError(
                 f"--name {self.name!r}: letters, digits and . _ + - only, for plan.py --hardware asks for it"
             )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit; returns the exit code."""
-    return exit_code(lambda: _run(parse(CalibrateSettings, sys.argv[1:] if argv is None else argv)))
 
 
 def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
@@ -335,7 +331,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
-    hardware = with_calibration(start, result)
+    hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
         print(f"Note: {each.text}.")
     print(calibration_text(result))
@@ -356,7 +352,9 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     return 0
 
 
-def _run(settings: CalibrateSettings) -> int:
+@command(CalibrateSettings)
+def main(settings: CalibrateSettings) -> int:
+    """Fit."""
     if settings.out is not None:
         check_writable(settings.out, "--out")  # before the minutes of a fit, not after
         if settings.out.exists():

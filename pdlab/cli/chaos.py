@@ -16,14 +16,14 @@ HAS_FINDINGS, DEFAULT_PORT = 3, 8000
 EPILOG = """\
 examples:
   python -m pdlab chaos short --dry-run
-      what would be done to the deployment at port 8000, and when
+      print the faults for the deployment at port 8000, and their times
   python -m pdlab chaos --all
-      every kind of fault that it can have; those that it cannot are named
+      every kind of fault that applies; a line names the other kinds
   python -m pdlab chaos soak --seed 7 --concurrency 8
       twenty minutes, a fault every 30 s
   python -m pdlab chaos my-plan.yaml --duration-s 600
   make chaos
-      launch what this machine can serve, break it in every way, a soak of twenty minutes for each
+      launch the deployments that this machine can serve; every fault, and a soak of twenty minutes, for each
 
 A plan is a file, or the name of one in configs/faults/ (docs/faults.md). Exit code 3: an answer was wrong, a request
 did not end, or something was left.
@@ -37,26 +37,26 @@ class ChaosSettings(Settings):
     """Which faults ``python -m pdlab chaos`` makes, and in which deployment."""
 
     COMMAND = "chaos"
-    ABOUT = "Kill, stop and cut a running deployment at seeded times under load, and compare every answer."
+    ABOUT = "Inject faults into a running deployment under load, at seeded times, and compare every answer."
     EXAMPLES = EPILOG
 
     plan: str | None = setting(
-        None, "a plan: a YAML file, or a name in configs/faults/", WHAT, positional=True, value="FILE"
+        None, "plan of the faults: a YAML file, or a name in configs/faults/", WHAT, positional=True, value="FILE"
     )
-    all: bool = setting(False, "the plan all: every kind that the deployment can have", WHAT)
-    seed: Seed | None = setting(None, "seed of times, order and targets", WHAT)
-    duration_s: Seconds | None = setting(None, "draw faults for S seconds", WHAT, value="S")
+    all: bool = setting(False, "the plan named all: every kind of fault that applies to the deployment", WHAT)
+    seed: Seed | None = setting(None, "seed of the times, order and targets of the faults", WHAT)
+    duration_s: Seconds | None = setting(None, "inject faults for S seconds", WHAT, value="S")
     concurrency: Positive | None = setting(None, "requests in flight", WHAT)
-    dry_run: bool = setting(False, "print what would be done and when; do nothing", WHAT)
+    dry_run: bool = setting(False, "print the faults and their times; do nothing", WHAT)
     base_url: str = setting(f"http://127.0.0.1:{DEFAULT_PORT}", "server of the deployment", TO, value="URL")
-    not_mine: bool = setting(False, "also a deployment that no launcher of this machine has started", TO)
-    launch: bool = setting(False, "launch 1P1D, 2P2D and (as root) two hosts here in turn, and break each", OWN)
-    short: bool = setting(False, "1P1D and the short plan only", OWN, needs="launch")
+    not_mine: bool = setting(False, "allow a deployment that no launcher of this machine has started", TO)
+    launch: bool = setting(False, "launch 1P1D, 2P2D and (as root) two hosts here in turn; break each", OWN)
+    short: bool = setting(False, "with --launch: only 1P1D and the short plan", OWN, needs="launch")
     launch_flag: tuple[str, ...] = setting(
-        (), "a flag of the launches, such as --launch-flag=--x", OWN, several="times", value="FLAG", needs="launch"
+        (), "a flag for the launches, such as --launch-flag=--x", OWN, several="times", value="FLAG", needs="launch"
     )
     port: Port | None = setting(None, "port of the launches", OWN, needs="launch", otherwise=str(DEFAULT_PORT))
-    out: Path = setting(Path("bm_results"), "where chaos-LABEL is made", KEPT, value="DIR")
+    out: Path = setting(Path("bm_results"), "results go to DIR/chaos-LABEL", KEPT, value="DIR")
 
     def check(self) -> None:
         if not self.launch:
@@ -64,7 +64,7 @@ class ChaosSettings(Settings):
                 raise UsageError("give one of FILE and --all: which faults")
             return
         if self.plan is not None or self.all:
-            raise UsageError("--launch makes its own choice of plans: leave FILE and --all out")
+            raise UsageError("--launch chooses the plans itself: leave FILE and --all out")
         not_given(self, ("duration_s", "dry_run", "base_url", "not_mine"), "--launch")
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import replace
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.settings import Settings, setting
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
 
 EPILOG = """\
@@ -19,7 +17,7 @@ examples:
       writes pdlab-code-DIGEST.zip here; put it where every node can read it, and name it in an export:
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
       --code-url https://HOST/pdlab-code-DIGEST.zip
-      a Serve config that a cluster without pdlab takes
+      a Serve config for a cluster without pdlab
   python -m pdlab code-zip /opt/code/pdlab-code.zip
       for PYTHONPATH of Ray's processes, in an image or on every node
 
@@ -31,22 +29,18 @@ class CodeZipSettings(Settings):
     """Where the zip is written."""
 
     COMMAND = "code-zip"
-    ABOUT = "Write the modules of pdlab that a Ray cluster imports as one zip."
+    ABOUT = "Write a zip with the modules of pdlab that a Ray cluster imports."
     EXAMPLES = EPILOG
 
     out: Path = setting(
-        ..., "a folder, which gets pdlab-code-DIGEST.zip, or a file that ends in .zip", "output", positional=True,
+        ..., "a folder for pdlab-code-DIGEST.zip, or the name of a .zip file", "output", positional=True,
         value="OUT",
     )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the zip; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _run(parse(CodeZipSettings, words)))
-
-
-def _run(settings: CodeZipSettings) -> int:
+@command(CodeZipSettings)
+def main(settings: CodeZipSettings) -> int:
+    """Write the zip."""
     files = code()
     path = settings.out / file_name(files) if settings.out.is_dir() else settings.out
     if path.suffix != ".zip":

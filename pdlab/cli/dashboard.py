@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.settings import Settings, setting
 
 EPILOG = """\
 examples:
   python -m pdlab dashboard --out out/grafana
-      files for what is served at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
+      files for the deployment at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
   python -m pdlab dashboard --out out/grafana --target 10.0.0.4:8080 --target 10.0.0.5:8080
       the metrics pages of these Ray nodes
   python -m pdlab dashboard --out out/grafana --prometheus-url http://prometheus.monitoring:9090
-      the Prometheus that Grafana asks
+      the Prometheus that Grafana reads
   prometheus --config.file out/grafana/prometheus.yml &
   GF_PATHS_PROVISIONING=$PWD/out/grafana/provisioning grafana server --homepath /usr/share/grafana
       then open http://127.0.0.1:3000/d/pdlab
@@ -33,28 +31,25 @@ class DashboardSettings(Settings):
     """Where metrics come from, and where the files go."""
 
     COMMAND = "dashboard"
-    ABOUT = "Grafana's dashboard, Prometheus' configuration and alert rules, and the files that provision them."
+    ABOUT = "Write a Grafana dashboard, Prometheus' configuration and alert rules, and their provisioning files."
     EXAMPLES = EPILOG
 
-    url: str = setting("http://127.0.0.1:8000", "the deployment whose metrics pages are scraped", SCRAPED)
+    url: str = setting("http://127.0.0.1:8000", "deployment whose metrics pages Prometheus scrapes", SCRAPED)
     target: tuple[str, ...] = setting(
         (),
-        "a metrics page of a Ray node",
+        "metrics page of a Ray node (repeatable)",
         SCRAPED,
         several="times",
         value="HOST:PORT",
-        otherwise=f"those of the deployment at --url; where none is known, those in {DISCOVERY}",
+        otherwise=f"the pages of the deployment at --url, else the pages in {DISCOVERY}",
     )
-    prometheus_url: str = setting("http://127.0.0.1:9090", "where Grafana finds Prometheus", WRITTEN)
+    prometheus_url: str = setting("http://127.0.0.1:9090", "Prometheus' URL, for Grafana", WRITTEN)
     out: Path = setting(..., "folder for the files", WRITTEN, value="DIR")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the files; returns the exit code."""
-    return exit_code(lambda: _run(parse(DashboardSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: DashboardSettings) -> int:
+@command(DashboardSettings)
+def main(settings: DashboardSettings) -> int:
+    """Write the files."""
     from pdlab.deploy import dashboard
 
     for target in settings.target:

@@ -8,15 +8,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdlab.core.errors import ClusterError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Backends, Settings, not_given, parse, setting
+from pdlab.core.settings import Backends, Settings, not_given, setting
 
 if TYPE_CHECKING:
     from pdlab.transfer.doctor.findings import Concern
@@ -27,9 +26,9 @@ RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked a
 EPILOG = """\
 examples:
   python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
-  python debug/doctor.py --here          this machine alone, no Ray
+  python debug/doctor.py --here          only this machine, without Ray
   python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
-  python debug/doctor.py --placement pack --model gpt-oss-120b       what matters to a pack, and the model's files
+  python debug/doctor.py --placement pack --model gpt-oss-120b       the rules for a pack, and the model's files
 
 exit code: 0 no errors, 3 errors found, 5 cannot run, 2 bad command line
 What each finding means, and which tool to use next: docs/debugging.md
@@ -46,32 +45,28 @@ class DoctorSettings(Settings):
     ABOUT = "What KV transfers depend on, on every node: versions, libraries, devices, limits, settings."
     EXAMPLES = EPILOG
 
-    here: bool = setting(False, "ask this machine only, without Ray", EXAMINED)
+    here: bool = setting(False, "examine only this machine, without Ray", EXAMINED)
     placement: Literal["pack", "spread"] | None = setting(
         None,
-        "apply the rules that matter to PD deployments of this placement",
+        "apply only the rules for PD deployments with this placement",
         EXAMINED,
-        otherwise="all; on local nodes theirs",
+        otherwise="all rules; on local nodes only those for local nodes",
     )
     model: str | None = setting(
-        None, "look for this model's files too, and whether they are whole", EXAMINED, value="NAME|PATH"
+        None, "also check that this model's files are present and complete", EXAMINED, value="NAME|PATH"
     )
-    backends: Backends = setting(("UCX",), "NIXL backends to create", EXAMINED, value="NAME[,NAME]")
+    backends: Backends = setting(("UCX",), "NIXL backends to create as a test", EXAMINED, value="NAME[,NAME]")
     quick: bool = setting(False, "read files and settings only: start no process that loads NIXL", EXAMINED)
-    json_file: Path | None = setting(None, "write all facts and findings there", OUTPUT, "--json", value="FILE")
+    json_file: Path | None = setting(None, "write all facts and findings to this file", OUTPUT, "--json", value="FILE")
 
     def check(self) -> None:
         if self.quick:
             not_given(self, ("backends",), "--quick, which creates none")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examine the nodes; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _run(parse(DoctorSettings, words)), {ClusterError: CANNOT_RUN})
-
-
-def _run(settings: DoctorSettings) -> int:
+@command(DoctorSettings, {ClusterError: CANNOT_RUN})
+def main(settings: DoctorSettings) -> int:
+    """Examine the nodes."""
     from pdlab.core.catalog import found_model
     from pdlab.transfer.doctor import diagnosis
     from pdlab.transfer.doctor.settings_rules import QueryClock

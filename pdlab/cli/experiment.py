@@ -44,11 +44,11 @@ FAILED, INVALID = 1, 3
 EPILOG = """\
 examples:
   python -m pdlab experiment pd-ratio --dry-run
-      what would be launched and measured, in which order, and how long that takes
+      print the launches and measurements, their order and their estimated time
   python -m pdlab experiment local-pack-vs-spread --out out
       on two Ray nodes of this machine, no GPU; results in out/local-pack-vs-spread
   python -m pdlab experiment mine.yaml --until lead=5%
-      the file's repeats, and more until every lead of 5 % or more in output tokens/s is resolved, or cannot be
+      add repeats until every difference of 5 % or more in output tokens/s is resolved or out of reach
   python -m pdlab experiment mine.yaml --resume
       go on after an interruption, and try failed deployments again
 
@@ -64,22 +64,22 @@ class ExperimentSettings(Settings):
     """Which experiment is run, and how far."""
 
     COMMAND = "experiment"
-    ABOUT = "Run an experiment file: launch each configuration, measure it, go on."
+    ABOUT = "Run an experiment file: launch and measure one configuration after another."
     EXAMPLES = EPILOG
 
     file: str = setting(
-        ..., "an experiment in YAML, or a name of configs/sweeps/", EXPERIMENT, positional=True, value="FILE|NAME"
+        ..., "an experiment in YAML, or a name in configs/sweeps/", EXPERIMENT, positional=True, value="FILE|NAME"
     )
-    resume: bool = setting(False, "measure what has no result yet; try failed deployments again", EXPERIMENT)
+    resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
     until: str | None = setting(
         None,
-        "add repeats to those of the file until every lead in output tokens/s (or ttft=P%, tpot=P%) is resolved, known "
-        "to be smaller, or shown to be unresolvable",
+        "add repeats until every difference of P % or more in output tokens/s is resolved, known to be smaller, or out "
+        "of reach; ttft=P% and tpot=P% compare these",
         EXPERIMENT,
         value="lead=P%",
     )
     max_repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] | None = setting(
-        None, "largest number of repeats", EXPERIMENT, otherwise=str(DEFAULT_CAP), needs="until"
+        None, "with --until: maximum number of repeats", EXPERIMENT, otherwise=str(DEFAULT_CAP), needs="until"
     )
     dry_run: bool = setting(False, "print the plan and an estimate of its time; start nothing", EXPERIMENT)
     out: Path = setting(Path("bm_results"), "results go to DIR/NAME", WHERE, value="DIR")

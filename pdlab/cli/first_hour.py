@@ -11,13 +11,13 @@ from pathlib import Path
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Settings, parse, setting
+from pdlab.core.settings import Port, Settings, setting
 from pdlab.core.text import duration
 from pdlab.first_hour import archive
-from pdlab.first_hour.run import State, open_state, run
+from pdlab.first_hour.run import FirstHourState, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
 from pdlab.steps.runner import RAN
 
@@ -29,9 +29,9 @@ EPILOG = f"""\
 examples:
   python -m pdlab first-hour --dry-run       every step with its command, estimate and limit; starts nothing
   python -m pdlab first-hour                 on the Ray cluster of this machine: two p5.48xlarge
-  python -m pdlab first-hour --resume        go on after what failed was mended; what ended well is kept
+  python -m pdlab first-hour --resume        continue after you fixed what failed; finished steps are kept
   python -m pdlab first-hour --local         the same steps on this machine's CPUs, as a test
-  python -m pdlab first-hour --rehearse      what is served and measured, on made-up GPUs with simulated engines
+  python -m pdlab first-hour --rehearse      the serving and measuring steps, on fake GPUs with simulated engines
 
 A step that fails stops those alone that need it. Whatever happens, it ends with one archive (logs, logs of failed
 replicas, the doctor's facts, manifests, verdicts) from which tokens, keys and passwords are removed.
@@ -48,11 +48,11 @@ class FirstHourSettings(Settings):
     """What ``python -m pdlab first-hour`` runs, and where."""
 
     COMMAND = "first-hour"
-    ABOUT = "The first thing to run on booked nodes: from the doctor to a report, in under an hour."
+    ABOUT = "Run all steps on newly booked nodes, from the doctor to a report, in under an hour."
     EXAMPLES = EPILOG
 
-    local: bool = setting(False, "on CPU engines of this machine, without a cluster", WHAT)
-    rehearse: bool = setting(False, "on made-up nodes of this machine, engines simulated (docs/rehearsal.md)", WHAT)
+    local: bool = setting(False, "use CPU engines on this machine; needs no cluster", WHAT)
+    rehearse: bool = setting(False, "use fake nodes on this machine, with simulated engines (docs/rehearsal.md)", WHAT)
     model: str | None = setting(
         None,
         MODEL_HELP,
@@ -60,9 +60,9 @@ class FirstHourSettings(Settings):
         value="NAME|PATH",
         otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
     )
-    out: Path | None = setting(None, "everything goes there", WHAT, value="DIR", otherwise="first-hour in bm_results/")
+    out: Path | None = setting(None, "folder of the results", WHAT, value="DIR", otherwise="first-hour in bm_results/")
     port: Port = setting(8000, "port to serve on", WHAT)
-    resume: bool = setting(False, "go on with the run in --out", HOW)
+    resume: bool = setting(False, "continue the run in --out", HOW)
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)
 
     def check(self) -> None:
@@ -74,12 +74,9 @@ class FirstHourSettings(Settings):
             raise UsageError(f"--model {self.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the steps; returns the exit code."""
-    return exit_code(lambda: _run(parse(FirstHourSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: FirstHourSettings) -> int:
+@command(FirstHourSettings)
+def main(settings: FirstHourSettings) -> int:
+    """Run the steps."""
     local, rehearse, port = settings.local, settings.rehearse, settings.port
     model = settings.model or (LOCAL_MODEL if local else MODEL)
     try:
@@ -108,7 +105,7 @@ def _run(settings: FirstHourSettings) -> int:
     return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else INCOMPLETE
 
 
-def describe(steps: Sequence[Step], state: State | None = None) -> str:
+def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:
     """Every step with its estimate, its limit and its command, and the estimate of all."""
     lines = []
     for number, step in enumerate(steps, start=1):
@@ -124,7 +121,7 @@ def describe(steps: Sequence[Step], state: State | None = None) -> str:
     return "\n".join(lines)
 
 
-def verdicts(steps: Sequence[Step], state: State) -> str:
+def verdicts(steps: Sequence[Step], state: FirstHourState) -> str:
     """One line per step, and what to do about those that did not end well."""
     lines = []
     for step in steps:

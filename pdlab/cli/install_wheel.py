@@ -6,12 +6,11 @@ import hashlib
 import re
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.core.errors import ClusterError, UsageError
-from pdlab.core.exit_code import exit_code, no_file
-from pdlab.core.settings import Backends, Settings, parse, setting
+from pdlab.core.exit_code import command, no_file
+from pdlab.core.settings import Backends, Settings, setting
 
 DIFFERENT, CANNOT_RUN = 3, 5
 
@@ -20,7 +19,7 @@ examples, after debug/build_nixl_ucx_efa.sh --wheel:
   python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl
       on every node of the Ray cluster that this machine belongs to
   python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
-      and see that every node loads the same libraries with it
+      then check that every node loads the same libraries
   python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
       beside the Python's own packages
 
@@ -39,29 +38,27 @@ class InstallWheelSettings(Settings):
     """Which wheel is installed on every node, and what is checked afterwards."""
 
     COMMAND = "install-wheel"
-    ABOUT = "Install one wheel on every node of the Ray cluster, and compare what each node has then."
+    ABOUT = "Install one wheel on every node of the Ray cluster, then compare the nodes."
     EXAMPLES = EPILOG
 
     wheel: Path = setting(..., "the wheel to install", INSTALLED, positional=True, value="WHEEL")
-    target: str | None = setting(None, "install there, in place of the Python's own packages", INSTALLED, value="DIR")
+    target: str | None = setting(
+        None, "install into this folder, not into the Python's own packages", INSTALLED, value="DIR"
+    )
     module: str | None = setting(
-        None, "import this afterwards, in a process of its own", CHECKED, value="NAME", otherwise="none"
+        None, "import this module after the installation, in a new process", CHECKED, value="NAME", otherwise="none"
     )
     backends: Backends = setting(
         (),
-        "create these NIXL backends afterwards, in a process of its own, and compare the libraries that it loads",
+        "create these NIXL backends after the installation, in a new process, and compare the loaded libraries",
         CHECKED,
         value="NAME[,NAME]",
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Install and compare; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _run(parse(InstallWheelSettings, words)), {ClusterError: CANNOT_RUN})
-
-
-def _run(settings: InstallWheelSettings) -> int:
+@command(InstallWheelSettings, {ClusterError: CANNOT_RUN})
+def main(settings: InstallWheelSettings) -> int:
+    """Install and compare."""
     if settings.wheel.suffix != ".whl":
         raise UsageError(f"{settings.wheel}: not a wheel; give a file that ends in .whl")
     if settings.target and not Path(settings.target).is_absolute():

@@ -83,18 +83,18 @@ examples:
   python plan.py --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
   python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
-      and write the best ones as files for launch_gptoss.py --config
+      write the best ones as files for launch_gptoss.py --config
   python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
-      where the time of a request goes
+      print where the time of a request goes
   python plan.py --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
-      whether roles that follow a mix that moves serve more than any fixed split
+      compare roles that follow changing lengths with every fixed split
   python plan.py --compare bm_results/pd-pack-p1xtp2-d1xtp2
-      measured beside predicted, with the error
+      print measured and predicted figures, with the error
   python plan.py --predict configurations.csv --out predicted.csv
       predictions for your own list; the columns are in docs/planning.md
 
-Everything printed is simulated, from step times fitted to measured runs; docs/model.md says how
-well they predict runs that they were not fitted to. Check the winner with run_bm.sh before you buy.
+All figures are simulated, from step times fitted to measured runs. docs/model.md has the errors of
+predictions for runs outside the fit. Check the winner with run_bm.sh before you buy.
 """
 
 
@@ -168,14 +168,14 @@ class PlanSettings(Settings):
     )
     hardware: str = setting(
         "h100-vllm-0.11",
-        "calibrated step times, a name of configs/catalog/ or a file of pdlab calibrate; or a GPU type such as H200, "
-        "whose step times come from tables (pip install 'pdlab[perf]')",
+        "calibrated step times: a name in configs/catalog/, or a file that pdlab calibrate wrote; or a GPU type such "
+        "as H200, with step times from tables (pip install 'pdlab[perf]')",
         WHAT,
         value="NAME|FILE|GPU",
     )
     p_hardware: str | None = setting(
         None,
-        "GPU type of the prefill pool, if it is another than decode's",
+        "GPU type of the prefill pool, if it differs from decode's",
         WHAT,
         value="GPU",
         otherwise="--hardware",
@@ -184,7 +184,7 @@ class PlanSettings(Settings):
     )
     d_hardware: str | None = setting(
         None,
-        "GPU type of the decode pool, and of collocated ones; --gpus then counts GPUs of each type",
+        "GPU type of the decode pool and of collocated pools; --gpus is then the number of GPUs of each type",
         WHAT,
         value="GPU",
         otherwise="--hardware",
@@ -199,18 +199,18 @@ class PlanSettings(Settings):
         "with a GPU type as --hardware: the engine's version, such as 0.29",
         WHAT,
         value="X.Y",
-        otherwise="that of the tables",
+        otherwise="the version of the tables",
     )
     table_mode: Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"] = setting(
         "SILICON",
-        "SILICON: measured tables only; HYBRID takes what is missing from like GPUs and formats; EMPIRICAL and SOL "
-        "calculate all of it",
+        "SILICON: measured tables only; HYBRID: fill gaps from similar GPUs and formats; EMPIRICAL and SOL: calculate "
+        "all step times",
         WHAT,
         advanced=True,
     )
     quant: Annotated[dict[str, str], NamedValues(_formats)] = setting(
         {},
-        "a format of the tables: gemm, moe, kvcache or fmha, and the tables' name of it, such as gemm=fp8",
+        "number format of one part of the model: gemm, moe, kvcache or fmha, with the tables' name, such as gemm=fp8",
         WHAT,
         several="times",
         value="PART=FORMAT",
@@ -218,13 +218,13 @@ class PlanSettings(Settings):
     )
     without_ray: bool = setting(
         False,
-        "engines behind their own HTTP server: no time for Ray Serve's path",
+        "engines have their own HTTP server: leave out the time of Ray Serve's path",
         WHAT,
         advanced=True,
     )
     acceptance_length: Annotated[float, Ge(1)] | None = setting(
         None,
-        "speculative decoding: tokens that a sequence gets per step on average, as you measured it",
+        "speculative decoding: your measured mean number of tokens per sequence and step",
         WHAT,
         value="TOKENS",
         otherwise="no speculative decoding",
@@ -232,16 +232,16 @@ class PlanSettings(Settings):
     )
     draft_tokens: Positive | None = setting(
         None,
-        "tokens that are guessed per step",
+        "speculative decoding: guessed tokens per step",
         WHAT,
         value="N",
-        otherwise="the least that --acceptance-length needs",
+        otherwise="the smallest number that --acceptance-length allows",
         needs="acceptance_length",
         advanced=True,
     )
     node: str = setting(
         "p5.48xlarge",
-        "node type of configs/clusters/, or a cluster's YAML file of nodes that are alike",
+        "node type in configs/clusters/, or a cluster's YAML file with identical nodes",
         WHAT,
         "--node",
         "--cluster",
@@ -253,15 +253,15 @@ class PlanSettings(Settings):
     lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, WORKLOAD, value="KIND")
     workload: str | None = setting(
         None,
-        "lengths in YAML in place of --itl, --otl and --lengths; or a workload file or a trace, which says its load "
-        "itself (docs/traffic.md)",
+        "YAML file with lengths, in place of --itl, --otl and --lengths; or a workload file or a trace, which also "
+        "sets the load (docs/traffic.md)",
         WORKLOAD,
         value="FILE",
     )
     kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
         None,
-        "host memory in 1e9 bytes in which each engine that prefills keeps KV cache (launch_gptoss.py "
-        "--kv-offload-gb), with a --workload whose prompts have text in common",
+        "host memory for KV cache, in units of 1e9 bytes, of each engine that prefills (launch_gptoss.py "
+        "--kv-offload-gb); for a --workload whose prompts share text",
         WORKLOAD,
         value="GB",
         otherwise="none",
@@ -273,7 +273,7 @@ class PlanSettings(Settings):
     )
     burstiness: AboveZero | None = setting(
         None,
-        "shape of the gamma-distributed gaps between arrivals; below 1 burstier",
+        "shape of the gamma-distributed gaps between arrivals; smaller values are burstier",
         WORKLOAD,
         value="B",
         otherwise="1: Poisson",
@@ -285,42 +285,44 @@ class PlanSettings(Settings):
         "plan for these numbers of requests in flight over all GPUs",
         WORKLOAD,
         value="N[,N...]",
-        otherwise="a ladder per GPU",
+        otherwise="a series of numbers per GPU",
         one_of="load",
     )
     prefix_hit_rate: float = setting(
-        0.0, "share of each prompt that the prefix cache answers", WORKLOAD, value="SHARE", advanced=True
+        0.0, "share of each prompt that is in the prefix cache", WORKLOAD, value="SHARE", advanced=True
     )
     slo_ttft_s: Bound | None = setting(None, "time to first token", SLO, "--slo-ttft-ms", value="MS")
     slo_tpot_s: Bound | None = setting(None, "time per output token", SLO, "--slo-tpot-ms", value="MS")
     slo_e2el_s: Bound | None = setting(None, "end-to-end latency", SLO, "--slo-e2el-ms", value="MS")
-    slo_quantile: Share = setting(SLO_QUANTILE, "share of requests that must meet it", SLO, value="Q")
-    placement: Literal["pack", "spread", "any"] = setting("any", "any: pack if one node takes it", HOW)
+    slo_quantile: Share = setting(SLO_QUANTILE, "share of requests that must meet the SLO", SLO, value="Q")
+    placement: Literal["pack", "spread", "any"] = setting(
+        "any", "placement of PD deployments; any: pack if the deployment fits one node, else spread", HOW
+    )
     assume_merged: bool = setting(
         False, "assume scattered KV blocks transfer as fast as contiguous ones", HOW, advanced=True
     )
     blocks: Path | None = setting(
         None,
-        "use the KV-block cost measured on your nodes: the --json of test_nixl_connector_ray.py --strategy pack "
-        "--compare-blocks",
+        "use the cost of KV blocks that was measured on your nodes: the --json file of test_nixl_connector_ray.py "
+        "--strategy pack --compare-blocks",
         HOW,
         value="FILE",
         advanced=True,
     )
     count_gpus: Count = setting(DEFAULT_COUNT, COUNT_HELP, HOW)
-    top: Positive = setting(3, "configurations to hand over", HOW)
+    top: Positive = setting(3, "number of configurations to print commands for, and to write with --out", HOW)
     fidelity: Literal["simulator", "vllm"] = setting(
         "simulator",
-        "vllm: these configurations once more, with vLLM's own scheduler in every engine; needs vLLM, and up to a "
-        "minute each",
+        "vllm: simulate the --top configurations once more with vLLM's own scheduler in every engine; needs vLLM, and "
+        "takes up to a minute each",
         HOW,
         advanced=True,
     )
     seed: Seed = setting(0, "seed of the simulation", HOW, advanced=True)
     out: Path | None = setting(
         None,
-        "folder for configuration files; with --predict a CSV; with --compare a folder for simulated replays, which "
-        "viz.py --simulated draws",
+        "folder for configuration files; with --predict: a CSV; with --compare: a folder for simulated replays, for "
+        "viz.py --simulated",
         HOW,
         value="PATH",
     )
@@ -334,33 +336,33 @@ class PlanSettings(Settings):
     )
     measured: tuple[Path, ...] = setting(
         (),
-        "experiments at request rates, which take the place of their simulation in the map",
+        "with --goodput-map: measured experiments at request rates, in place of their simulation",
         HOW,
         several="words",
         value="DIR",
         advanced=True,
     )
     price_per_gpu_hour: AboveZero | None = setting(
-        None, "cost of a million tokens in the map", HOW, value="PRICE", advanced=True
+        None, "with --goodput-map: add the cost of a million tokens", HOW, value="PRICE", advanced=True
     )
     explain: str | None = setting(
-        None, "where a request's time goes in one deployment", INSTEAD, value="LABEL", one_of=ANSWER
+        None, "print where a request's time goes in one deployment", INSTEAD, value="LABEL", one_of=ANSWER
     )
     compare: tuple[Path, ...] = setting(
-        (), "measured experiments beside predictions", INSTEAD, several="words", value="DIR", one_of=ANSWER
+        (), "compare measured experiments with predictions", INSTEAD, several="words", value="DIR", one_of=ANSWER
     )
     fluid: bool = setting(
         False,
-        "whether roles that follow the load (launch_gptoss.py --pd-fluid) serve more than every fixed P:D split",
+        "compare roles that follow the load (launch_gptoss.py --pd-fluid) with every fixed P:D split",
         INSTEAD,
         one_of=ANSWER,
     )
     predict: Path | None = setting(None, "predict every row of a CSV", INSTEAD, value="CSV", one_of=ANSWER)
     prompts: Literal["fresh", "repeated"] | None = setting(
         None,
-        "with --compare: whether levels repeat prompts",
+        "with --compare: whether levels repeat the prompts of earlier levels",
         INSTEAD,
-        otherwise="published runs do, ours do not",
+        otherwise="repeated for published runs, fresh for pdlab's",
         advanced=True,
     )
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Settings, setting
 
 EPILOG = """\
 examples:
   python -m pdlab roles
-      who prefills and who decodes at port 8000, with the last decisions and their reasons
+      show the role of each engine at port 8000, and the last decisions with their reasons
   python -m pdlab roles 3:5
-      from now on three engines prefill and five decode; what they have begun they finish
+      from now on three engines prefill and five decode; requests that have begun end where they are
   python -m pdlab roles auto
       the controller follows the load again
   python -m pdlab roles --log > decisions.jsonl
@@ -45,18 +42,10 @@ class RolesSettings(Settings):
             parse_split(self.split)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _run(parse(RolesSettings, words)))
-
-
-def _run(settings: RolesSettings) -> int:
+@command(RolesSettings)
+def main(settings: RolesSettings) -> int:
+    """Run the command line."""
     from pdlab.deploy.roles import RolesOrder, execute
 
     execute(RolesOrder(base_url=settings.base_url, split=settings.split, log=settings.log))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

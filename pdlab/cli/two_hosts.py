@@ -37,21 +37,21 @@ class TwoHostsSettings(Settings):
 
     COMMAND = "two-hosts"
     ABOUT = (
-        "Two hosts on this machine, made of Linux namespaces (root, iproute2): Ray's head on the first, a worker on "
-        "the second, a link between them that can be made slow."
+        "Make two hosts on this machine from Linux namespaces, with a Ray head, a worker and a slow link (needs root "
+        "and iproute2)."
     )
     EXAMPLES = _EPILOG
 
     action: Literal["up", "down", "shape", "shell"] = setting(
         ...,
-        "up: make the hosts and start Ray on them; shape: give the link another rate and delay, traffic goes on; "
-        "shell: a shell, or a command after --, on one of the hosts; down: end everything on the hosts, and the hosts",
+        "up: make the hosts and start Ray on them; shape: change the link's rate and delay during traffic; shell: run "
+        "a shell, or the command after --, on one of the hosts; down: end all processes on the hosts, then the hosts",
         "what is done",
         positional=True,
         value="up|down|shape|shell",
     )
     command: tuple[str, ...] = setting(
-        (), "the command of shell", SHELL, positional=True, several="words", value="-- COMMAND", otherwise="$SHELL"
+        (), "with shell: the command", SHELL, positional=True, several="words", value="-- COMMAND", otherwise="$SHELL"
     )
     rate: str | None = setting(None, "bandwidth each way: 1gbit, 20mbit, ...", LINK, value="RATE", otherwise="none")
     delay_s: Milliseconds | None = setting(None, "one-way delay", LINK, "--delay-ms", value="MS", otherwise="0")

@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compare experiments as tables and plots: TPOT and TTFT against load, throughput against latency.
 
-The last lines compare whole curves: the mean ratio of throughput, TTFT and TPOT over the loads that
-two deployments share, with an interval from the repeats. Within latencies of your own: --at.
+The last lines compare whole curves. They give the mean ratio of throughput, TTFT and TPOT over the
+loads that two deployments share, with an interval from the repeats. --at compares within your own
+latency limits.
 
-Throughput is per node (8 GPUs, see --gpus-per-node), so that deployments of different sizes can be
-compared; on a CPU cluster an engine rank takes the place of a GPU. The yellow band and the rings
-are the Pareto frontier: points that no other point of the same kind of load beats in both latency and
-throughput. A crossed hollow point failed a check; it is shown, never compared. Bands and +- are
-intervals; a winner is named only where the intervals allow it."""
+Throughput is per node (8 GPUs, see --gpus-per-node), so that you can compare deployments of
+different sizes. On a CPU cluster an engine rank takes the place of a GPU. The yellow band and the
+rings are the Pareto frontier. No other point of the same kind of load beats these points in both
+latency and throughput. A crossed hollow point failed a check; it is shown, never compared. Bands
+and +- are intervals; a winner is named only if the intervals are clear."""
 
 EPILOG = """\
 examples:
@@ -70,7 +71,7 @@ HAS_FINDINGS = 3
 # What makes sense for folders of faults too, which have no load levels.
 WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
 EXPORTS = ("aiperf", "llmd", "inferencex", "csv", "parquet")
-WHICH, ANSWERED, MADE = "which results", "what is answered", "what is made"
+WHICH, ANSWERED, MADE = "which results", "limits, SLOs and cost", "output"
 
 
 def _sizes(words: Sequence[str], flag: str) -> dict[str, int]:
@@ -132,7 +133,7 @@ class VizSettings(Settings):
     )
     simulated: tuple[Path, ...] = setting(
         (),
-        "simulations of replays in --exps, as plan.py --compare --out writes them: beside what was measured",
+        "simulated replays, as plan.py --compare --out writes them, to show beside the measured replays of --exps",
         WHICH,
         several="words",
         value="DIR",
@@ -140,22 +141,22 @@ class VizSettings(Settings):
     )
     audit: tuple[Path, ...] = setting(
         (),
-        "in place of a plot: what in these folders would make a plot of them wrong; exit code 3 when something is",
+        "no plot: list everything in these folders that makes a plot of them wrong; exit code 3 if there is anything",
         WHICH,
         several="words",
         value="DIR",
     )
     gpus: Annotated[dict[str, int], NamedValues(_sizes)] = setting(
         {},
-        "the number of GPUs of every folder whose path ends in PATTERN, and of every result file in the folders whose "
-        "path fits it (* is any text; a/NAME tells it from b/NAME); before what names and files say; repeatable",
+        "number of GPUs of the folders whose path ends in PATTERN, and of the result files whose name or path matches "
+        "it; * is any text; overrides names and files; repeatable",
         WHICH,
         several="times",
         value="PATTERN=N",
     )
     label: Annotated[dict[str, str], NamedValues(_labels)] = setting(
         {},
-        "what the results that fit PATTERN are called in tables and plots; results of one label are one curve; "
+        "label, in tables and plots, of the results that match PATTERN; results with one label are one curve; "
         "repeatable",
         WHICH,
         several="times",
@@ -163,15 +164,15 @@ class VizSettings(Settings):
     )
     dry_run: bool = setting(
         False,
-        "print how each folder is understood: files, client, levels, lengths, model, GPUs, deployment, and the flags "
-        "that are needed; draw nothing",
+        "print how viz reads each folder: files, client, levels, lengths, model, GPUs, deployment, and the flags that "
+        "it needs; draw nothing",
         WHICH,
     )
     view: Annotated[dict[str, Any], FlagsOf(View)] = Field(default_factory=dict)
     at: tuple[str, ...] = setting(
         (),
         "report the highest throughput within these latency limits: tpot_ms=12,ttft_p95_ms=2000 "
-        "(METRIC_STATISTIC_ms; without a statistic that of --stat); repeatable",
+        "(METRIC_STATISTIC_ms; without a statistic, that of --stat); repeatable",
         ANSWERED,
         several="times",
         value="BOUNDS",
@@ -179,7 +180,7 @@ class VizSettings(Settings):
     )
     slo: tuple[str, ...] = setting(
         (),
-        "which configuration serves most within ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable",
+        "report the highest throughput within an SLO: ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable",
         ANSWERED,
         several="times",
         value="BOUNDS",
@@ -193,10 +194,12 @@ class VizSettings(Settings):
         otherwise=str(SLO_QUANTILE),
         needs="slo",
     )
-    price_per_gpu_hour: AboveZero | None = setting(None, "adds the cost of a million tokens", ANSWERED, value="PRICE")
+    price_per_gpu_hour: AboveZero | None = setting(
+        None, "price of one GPU hour; adds the cost of a million tokens", ANSWERED, value="PRICE"
+    )
     published: tuple[Path, ...] = setting(
         (),
-        "tables that others published, as CSV (docs/metrics.md has the columns): shown beside, never ranked",
+        "published tables, as CSV (columns: docs/metrics.md), to show beside the results; they are never ranked",
         ANSWERED,
         several="words",
         value="FILE",
@@ -205,43 +208,43 @@ class VizSettings(Settings):
         None,
         "logarithmic latency axes",
         MADE,
-        otherwise="where the values span more than 20 times, or one curve reaches three times beyond all others",
+        otherwise="on if the values span a factor of 20, or if one curve reaches three times as far as all others",
     )
     log_concurrency: bool | None = setting(
         None,
         "logarithmic (base 2) load axes",
         MADE,
-        otherwise="where half of the loads or more would lie in the first tenth",
+        otherwise="on if at least half of the loads would lie in the first tenth of the axis",
     )
-    plot_path: Path | None = setting(None, "where the plot goes", MADE, value="FILE", otherwise="out/viz.png")
+    plot_path: Path | None = setting(None, "file of the plot", MADE, value="FILE", otherwise="out/viz.png")
     note: tuple[str, ...] = setting(
         (),
-        "a line under the plot and the tables, for what the folders do not tell; repeatable",
+        "a line of text under the plot and the tables; repeatable",
         MADE,
         several="times",
         value="TEXT",
     )
-    no_plot: bool = setting(False, "tables and reading only", MADE)
+    no_plot: bool = setting(False, "print tables and verdicts only; draw nothing", MADE)
     report: Path | None = setting(
         None,
-        "one self-contained HTML file with all of it, in place of the plot and the printed tables (add --plot-path or "
-        "--show-tables to have these as well)",
+        "write one self-contained HTML file, in place of the plot and the printed tables (--plot-path and "
+        "--show-tables add these)",
         MADE,
         value="FILE",
     )
     export: Annotated[dict[str, Path], NamedValues(_exports)] = setting(
         {},
-        "the levels in a format of others: aiperf=FOLDER and llmd=FOLDER (a file per level), inferencex=FILE, or a "
-        "table: csv=FILE, parquet=FILE (needs pyarrow); viz.py reads all of them; repeatable",
+        "write the levels in another format: aiperf=FOLDER or llmd=FOLDER (a file per level), inferencex=FILE, "
+        "csv=FILE, parquet=FILE (needs pyarrow); viz.py reads all of them; repeatable",
         MADE,
         several="times",
         value="FORMAT=PATH",
     )
     show_tables: bool | None = setting(
-        None, "print the tables, raw and per node", MADE, otherwise="yes; no with --report"
+        None, "print the tables, raw and per node", MADE, otherwise="on; off with --report"
     )
     format: Literal["png", "svg", "pdf"] | None = setting(
-        None, "format of the plot", MADE, otherwise="the suffix of --plot-path, else png"
+        None, "file format of the plot", MADE, otherwise="the suffix of --plot-path, else png"
     )
 
     def check(self) -> None:
@@ -254,7 +257,7 @@ class VizSettings(Settings):
         if not view.get("normalized", True):
             self._check_raw()
         if view.get("use_interactivity") and view.get("latency_mode", "token") != "token":
-            raise UsageError("--use-interactivity is 1000/TPOT: it goes with --latency-mode token alone")
+            raise UsageError("--use-interactivity is 1000/TPOT: it works only with --latency-mode token")
         if self.no_plot and (self.plot_path or self.format):
             raise UsageError("--no-plot makes no file; leave out --plot-path and --format, or --no-plot")
         if self.no_plot:

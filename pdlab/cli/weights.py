@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
 from pdlab.core.commands import typed
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Seconds, Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Seconds, Settings, setting
 from pdlab.core.text import gigabytes
 
 MISSING = 3
 
 EPILOG = f"""\
 examples:
-  python -m pdlab weights                      are gpt-oss-120b's on every node of this machine's Ray cluster?
+  python -m pdlab weights                      check the files of gpt-oss-120b on every node of the Ray cluster
   python -m pdlab weights --fetch              download them there, all nodes at once (65 GB for gpt-oss-120b)
-  python -m pdlab weights --here --fetch       on this machine alone, where HF_HOME says, as it is for ray start
+  python -m pdlab weights --here --fetch       download on this machine only, into HF_HOME (set it as for ray start)
 
 exit code: 0 they are everywhere, 3 something is missing or broken, 2 bad command line
 models of configs/models/: {", ".join(known_models())}
@@ -30,21 +28,18 @@ class WeightsSettings(Settings):
     """Which model's files are looked for or fetched, and where."""
 
     COMMAND = "weights"
-    ABOUT = "Look for a model's files on every node, as vLLM will look for them, or fetch them."
+    ABOUT = "Check that a model's files are on every node, where vLLM looks for them, or download them."
     EXAMPLES = EPILOG
 
     model: str = setting("gpt-oss-120b", MODEL_HELP, "which files, and where", value="NAME|PATH")
-    here: bool = setting(False, "on this machine only, without Ray", "which files, and where")
+    here: bool = setting(False, "only this machine, without Ray", "which files, and where")
     fetch: bool = setting(False, "download what is missing, on all nodes at once", "download")
-    timeout_s: Seconds = setting(7200.0, "limit of a download", "download", value="S")
+    timeout_s: Seconds = setting(7200.0, "time limit of a download", "download", value="S")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Look or fetch; returns the exit code."""
-    return exit_code(lambda: _run(parse(WeightsSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: WeightsSettings) -> int:
+@command(WeightsSettings)
+def main(settings: WeightsSettings) -> int:
+    """Look or fetch."""
     shape, source = found_model(settings.model)
     if source is None:
         print(f"{settings.model} is built by pdlab at the first launch: there is nothing to fetch")

@@ -5,11 +5,8 @@ Runs the very commands that a person would type, and prints them. Needs root: th
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Numbers, Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Numbers, Settings, setting
 from pdlab.demo.wire import prove
 
 EPILOG = """\
@@ -19,7 +16,7 @@ examples:
   sudo python -m pdlab wire --rate 20mbit --tokens 1000
       one size over a slow link
   sudo python -m pdlab wire --rate none
-      as fast as this machine moves it
+      without a limit on the link
 """
 
 
@@ -28,19 +25,16 @@ class WireSettings(Settings):
 
     COMMAND = "wire"
     ABOUT = (
-        "Prove the KV transfer over a slow link on this machine: pack in memory, spread over the link, and a planted "
-        "corruption."
+        "Check the KV transfer on this machine: pack in memory, spread over a slow link, and a planted corruption "
+        "that must be found."
     )
     EXAMPLES = EPILOG
 
     rate: str = setting("1gbit", "bandwidth of the link between the two hosts", "what is checked", value="RATE")
-    tokens: Numbers = setting((1000, 5000), "KV-cache sizes", "what is checked", value="N,N,...")
+    tokens: Numbers = setting((1000, 5000), "KV-cache sizes in tokens", "what is checked", value="N,N,...")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; returns the exit code."""
-    return exit_code(lambda: _run(parse(WireSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: WireSettings) -> int:
+@command(WireSettings)
+def main(settings: WireSettings) -> int:
+    """Run the checks."""
     return prove(settings.rate, settings.tokens)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Settings, not_given, parse, setting
+from pdlab.core.settings import Settings, not_given, setting
 
 EPILOG = """\
 examples:
@@ -28,41 +27,42 @@ class WorkloadSettings(Settings):
     """What is read, and what is written."""
 
     COMMAND = "workload"
-    ABOUT = "Read a workload file or a trace: what it sends in figures, and every request as a line."
+    ABOUT = "Read a workload file or a trace; print its figures, and write each request as a line."
     EXAMPLES = EPILOG
 
     file: Path = setting(
-        ..., "a workload file (YAML), a trace, or requests written before", "workload", positional=True, value="FILE"
+        ..., "a workload file (YAML), a trace, or a file that -o wrote", "workload", positional=True, value="FILE"
     )
     output: Path | None = setting(
-        None, "write the requests here as JSON Lines", "workload", "-o", "--output", value="FILE"
+        None, "write the requests to this file as JSON Lines", "workload", "-o", "--output", value="FILE"
     )
-    describe: bool = setting(False, "with -o: the figures too", "workload")
+    describe: bool = setting(False, "with -o: print the figures too", "workload")
     export: Literal["aiperf"] | None = setting(
-        None, "write them as another load generator takes them", "workload", value="TOOL", needs="output"
+        None,
+        "with -o: write the requests in the format of this load generator",
+        "workload",
+        value="TOOL",
+        needs="output",
     )
     tokenizer: str | None = setting(
         None,
-        "draw exported text from the words of this folder's tokenizer.json",
+        "with --export: make the text from the words in this folder's tokenizer.json",
         "workload",
         value="FOLDER",
         needs="export",
         advanced=True,
     )
-    force: bool = setting(False, "write over a file that is there", "workload")
+    force: bool = setting(False, "overwrite an existing file", "workload")
 
     def check(self) -> None:
         """Flags that would have no effect are refused. Raises UsageError."""
         if self.output is None:
-            not_given(self, ("describe", "force"), "no -o, where figures alone are printed")
+            not_given(self, ("describe", "force"), "no -o, which only prints figures")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Read and write; returns the exit code."""
-    return exit_code(lambda: _run(parse(WorkloadSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: WorkloadSettings) -> int:
+@command(WorkloadSettings)
+def main(settings: WorkloadSettings) -> int:
+    """Read and write."""
     from pdlab.traffic.compiled import compiled
     from pdlab.traffic.describe import described
 

@@ -22,10 +22,10 @@ MAX_HOLD_S = 86_400  # of one request rate: a day
 MAX_REQUESTS = 1_000_000  # of a level: their prompts are drawn before it
 MIN_RATE_RPS = 1e-4  # a request in three hours
 MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes
-MODEL_HELP = "a name of configs/models/ or a file like those, a Hugging Face id, a folder, or a config.json"
+MODEL_HELP = "a name in configs/models/, a file of that form, a Hugging Face id, a folder, or a config.json"
 LENGTHS_HELP = (
-    "how lengths vary from request to request: fixed (default), uniform:0.8-1.0 (shares of the nominal length), "
-    "lognormal:SIGMA[,median][,max=TOKENS], or in place of nominal lengths file:PAIRS.csv or "
+    "distribution of the lengths: fixed (default), uniform:0.8-1.0 (shares of the nominal length), "
+    "lognormal:SIGMA[,median][,max=TOKENS]; or, in place of nominal lengths, file:PAIRS.csv or "
     "mixes:INPUT:OUTPUT,...,every=S (docs/methodology.md)"
 )
 

@@ -52,7 +52,7 @@ SERVING = "serving path (what each costs: docs/serving-path.md)"
 REQUESTS = "requests (which ones reach the engines: docs/requests.md)"
 MODEL, HOW = "model", "how"
 ENGINE = "vLLM engine arguments (repeatable; the value is read as YAML)"
-ENVIRONMENT = "environment of the engines (repeatable; NAME without a value: that of the launcher)"
+ENVIRONMENT = "environment of the engines (repeatable; NAME without a value takes the launcher's value)"
 Count = Annotated[int, Ge(1), Le(MOST)]
 Bound = Annotated[Milliseconds, Field(gt=0, le=86400)]
 KvConnectors = Annotated[tuple[dict[str, Any], ...], Text(kv_connector, json.dumps)]
@@ -134,8 +134,8 @@ class Pool(Frozen):
     )
     routing: Routing = setting(
         "power-of-two",
-        "which replica gets a request: of two at random the less busy one (power-of-two), each in turn (round-robin), "
-        "or the one of its session, which the header x-session-id names (session)",
+        "which replica gets a request: power-of-two: the less busy of two random replicas; round-robin: each replica "
+        "in turn; session: the replica that got the earlier requests with this x-session-id header",
         POOL,
         value="POLICY",
         advanced=True,
@@ -259,18 +259,18 @@ class Transport(Frozen):
     )
     kv_guard: bool = setting(
         True,
-        "compute on decode what prefill's KV cache cannot be trusted for: failed, late and unconfirmed receives (vLLM "
-        "without it answers some of them with wrong tokens)",
+        "decode recomputes KV cache whose receive failed, was late or was not confirmed; without the guard vLLM "
+        "answers some of these requests with wrong tokens",
         TRANSPORT,
         advanced=True,
     )
     kv_deadline_s: Annotated[Seconds, Le(3600)] = setting(
-        10.0, "longest time of a receive until then", TRANSPORT, value="S", advanced=True
+        10.0, "with --kv-guard: a receive is late after S seconds", TRANSPORT, value="S", advanced=True
     )
     kv_poll_s: Annotated[Milliseconds, Le(0.1)] = setting(
         0.0,
-        "decode looks for arrived KV cache every MS milliseconds and not only once in a step, so that its scheduler "
-        "hears of it before the next step",
+        "decode checks for arrived KV cache every MS milliseconds, not only once per step, so that the next step can "
+        "use it",
         TRANSPORT,
         "--kv-poll-ms",
         value="MS",
@@ -278,7 +278,7 @@ class Transport(Frozen):
     )
     reuse_first_token: bool = setting(
         False,
-        "decode takes the first token from prefill with its KV cache and computes the second, where that is exact "
+        "decode takes the first token from prefill and computes the second, if the answer stays the same "
         "(docs/timeline.md)",
         TRANSPORT,
         both_ways=True,
@@ -340,8 +340,8 @@ class Fluid(Frozen):
     transport: Transport = Transport()
     roles: Annotated[str, Text(_split_word)] = setting(
         FluidSpec.split,
-        "auto: the controller follows the load; or how many engines prefill and how many decode, such as 3:5 (python "
-        "-m pdlab roles changes it while it serves)",
+        "auto: a controller follows the load; P:D: fixed numbers of engines that prefill and that decode, such as 3:5 "
+        "(python -m pdlab roles changes them during serving)",
         ROLES,
         value="auto|P:D",
         advanced=True,
@@ -350,7 +350,7 @@ class Fluid(Frozen):
     d_min: Count = setting(FluidSpec.d_min, "minimum number of engines that decode", ROLES, advanced=True)
     slo_ttft_s: Bound | None = setting(
         FluidSpec.slo_ttft_s,
-        "TTFT that the controller stays below",
+        "TTFT limit of the controller",
         ROLES,
         "--slo-ttft-ms",
         value="MS",
@@ -359,7 +359,7 @@ class Fluid(Frozen):
     )
     slo_tpot_s: Bound | None = setting(
         FluidSpec.slo_tpot_s,
-        "TPOT that the controller stays below",
+        "TPOT limit of the controller",
         ROLES,
         "--slo-tpot-ms",
         value="MS",
@@ -385,7 +385,7 @@ class Fluid(Frozen):
     )
     min_replicas: Count | None = setting(
         None,
-        "minimum number of engines, if their number follows the load",
+        "minimum number of engines; with --min or --max the number follows the load",
         ROLES,
         "--min",
         otherwise="--num",
@@ -563,21 +563,21 @@ class Serving(Frozen):
     requests: RequestLimits = RequestLimits()
     prefill_timeout_s: Annotated[Seconds, Le(86400)] = setting(
         120.0,
-        "PD: decode gives up a call of prefill after S seconds, queueing included",
+        "PD: decode stops waiting for a prefill call after S seconds, queueing included",
         SERVING,
         value="S",
         advanced=True,
     )
     prefill_absent_s: Annotated[Seconds, Le(86400)] = setting(
         5.0,
-        "PD: decode gives up a call that no prefill replica takes within S seconds",
+        "PD: decode stops waiting for a prefill call that no prefill replica accepts within S seconds",
         SERVING,
         value="S",
         advanced=True,
     )
     early_token: bool = setting(
         False,
-        "PD: send prefill's first token to the client before its KV cache has moved, where that is exact "
+        "PD: send prefill's first token to the client before the KV cache has moved, if the answer stays the same "
         "(docs/timeline.md)",
         SERVING,
         both_ways=True,
@@ -585,19 +585,20 @@ class Serving(Frozen):
     )
     otlp_endpoint: Annotated[str, Text(_otlp_endpoint)] | None = setting(
         None,
-        "send OpenTelemetry spans of requests there: grpc://HOST:PORT or http(s)://HOST:PORT/PATH (docs/timeline.md)",
+        "send OpenTelemetry spans of requests to this endpoint: grpc://HOST:PORT or http(s)://HOST:PORT/PATH "
+        "(docs/timeline.md)",
         SERVING,
         value="URL",
         otherwise="none are made",
         advanced=True,
     )
     otlp_sample: Annotated[float, Ge(0), Le(1), Noun("a share: a number")] = setting(
-        0.01, "share of the requests whose spans are made, by their id", SERVING, value="SHARE", advanced=True
+        0.01, "share of the requests that get spans, chosen by request id", SERVING, value="SHARE", advanced=True
     )
     on_prefill_failure: Annotated[tuple[PrefillStep, ...], Text(_prefill_steps, ",".join)] = setting(
         ("retry", "local"),
-        "PD: what decode tries in this order if prefill fails or takes longer: retry (once, on another prefill "
-        "replica), local (decode computes the prompt), fail (HTTP 503, as after the last step)",
+        "PD: steps of decode, in this order, if a prefill call fails or times out; retry: once, on another prefill "
+        "replica; local: decode computes the prompt; fail: HTTP 503, also after the last step",
         SERVING,
         value="STEP[,STEP]",
         advanced=True,
@@ -641,24 +642,22 @@ class Deployment(Frozen):
         None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
     )
     topology: Topology = Field(discriminator="kind")
-    ingress_replicas: Positive = setting(
-        1, "HTTP ingress replicas, if there is no direct streaming", SERVING, advanced=True
-    )
+    ingress_replicas: Positive = setting(1, "HTTP ingress replicas, without direct streaming", SERVING, advanced=True)
     serving: Serving = Serving()
     max_model_len: Positive | None = setting(
         None,
-        "longest prompt + answer; vLLM reserves KV cache for one",
+        "longest prompt plus answer; the KV pool must have room for one such request",
         ENGINE,
         value="TOKENS",
-        otherwise="that of --itl, --otl and --lengths, else of the model's file",
+        otherwise="from --itl, --otl and --lengths, else from the model's file",
         advanced=True,
     )
     engine_kwargs: EngineArguments = setting(
-        {}, "an argument of every pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
+        {}, "a vLLM engine argument of every pool", ENGINE, "--engine-arg", several="times", value="KEY=VALUE"
     )
     env: Environment = setting(
         {},
-        "a variable of every engine; UCX_MAX_RMA_RAILS follows the nodes' EFA devices unless it is given",
+        "a variable of every engine; without a value here, UCX_MAX_RMA_RAILS follows the nodes' EFA devices",
         ENVIRONMENT,
         "--env",
         "--ucx-env",
@@ -668,8 +667,8 @@ class Deployment(Frozen):
     )
     kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
         None,
-        "host memory in 1e9 bytes in which each engine that prefills keeps KV cache that its GPUs have no room for "
-        "(vLLM's OffloadingConnector, behind NIXL)",
+        "host memory of each engine that prefills, in units of 1e9 bytes, for KV cache that does not fit on its GPUs "
+        "(vLLM's OffloadingConnector)",
         TRANSPORT,
         value="GB",
         otherwise="none",
@@ -677,8 +676,8 @@ class Deployment(Frozen):
     )
     kv_connectors: KvConnectors = setting(
         (),
-        "a further KV connector of the engines that prefill, behind NIXL: LMCacheConnectorV1, or a mapping in YAML "
-        "with its kv_connector_extra_config (repeatable)",
+        "a second KV connector, after NIXL, of the engines that prefill: a name such as LMCacheConnectorV1, or a YAML "
+        "mapping with its kv_connector_extra_config (repeatable)",
         TRANSPORT,
         "--kv-connector",
         several="times",
@@ -687,8 +686,8 @@ class Deployment(Frozen):
     )
     decode_bench: bool = setting(
         False,
-        "collocated engines fill a prompt's KV cache with random values instead of computing it, so that decode is "
-        "measured at its real context length (run_bm.sh --mode decode-only); answers mean nothing",
+        "for run_bm.sh --mode decode-only: collocated engines fill a prompt's KV cache with random values and compute "
+        "only decode, at the real context length; the answers mean nothing",
         HOW,
         advanced=True,
     )

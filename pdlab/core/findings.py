@@ -8,6 +8,7 @@ finding compares its code or reads its numbers, never its text. To add one: writ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -71,22 +72,14 @@ def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ")
     return FindingCode(source="gates", gate=gate, rule=rule, template=template, fix=fix, joint=joint)
 
 
-def _unchecked(rule: str, template: str) -> FindingCode:
-    return FindingCode(source="unchecked", rule=rule, template=template, severity="note")
+def _noted(source: Source, rule: str, template: str, fix: str = "") -> FindingCode:
+    return FindingCode(source=source, rule=rule, template=template, fix=fix, severity="note")
 
 
-def _note(rule: str, template: str, fix: str = "") -> FindingCode:
-    return FindingCode(source="notes", rule=rule, template=template, fix=fix, severity="note")
-
-
-def _of_plan(rule: str, template: str) -> FindingCode:
-    """What a plan's step times rest on."""
-    return FindingCode(source="plan", rule=rule, template=template, severity="note")
-
-
-def _of_replay(rule: str, template: str) -> FindingCode:
-    """Which of several deployments is best for a replay, and why."""
-    return FindingCode(source="replay", rule=rule, template=template, severity="note")
+_unchecked, _note = partial(_noted, "unchecked"), partial(_noted, "notes")
+_of_plan = partial(_noted, "plan")  # what a plan's step times rest on
+_of_replay = partial(_noted, "replay")  # which of several deployments is best for a replay, and why
+_remark = partial(_noted, "transfer")  # what a verdict on a wire rests on
 
 
 def _cause(rule: str, what: str) -> FindingCode:
@@ -130,11 +123,6 @@ def _wire(rule: str, template: str, fix: str) -> FindingCode:
     return FindingCode(source="transfer", rule=rule, template=template, fix=fix, joint="; try: ")
 
 
-def _remark(rule: str, template: str) -> FindingCode:
-    """What a verdict on a wire rests on."""
-    return FindingCode(source="transfer", rule=rule, template=template, severity="note")
-
-
 _PACE_FIX = "launch with a larger --slow-down"
 _MIXED_FIX = "measure again; look for edited or mixed files"
 _MEASURED_FIX = "find out which of the two was measured; put the file where it belongs, or measure again"
@@ -165,11 +153,11 @@ CODES: dict[str, FindingCode] = {
     "follow_ups_unsent": _gate(
         "failed_requests",
         "every request of a replay is sent",
-        "{unsent} of {requests} requests were not sent, for what they follow has no answer",
+        "{unsent} of {requests} requests were not sent, because the requests before them have no answer",
     ),
     "token_count_wrong": _gate(
         "token_counts",
-        "the server counts the prompt and output tokens that a request asked for, in every answer",
+        "the server reports the requested numbers of prompt and output tokens in every answer",
         "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {asked})",
     ),
     "kv_transfers_failed": _gate("kv_transfers", "no KV transfer fails", "{count:g} KV transfers failed"),
@@ -179,7 +167,7 @@ CODES: dict[str, FindingCode] = {
     "kv_expired": _gate(
         "kv_transfers",
         "decode reads KV blocks before their lease ends",
-        "{count:g} requests' KV blocks expired before decode took them",
+        "the KV blocks of {count:g} requests expired before decode read them",
     ),
     "kv_nothing_transferred": _gate(
         "kv_transfers",
@@ -188,7 +176,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "kv_transfers_unseen": _gate(
         "kv_transfers",
-        "KV transfers are counted where they must happen",
+        "the KV transfers of a PD deployment are counted",
         "{why}",
     ),
     "prefill_calls_failed": _gate(
@@ -199,85 +187,90 @@ CODES: dict[str, FindingCode] = {
     ),
     "guard_recomputed": _gate(
         "guard_recomputed",
-        "decode computes no prompt whose KV cache was to come from prefill",
-        "the KV guard had decode compute {count:g} prompts whose KV cache did not arrive or was not confirmed "
-        "({receives:g} receives)",
+        "decode recomputes no prompt that prefill computed",
+        "decode recomputed {count:g} prompts, because their KV cache did not arrive or the KV guard could not confirm "
+        "it ({receives:g} receives)",
     ),
     "guard_gave_up": _gate(
         "guard_deadline",
         "every KV receive ends within `--kv-deadline-s`",
-        "the KV guard gave up {count:g} KV receives at their deadline",
+        "the KV guard ended {count:g} KV receives at their deadline",
     ),
     "guard_no_room": _gate(
         "guard_deadline",
-        "the guard fails no request for which late KV receives leave no room",
-        "the KV guard failed {count:g} requests for which late KV receives left no room",
+        "no request fails because late KV receives hold the memory",
+        "{count:g} requests failed, because late KV receives held the memory (KV guard)",
     ),
     "kv_connection_failed": _gate(
         "kv_connections",
-        "no connection between prefill and decode fails: no failed read (`pdlab_guard_failed_reads`), no new handshake "
-        "(`pdlab_guard_handshakes_renewed`)",
+        "no connection between prefill and decode fails, with a failed read (`pdlab_guard_failed_reads`) or a new "
+        "handshake (`pdlab_guard_handshakes_renewed`)",
         "a connection between prefill and decode failed: {done}",
     ),
     "replica_replaced": _gate(
         "restarts",
-        "the replicas that the launch verified answer, and no others",
-        "a replica was replaced: {replicas} answers, which the launch neither started nor verified",
-        "wait until Ray Serve has replaced it, launch again, and measure anew",
+        "only the replicas that the launch verified answer",
+        "a replica was replaced: {replicas} answers, but the launch neither started nor verified it",
+        "wait until Ray Serve has replaced it, launch again, and measure again",
     ),
     "replica_died": _gate("restarts", "no replica dies in a level", "{why}"),
     "engine_restarted": _gate(
         "restarts",
-        "an engine's counters never go back",
-        "an engine was restarted during the level: its counters went back",
+        "an engine's counters never decrease",
+        "an engine was restarted during the level: its counters decreased",
     ),
     "roles_set_by_hand": _gate(
         "roles",
-        "a fluid pool has the split of its launch: nobody set another by hand (`pdlab_roles_changed`)",
-        "the split of the fluid pool was set by hand, and {label} is the curve of another",
-        "launch with --roles P:D to measure a split, or set that of the launch again (python -m pdlab roles P:D or "
-        "auto) and measure again",
+        "a fluid pool has the roles of its launch: nobody set others by hand (`pdlab_roles_changed`)",
+        "the roles of the fluid pool were set by hand, so the label {label} is wrong for this level",
+        "launch with --roles P:D to measure fixed roles, or restore the roles of the launch (python -m pdlab roles P:D "
+        "or auto) and measure again",
         ": ",
     ),
     "other_requests_more": _gate(
         "other_requests",
         "engines finish no more requests than the client sent",
-        "the{pool} engines finished {finished:g} requests during the level, {sent} are the client's: another client "
-        "used the deployment (a sweep, a user, a probe)",
+        "the{pool} engines finished {finished:g} requests during the level, but this client sent {sent}: another "
+        "client used the deployment (a sweep, a user, a probe)",
         "measure again without it",
     ),
     "other_requests_fewer": _gate(
         "other_requests",
-        "the published replicas give every answer",
+        "only the published replicas answer",
         "the{pool} engines finished {finished:g} requests during the level, but the client has {answered} answers: "
-        "others than the published replicas gave them",
+        "replicas that are not published gave the others",
         "launch again and measure again",
     ),
     "preempted": _gate(
         "preemptions",
-        "no request loses its KV cache",
+        "no request loses its KV cache (preemption)",
         "engines preempted requests {count:g} times: their KV cache was full",
     ),
     "prefix_cache_hits": _gate(
         "prefix_cache",
         "the share of prompt tokens from the prefix cache is at most 0.01 above the declared share (shared prefixes / "
         "prompt tokens, of the answered requests)",
-        "{share:.0%} of the prompt tokens came from the prefix cache, the workload declares {declared:.0%}",
+        "{share:.0%} of the prompt tokens came from the prefix cache, but the workload declares {declared:.0%}",
     ),
     "hits_unforeseen": _gate(
         "cache_hits",
-        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of what vLLM's rules foresee",
-        "{share:.1%} of the prompt tokens came from the prefix cache, its rules foresee {foreseen:.1%}",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of the share by vLLM's rules",
+        "{share:.1%} of the prompt tokens came from the prefix cache; by vLLM's rules it is {foreseen:.1%}",
+    ),
+    "hits_out_of_bounds": _gate(
+        "cache_hits",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of its bounds by vLLM's rules",
+        "{share:.1%} of the prompt tokens came from the prefix cache; by vLLM's rules it is {least:.1%} to {most:.1%}",
     ),
     "sessions_moved": _gate(
         "affinity",
-        "all requests of a session go to one engine of a pool with the routing session",
-        "{moved} of {sessions} sessions were served by several {pool} engines, and the routing is by session",
+        "in a pool with session routing all requests of a session go to one engine",
+        "several {pool} engines served {moved} of {sessions} sessions, although the routing is by session",
     ),
     "context_computed": _gate(
         "decode_context",
         "decode-only: at least 99 % of the context tokens are filled and not computed",
-        "only {filled:g} of {tokens} context tokens were filled: the others were computed, which is no decode",
+        "only {filled:g} of {tokens} context tokens were filled; the engines computed the others",
     ),
     "client_cpu": _gate(
         "client_saturation",
@@ -286,37 +279,37 @@ CODES: dict[str, FindingCode] = {
     ),
     "client_lag": _gate(
         "client_saturation",
-        "the event loop of the load generator is late (p95) by at most 50 ms, or by at most a quarter of the shorter "
+        "the event loop of the load generator is late (p95) by at most 50 ms; or by at most a quarter of the shorter "
         "of median TTFT and median decode time (E2EL - TTFT)",
         "load generator saturated: event loop late by {late_ms:.0f} ms (p95, limit {limit})",
     ),
     "front_cpu": _gate(
         "front_saturation",
-        "on their busiest node the ingress replicas use at most 0.9 of a core each, as do Ray Serve's proxy and, with "
-        "direct streaming, the router that HAProxy asks",
+        "on their busiest node the ingress replicas use at most 0.9 of a core each; so do Ray Serve's proxy and, with "
+        "direct streaming, the router that HAProxy calls",
         "{name} saturated: {cores:.2f} of one core (limit {limit}){cure}",
     ),
     "sent_late": _gate(
         "lateness",
-        "requests are sent late (p95) by at most 50 ms, or by at most a quarter of the median TTFT (open loop) or of "
+        "requests are sent late (p95) by at most 50 ms; or by at most a quarter of the median TTFT (open loop) or of "
         "the median E2EL (closed loop)",
         "load generator late: requests were sent {late_ms:.0f} ms {when} (p95, limit {limit})",
     ),
     "replay_late": _gate(
         "lateness",
-        "requests of a replay are sent late (p99) by at most 50 ms: after they are due by the file, or after the "
-        "answers that they wait for and their pause",
+        "requests of a replay are sent late (p99) by at most 50 ms; they are due at their time in the file, or after "
+        "the answers that they wait for and their pause",
         "load generator late: requests of the replay were sent {late_ms:.0f} ms late (p99, limit {limit_ms:.0f} ms)",
     ),
     "dependency_violated": _gate(
         "dependencies",
-        "no request of a replay is sent before the last token of what it waits for",
-        "{violated} of {waiting} requests were sent before what they wait for had ended (first: {first})",
+        "no request of a replay is sent before the last token of the answer that it waits for",
+        "{violated} of {waiting} requests were sent before the answers that they wait for had ended (first: {first})",
     ),
     "clock_backwards": _gate(
         "clock",
-        "the times of a request are in their order, to 1 ms",
-        "clock: a request's times run backwards ({times} s)",
+        "the times of a request are in order, to 1 ms",
+        "clock: the times of a request are not in order ({times} s)",
     ),
     "clock_set": _gate(
         "clock",
@@ -337,39 +330,39 @@ CODES: dict[str, FindingCode] = {
     "in_flight_grows": _gate(
         "steady_state",
         "the number in flight does not grow in the steady window of an open loop",
-        "no steady state: requests in flight grew by {growth:.0f} while {arrivals} arrived: the rate is above what is "
-        "served",
+        "no steady state: requests in flight grew by {growth:.0f} while {arrivals} arrived: the rate is above the "
+        "capacity",
     ),
     "answers_take_longer": _gate(
         "steady_state",
-        "answers of an open loop do not take ever longer",
-        "no steady state: answers{which} took {first_s:.3g} s at the begin and {last_s:.3g} s at the end of "
-        "{lasted_s:.0f} s of load: the rate is above what is served",
+        "answers of an open loop do not become slower and slower",
+        "no steady state: answers{which} took {first_s:.3g} s at the start and {last_s:.3g} s at the end of "
+        "{lasted_s:.0f} s of load: the rate is above the capacity",
     ),
     "in_flight_is_not_rate_times_time": _gate(
         "steady_state",
         "the number in flight is rate x time in the system",
-        "no steady state: {in_flight:.1f} requests were in flight, rate x time in the system is {by_rate:.1f} "
+        "no steady state: {in_flight:.1f} requests were in flight, but rate x time in the system is {by_rate:.1f} "
         "(Little's law)",
     ),
     "pace_differs": _gate(
         "rehearsed_pace",
         "rehearsal: the means of the client and of the simulated engines agree (limits below)",
-        "this machine set the pace: mean {name} is {client_ms:.3g} ms at the client and {modelled_ms:.3g} ms by the "
-        "model (limit {limit:.0%})",
+        "this machine is too slow for the rehearsal: mean {name} is {client_ms:.3g} ms at the client and "
+        "{modelled_ms:.3g} ms in the model (limit {limit:.0%})",
         _PACE_FIX,
     ),
     "pace_late": _gate(
         "rehearsed_pace",
         "rehearsal: requests reach the simulated engines in time (limits below)",
-        "this machine set the pace: requests reached simulated engines {late_ms:.3g} ms too late on average (limit "
-        "{limit:.0%} of TTFT)",
+        "this machine is too slow for the rehearsal: requests reached simulated engines {late_ms:.3g} ms too late on "
+        "average (limit {limit:.0%} of TTFT)",
         _PACE_FIX,
     ),
     "answers_wrong": _gate(
         "canary",
-        "the deployment answers the canary's prompts behind a sweep as it did at its launch",
-        "the deployment answered wrongly behind the sweep: {detail}",
+        "after a sweep the deployment answers the canary's prompts as it did at its launch",
+        "the deployment gave wrong answers after the sweep: {detail}",
     ),
     "metrics_unreadable": _unchecked(
         "the engines' metrics can be read", "the engines' metrics could not be read ({error})"
@@ -378,33 +371,31 @@ CODES: dict[str, FindingCode] = {
         "the engines' metrics can be read before a level",
         "the engines' metrics could not be read before the level",
     ),
-    "metrics_unknown": _unchecked("the engines' metrics are known", "the engines' metrics are not known"),
+    "metrics_unknown": _unchecked("the engines' metrics are known", "the engines' metrics are unknown"),
     "counter_not_exported": _unchecked(
-        "the engines export the counter", "the engines' metrics are not known or do not have it"
+        "the engines export the counter", "the engines' metrics are unknown, or lack this counter"
     ),
     "requests_not_counted": _unchecked(
-        "the engines count requests", "the engines' metrics are not known or do not count requests"
+        "the engines count requests", "the engines' metrics are unknown, or do not count requests"
     ),
     "counters_late": _unchecked(
-        "counters come to rest behind a level",
-        "the engines' counters were late: they still moved when the wait for them ended",
+        "counters stop changing after a level",
+        "the engines' counters were late: they still changed when the wait for them ended",
     ),
     "kv_counters_unreadable": _unchecked(
         "the counters of KV transfers can be read", "KV-transfer counters could not be read ({error})"
     ),
-    "kv_counters_unknown": _unchecked(
-        "the counters of KV transfers are known", "the KV-transfer counters are not known"
-    ),
+    "kv_counters_unknown": _unchecked("the counters of KV transfers are known", "the KV-transfer counters are unknown"),
     "guard_counts_lost": _unchecked(
         "the KV guard's counts are of one engine",
-        "an engine was restarted or replaced, and what its guard had counted is not known",
+        "an engine was restarted or replaced, so the counts of its KV guard are lost",
     ),
     "engine_counts_lost": _unchecked(
         "the engines' counts are of one engine each",
-        "an engine was restarted or replaced, and what it had counted is not known",
+        "an engine was restarted or replaced, so its counts are lost",
     ),
     "pools_unknown": _unchecked(
-        "the pool of an engine is known", "which engines prefill and which decode is not known"
+        "the pool of an engine is known", "the roles of the engines (prefill or decode) are unknown"
     ),
     "role_board_unreachable": _unchecked("the role controller answers", "the role controller was unreachable"),
     "client_unmeasured": _unchecked("the load generator is measured", "the load generator was not measured"),
@@ -412,130 +403,140 @@ CODES: dict[str, FindingCode] = {
         "the CPU of ingress and proxy is recorded", "the CPU usage of ingress and proxy was not recorded"
     ),
     "due_times_unrecorded": _unchecked(
-        "it is recorded when requests were due", "when requests were due was not recorded"
+        "due times of requests are recorded", "the due times of requests were not recorded"
     ),
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
-    "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short to tell"),
-    "replay_load": _unchecked("the load of a level stays as it is", "a replay has the load of its source, which moves"),
+    "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short for this gate"),
+    "replay_load": _unchecked("the load of a level is constant", "the load of a replay changes with time"),
     "hits_not_foreseen": _unchecked(
-        "what a prefix cache has of each prompt is foreseen",
-        "hits are foreseen of prompts whose token ids and whose engine, with its model, pool and block size, are known",
+        "the prefix-cache hits of each prompt can be computed beforehand",
+        "hits are computed only if the token ids of each prompt and its engine, with model, pool and block size, are "
+        "known",
+    ),
+    "hits_bounded": _unchecked(
+        "the prefix-cache hits of each prompt can be computed beforehand, and not bounds alone",
+        "only bounds of the hits are known: {share:.1%} of the prompt tokens came from the prefix cache; by vLLM's "
+        "rules it is {least:.1%} to {most:.1%}",
     ),
     "hits_not_told": _unchecked(
-        "servers of a fluid pool tell what was cached of each prompt",
-        "a fluid pool counts what is cached for prefill and for decode together, and its servers did not tell what was "
-        "cached of each prompt: serve with --engine-arg enable_prompt_tokens_details=true",
+        "servers of a fluid pool report the cached tokens of each prompt",
+        "a fluid pool counts the cached tokens of prefill and decode together, and its servers did not report those "
+        "of each prompt: serve with --engine-arg enable_prompt_tokens_details=true",
     ),
     "replicas_not_told": _unchecked(
-        "timelines tell which replica served at least 95 % of the requests",
-        "timelines tell which {pool} replica served {named} of {requests} requests",
+        "timelines name the replica of at least 95 % of the requests",
+        "timelines name the {pool} replica of only {named} of {requests} requests",
     ),
     "roles_move_sessions": _unchecked(
-        "engines keep their roles", "engines of a fluid pool change roles, and their sessions then move"
+        "engines keep their roles", "engines of a fluid pool change roles, and sessions then change engines"
     ),
     "replay_recorded": _unchecked(
-        "requests of a replay wait for others", "no request of the replay waits for another one's answer"
+        "requests of a replay wait for answers", "no request of the replay waits for an answer"
     ),
-    "ramp_load": _unchecked("the load of a level stays as it is", "a ramp has no steady state by intention"),
+    "ramp_load": _unchecked("the load of a level is constant", "a ramp has no steady state"),
     "too_few_for_trend": _unchecked(
         "enough requests finish in the steady window for a trend",
         "too few requests finish in the window to fit a trend",
     ),
     "sending_times_unknown": _unchecked(
-        "simulated engines know when requests were sent",
-        "the simulated engines know when {known:g} of {answers} requests were sent",
+        "simulated engines get the sending times of requests",
+        "the simulated engines got the sending times of only {known:g} of {answers} requests",
     ),
     "canary_not_compared": _unchecked("the canary has a reference to compare with", "{detail}"),
     "behind_schedule": _note(
         "an open loop keeps its schedule",
         "the load generator does not keep to {rate:g} requests/s: requests were sent {late_ms:.0f} ms after they were "
         "due (p99, noted above {limit_ms:.0f} ms)",
-        "let it grow with --client-processes",
+        "give it more processes with --client-processes",
     ),
     "timelines_lacking": _note(
-        "the servers tell where each request's time went",
-        "{whole} of {answers} answered requests have a whole timeline (expected: 99 %)",
-        "see docs/timeline.md for what a mark needs",
+        "the servers report the parts of each request's time",
+        "{whole} of {answers} answered requests have a complete timeline (expected: 99 %)",
+        "docs/timeline.md lists what each mark needs",
     ),
     "timelines_disordered": _note(
-        "the marks of a request follow one another",
-        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most: their parts are not exact",
+        "the marks of a request are in order",
+        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most; their parts are not exact",
     ),
     "timelines_miss_reads": _note(
-        "the reads in the timelines are those that the engines count",
-        "the timelines have {reads} reads of KV cache, and the engines counted {counted:g}",
+        "timelines and engines count the same number of KV reads",
+        "the timelines have {reads} reads of KV cache, but the engines counted {counted:g}",
     ),
     "ttft_mostly_front": _part(
         "the network, the proxy and the client",
-        "send from the node of the proxy to see what the network takes; docs/serving-path.md has the proxy's share",
+        "send from the proxy's node to see the share of the network; docs/serving-path.md has the proxy's share",
     ),
     "ttft_mostly_server": _part(
-        "the server before prefill is called, or before the engine has the request",
-        "more replicas share it (tokenising and parsing grow with the prompt)",
+        "the server before it calls prefill, or before the engine has the request",
+        "add replicas, which share this work (tokenising and parsing grow with the prompt)",
     ),
     "ttft_mostly_failed_calls": _part(
-        "calls of prefill that failed", "look at the counters pdlab_prefill_* and at the logs of prefill"
+        "failed calls of prefill", "look at the counters pdlab_prefill_* and at the logs of prefill"
     ),
     "ttft_mostly_call": _part(
-        "the way to prefill's server and back",
-        "put prefill and decode on nodes with a short way between them, or more prefill replicas beside it",
+        "the network to prefill's server and back",
+        "put prefill and decode on nodes close to each other, or add prefill replicas",
     ),
     "ttft_mostly_prefill_server": _part(
-        "prefill's server around its engine", "more prefill replicas share it (it grows with the prompt)"
+        "prefill's server, outside of its engine",
+        "add prefill replicas, which share this work (it grows with the prompt)",
     ),
     "ttft_mostly_queue": _part(
         "the queue in front of prefill",
-        "more engines that prefill, or fewer requests at once; plan.py says which ratio holds the SLO",
+        "add engines that prefill, or send fewer requests at once; plan.py finds the ratio for the SLO",
     ),
     "ttft_mostly_prefill": _part(
-        "the computation of the prompt", "a larger TP of prefill, shorter prompts, or prompts that share a beginning"
+        "the computation of the prompt", "use a larger TP for prefill, shorter prompts, or prompts with shared prefixes"
     ),
     "ttft_mostly_submit": _part(
-        "decode's server between prefill's answer and its engine", "more decode replicas share it"
+        "decode's server, between prefill's answer and its engine", "add decode replicas, which share this work"
     ),
     "ttft_mostly_admission": _part(
-        "waiting for room in decode and for a step to end",
-        "more decode engines or KV memory where decode is full, else shorter decode steps",
+        "the wait for room in decode and for the end of a step",
+        "add decode engines or KV memory if decode is full; else make decode steps shorter",
     ),
-    "ttft_mostly_post": _part("posting the reads of KV cache", "fewer, larger blocks, or equal TP of both pools"),
+    "ttft_mostly_post": _part(
+        "the posting of the reads of KV cache", "use fewer, larger blocks, or equal TP in both pools"
+    ),
     "ttft_mostly_transfer": _part(
         "the transfer of KV cache",
-        "a faster wire or a pack; python -m pdlab doctor says what holds the wire up",
+        "use a faster wire, or a pack; python -m pdlab doctor lists the causes of a slow wire",
     ),
     "ttft_mostly_step_lag": _part(
-        "waiting for decode steps until the scheduler is told of the KV cache",
-        "--kv-poll-ms, shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
-        "async_scheduling=false, which pays with TPOT",
+        "the wait for decode steps until the scheduler can use the KV cache",
+        "use --kv-poll-ms, or shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
+        "async_scheduling=false, which makes TPOT longer",
     ),
     "ttft_mostly_guard": _part(
-        "the KV guard's wait for prefill's word", "look at the counters pdlab_guard_*; a short way to prefill's port"
+        "the KV guard's wait for prefill's confirmation",
+        "look at the counters pdlab_guard_*; put prefill and decode on nodes close to each other",
     ),
     "ttft_mostly_wait": _part(
-        "waiting in decode with usable KV cache", "more decode engines, or fewer requests at once"
+        "the wait in decode with usable KV cache", "add decode engines, or send fewer requests at once"
     ),
     "ttft_mostly_recompute": _part(
-        "the prompt computed again by decode", "its KV cache did not arrive: look at the counters pdlab_guard_*"
+        "decode's recomputation of the prompt", "its KV cache did not arrive: look at the counters pdlab_guard_*"
     ),
     "ttft_mostly_first_step": _part(
         "the decode step of the first token",
-        "--reuse-first-token, shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
-        "async_scheduling=false, which pays with TPOT",
+        "use --reuse-first-token, or shorter decode steps (fewer requests per decode engine), or --d-engine-arg "
+        "async_scheduling=false, which makes TPOT longer",
     ),
     "ttft_mostly_out": _part(
-        "the way of the first token out of the server", "more replicas share the streaming of tokens"
+        "the server's streaming of the first token", "add replicas, which share the streaming of tokens"
     ),
     "measured_with_more_processes": _note(
         "one load generator suffices",
         "measured again with {processes} load-generator processes: with {before}, {reason}",
     ),
     "measured_after_recovery": _note(
-        "a level is measured on the replicas of the launch",
-        "measured again {after_s:.0f} s after a replica had died in it",
+        "no replica dies during a level",
+        "measured again, {after_s:.0f} s after a replica had died in the first measurement",
     ),
     "decode_approximated": _note(
         "decode is measured at its real context length",
-        "decode-approx: one input token per request; without the cost of attention over a real context it is an "
-        "upper bound of decode speed, and its one-token prompts repeat",
+        "decode-approx: one input token per request; the result lacks the cost of attention over a real context, so "
+        "it is an upper bound of decode speed; the one-token prompts repeat",
     ),
     "decode_only_filled": _note(
         "prompts are computed",
@@ -545,47 +546,47 @@ CODES: dict[str, FindingCode] = {
     "decode_only_first_group": _note(
         "every group of KV caches is filled",
         "decode-only: the connector fills only the first KV-cache group. Layers of the other groups (here those "
-        "with a sliding window or those without) read as many bytes as behind a real prompt, but values that were "
-        "there before: time of attention is right, the choice of experts may differ",
+        "with a sliding window or those without) read as many bytes as after a real prompt, but old values: the time "
+        "of attention is right, the choice of experts may differ",
     ),
     "answers_ended_early": _note(
-        "answers are as long as the name says",
+        "answers have the length in the name",
         "answers ended before --otl {asked}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
-    "file_not_valid": _file("a table of levels calls a level valid", "not valid when the table was written: {reasons}"),
+    "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
-        "the file has neither the number of requests nor the duration: what depends on them is not checked",
+        "the file has neither the number of requests nor the duration: checks that need them are left out",
     ),
     "file_no_lengths": _file(
         "a file, or a name, has the lengths of the requests",
-        "the file does not count {side} tokens, and no name gives their number: the workload is not known",
+        "the file does not count {side} tokens, and no name gives their number: the workload is unknown",
     ),
     "file_tokens_recounted": _file(
         "the client's and the server's counts of output tokens agree",
-        "the client counted {client:.4g} tokens per answer anew, the server {server:.4g}: output tokens/s and TPOT are "
-        "by the client's count",
+        "the client tokenized the answers again and counted {client:.4g} tokens per answer, the server {server:.4g}: "
+        "output tokens/s and TPOT use the client's count",
     ),
     "file_name_differs": _file(
-        "a file's name says the load that the file holds",
-        "the file's name says {name} {named:g}, its content {actual:g}",
+        "the load in a file's name is that of its content",
+        "the file's name has {name} {named:g}, its content {actual:g}",
     ),
     "file_tokens_differ": _file(
-        "a name says the token counts that the file holds",
-        "the {whose}'s name says {named} {side} tokens per request, the file has {actual}",
+        "the token counts in a name are those of the file",
+        "the {whose}'s name has {named} {side} tokens per request, the file has {actual}",
     ),
     "file_rate_capped": _file(
         "an open loop sends every request when it is due",
-        "{offered:g} requests/s were to arrive, but the client stopped at {limit:g} in flight: {served:.2f} requests/s "
-        "were served",
+        "the file offers {offered:g} requests/s, but the client stopped at {limit:g} in flight: {served:.2f} "
+        "requests/s were served",
     ),
     "file_no_latency": _file("a latency is a number of at least 0", "{name} is {value}{more}: not a latency"),
     "figures_impossible": _file("a level's figures can be true at the same time", "{what}"),
     "copied_files": _audit(
         "identical",
         "no file of a folder is a copy of another one there",
-        "{files} files of {folder} have the bytes of other files there",
+        "{files} files of {folder} are byte-identical to other files there",
         "one measurement is drawn as several",
         "remove the copies",
     ),
@@ -600,22 +601,22 @@ CODES: dict[str, FindingCode] = {
         "identical",
         "two experiments of different configurations have no file or records in common",
         _COPIED,
-        "one of the two curves is another configuration's",
+        "one of the two curves belongs to another configuration",
         "find out which of the two was measured, and remove the other",
     ),
     "copied_to_other_gpus": _audit(
         "identical",
         "two experiments on different numbers of GPUs have no file or records in common",
         _COPIED,
-        "one of the two curves is another configuration's, normalised by {gpus} GPUs where it ran on "
-        "{original_gpus}, or the other way",
+        "one of the two curves belongs to another configuration: it ran on {original_gpus} GPUs and is divided by "
+        "{gpus}, or the reverse",
         "find out which of the two was measured, and remove the other",
     ),
     "name_contradicts": _audit(
         "contradiction",
-        "a name says the load and the token counts of the content",
+        "the load and the token counts in a name are those of the content",
         "{what}",
-        "the point is drawn by the file's content, and a name says that this was not to be measured",
+        "the point is drawn by the file's content, but the name describes another measurement",
         "rename it after its content, or measure again",
     ),
     "rate_not_offered": _audit(
@@ -628,9 +629,9 @@ CODES: dict[str, FindingCode] = {
     ),
     "peak_contradicts": _audit(
         "contradiction",
-        "the most requests in flight in a second are near the concurrency",
+        "the largest number of requests in flight is near the concurrency",
         "concurrency {concurrency:g}, but at most {peak:g} requests were in flight in any second",
-        "the point is drawn at another load than it had",
+        "the point is drawn at a wrong load",
         "measure again",
     ),
     "level_renamed": _audit(
@@ -642,17 +643,17 @@ CODES: dict[str, FindingCode] = {
     ),
     "rates_share_a_limit": _audit(
         "collision",
-        "a reader that is keyed on the concurrency keeps every level",
-        "{levels} request rates carry the same max_concurrency {limit:g}",
-        "a reader keyed on concurrency draws them as one point",
+        "levels differ in their concurrency",
+        "{levels} request rates have the same max_concurrency {limit:g}",
+        "a reader that uses the concurrency as key draws them as one point",
         "key request-rate runs by their rate (viz.py does)",
         "warning",
     ),
     "loads_repeat": _audit(
         "collision",
-        "a reader that is keyed on the load keeps every level",
+        "levels differ in their load",
         "several files have the same load",
-        "taken as repeats: their mean is drawn; a reader that keys on the load keeps the last one",
+        "viz takes them as repeats and draws their mean; other readers may keep only the last one",
         "mark them as repeats in their names (_r1, _r2), or keep one",
         "warning",
     ),
@@ -661,8 +662,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "reused_default_seed": _audit(
         "reused prompts",
-        "no level repeats another level's prompts, where no seed is recorded",
-        f"{_REUSED} (no seed is recorded: the client's default is the same for all)",
+        "no level repeats another level's prompts, if no seed is recorded",
+        f"{_REUSED} (no seed is recorded: the client's default is the same for all levels)",
         _REUSED_IMPACT,
         _REUSED_FIX,
         "warning",
@@ -672,7 +673,7 @@ CODES: dict[str, FindingCode] = {
         "ramp-up and drain are a small part of a closed loop",
         "{least:.1f} requests per unit of concurrency at the least (recommended: {recommended})",
         "the first wave (all prompts at once) and the last one (draining) are that share of the run",
-        "more prompts per level, and figures of the steady window alone",
+        "more prompts per level, and figures of the steady window only",
         "warning",
     ),
     "few_arrivals": _audit(
@@ -709,14 +710,14 @@ CODES: dict[str, FindingCode] = {
         "contradiction",
         "a folder's label is its deployment's",
         "labelled {label}, its deployment is {deployment}",
-        "the curve carries the name of another configuration",
+        "the curve has the name of another configuration",
         _MEASURED_FIX,
     ),
     "level_of_another": _audit(
         "contradiction",
         "a level's label is its folder's",
         "a level of {level} in the folder of {label}",
-        "the point is another configuration's",
+        "the point belongs to another configuration",
         _MEASURED_FIX,
     ),
     "tokens_contradict": _audit(
@@ -736,10 +737,10 @@ CODES: dict[str, FindingCode] = {
     ),
     "early_ends": _audit(
         "early ends",
-        "answers are as long as the name says",
-        "answers ended before --otl: names ask for {asked:g} output tokens, answers have {answered}",
-        "the curve is one of shorter answers, which are compared by what was generated",
-        "measure with --ignore-eos if the answers were to have the whole length",
+        "answers have the length in the name",
+        "answers ended before --otl: the names have {asked:g} output tokens, the answers {answered}",
+        "the curve is of shorter answers; viz compares them by the generated tokens",
+        "measure with --ignore-eos if all answers must have the whole length",
         "warning",
     ),
     "requests_miscounted": _audit(
@@ -762,20 +763,20 @@ CODES: dict[str, FindingCode] = {
     "too_few_in_flight": _audit(
         "contradiction",
         "rate x time in the system is near the concurrency",
-        f"{_LITTLE}, the load says {{concurrency}}",
-        "the point is drawn at another load than it had, or throughput or latency are too low",
+        f"{_LITTLE}, but the load is {{concurrency}}",
+        "the point is drawn at a wrong load, or throughput or latency are too low",
         _MIXED_FIX,
     ),
     "more_served_than_arrived": _audit(
         "impossible",
         "an open loop serves no more than arrives",
         "{served_rps:.2f} requests/s were served where {arrived_rps:g} arrived",
-        "the point is drawn at another rate than it had",
+        "the point is drawn at a wrong rate",
         "measure again",
     ),
     "metadata": _audit(
         "metadata",
-        "what a repetition of the measurement needs is recorded",
+        "everything that a repetition of the measurement needs is recorded",
         "not recorded: {missing}",
         "the measurement cannot be repeated, and differences to others cannot be explained",
         "measure with run_bm.sh, which records all of it",
@@ -805,7 +806,7 @@ CODES: dict[str, FindingCode] = {
     "records_are_none": _audit(
         "records",
         "the records of a level are requests",
-        "no requests ({error})",
+        "the file has no requests ({error})",
         "no figure can be checked",
         "measure it again",
     ),
@@ -828,7 +829,7 @@ CODES: dict[str, FindingCode] = {
     "allocator": _doctor("{name}", "PyTorch's allocator does not remap the memory of the KV cache"),
     "builds_differ": _doctor("builds differ", "every node has the same build of a library", "warning"),
     "clock_differs": _doctor("clock", "the clocks of the nodes agree", "warning"),
-    "compiler": _doctor("compiler", "what an engine compiles at its start finds a compiler"),
+    "compiler": _doctor("compiler", "an engine that compiles at its start finds a compiler"),
     "debug_logging": _doctor("debug logging", "no library of the KV transfer logs every call"),
     "dev_shm": _doctor("/dev/shm", "/dev/shm has room for the queues of the engines", "warning"),
     "driver_too_old": _doctor("NVIDIA driver", "the driver is one that torch was built for"),
@@ -848,7 +849,7 @@ CODES: dict[str, FindingCode] = {
     "mig": _doctor("MIG", "GPUs are whole", "warning"),
     "namespaces": _doctor("{name} namespaces", "the processes of a node can reach each other's memory", "warning"),
     "nccl_plugin": _doctor("NCCL plugin", "NCCL has the plugin of the network", "note"),
-    "nixl_backend": _doctor("NIXL backend {name}", "NIXL makes each backend that is asked for"),
+    "nixl_backend": _doctor("NIXL backend {name}", "NIXL creates each requested backend"),
     "nixl_does_not_load": _doctor("NIXL", "NIXL loads"),
     "one_nic": _doctor("one NIC", "every GPU may use its own NIC", "warning"),
     "open_port": _doctor("open port", "no port that others could misuse listens beyond loopback", "warning"),
@@ -866,7 +867,7 @@ CODES: dict[str, FindingCode] = {
     "ucx_tls": _doctor("UCX_TLS", "UCX_TLS is not set, or has the transports that the links need"),
     "ucx_twice": _doctor("UCX twice", "a process loads UCX once"),
     "ucx_version": _doctor("UCX version", "the nodes have one UCX, which reads over EFA without emulation"),
-    "weights": _doctor("weights", "the files of the model are there and whole"),
+    "weights": _doctor("weights", "the files of the model are present and complete"),
     "wire_not_as_counted": _wire(
         "no interface counts a payload that UCX moves through memory",
         "UCX names {wire}, but {nic} counted {share:.0%} of the payload",
@@ -874,7 +875,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "wire_counts_nothing": _wire(
         "the interfaces that UCX names count at least half of the payload",
-        "UCX names {wire}, whose counters saw {share:.0%} of the payload",
+        "UCX names {wire}, but its counters show {share:.0%} of the payload",
         "--verbose, and read UCX's own log",
     ),
     "wire_backend_leaves_host": _wire(
@@ -971,22 +972,23 @@ CODES: dict[str, FindingCode] = {
     ),
     "no_protocol_table": _remark(
         "UCX prints a table of the protocols that it used",
-        "UCX printed no table of protocols: the wire is known from the byte counters alone",
+        "UCX printed no table of protocols: the wire is known only from the byte counters",
     ),
     "backend_reports_no_transport": _remark(
         "the backend reports its transport",
-        "{backend} does not report its transport: the wire is known from the byte counters alone",
+        "{backend} does not report its transport: the wire is known only from the byte counters",
     ),
     "tables_of_version": _of_plan(
-        "step times are of runs like the plan's",
-        "step times of {gpu} are tables of {engine} {tables}, added up from single operations",
+        "step times come from runs like the plan's",
+        "step times of {gpu} come from tables of {engine} {tables}; they are sums over single operations",
     ),
     "tables_of_another_version": _of_plan(
-        "tables of step times are of the engine version that is planned for",
-        "step times of {gpu} are tables of {engine} {tables}, added up from single operations, not of {planned}",
+        "tables of step times are of the planned engine version",
+        "step times of {gpu} come from tables of {engine} {tables}, not of {planned}; they are sums over single "
+        "operations",
     ),
     "host_time": _of_plan(
-        "the host's time of a step is measured on the engine version that is planned for",
+        "the host's time of a step is measured on the planned engine version",
         "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "
         "layer and doubling of TP ({source})",
     ),
@@ -996,25 +998,25 @@ CODES: dict[str, FindingCode] = {
     ),
     "step_times_extrapolated": _of_plan(
         "steps are within the tables",
-        "step times are extrapolated: a step has {times:.2g} times as many tokens or sequences as the tables go to",
+        "step times are extrapolated: a step has {times:.2g} times as many tokens or sequences as the tables have",
     ),
     "experts_wider_than_tables": _of_plan(
-        "experts are spread over no more GPUs than tables were compared for",
-        "experts over {gpus} GPUs: tables were compared for up to {most}, and beyond one node they exchange tokens "
-        "more slowly than engines do",
+        "experts are on no more GPUs than in the comparisons of the tables with engines",
+        "experts over {gpus} GPUs: the tables were compared with engines only up to {most}; beyond one node their "
+        "exchange of tokens is slower than that of engines",
     ),
     "step_times_calculated": _of_plan(
-        "step times are added up from measured operations",
-        "all step times of {gpu} are calculated ({mode}), none is added up from measured operations",
+        "step times are sums over measured operations",
+        "all step times of {gpu} are calculated ({mode}); none is a sum over measured operations",
     ),
     "band_of_public_stacks": _of_plan(
         "levels of this stack were measured",
-        "the 90 % band is of {stacks} public stacks without Ray, each predicted by the others; seen in none of them: "
+        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; none of them has: "
         "{unseen}",
     ),
     "no_band": _of_plan(
         "public stacks are like this one",
-        "an estimate without a band: of the public stacks whose errors are known, {why}",
+        "an estimate without a band: among the public stacks with known errors, {why}",
     ),
     "near_saturation": _of_plan(
         "prompts seldom wait for KV memory",
@@ -1025,23 +1027,24 @@ CODES: dict[str, FindingCode] = {
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
     ),
     "draft_time_not_counted": _of_plan(
-        "what guessing tokens takes is measured",
-        "{accepted:g} tokens per step of {guessed} guessed ones and one more; the time of the draft is not counted",
+        "the time to guess tokens is measured",
+        "speculative decoding accepts {accepted:g} tokens per step, with {guessed} guessed tokens and one more; the "
+        "time of the draft is not counted",
     ),
     "replay_best": _of_replay(
-        "one deployment is behind by no figure, and every other one is behind by some",
-        "Best for {workload}: {best}, by {figures}; it is behind by no figure",
+        "one deployment is worse in no figure, and every other one is worse in at least one",
+        "Best for {workload}: {best}, by {figures}; it is worse in no figure",
     ),
     "replay_best_of_several": _of_replay(
-        "several deployments are behind by no figure, and others are",
-        "Best for {workload}: {names}, which cannot be told apart; behind by some figure: {behind}",
+        "several deployments are worse in no figure, and others are",
+        "Best for {workload}: {names}, which are not distinguishable; worse in at least one figure: {behind}",
     ),
     "replay_none_best": _of_replay(
         "different deployments lead by different figures", "None is best for {workload} by every figure: {parts}"
     ),
     "replay_none_told": _of_replay(
-        "by no figure one deployment leads by more than single replays differ",
-        "Which is best for {workload} cannot be told between {names}: replay it again in each",
+        "no lead is larger than the difference between single replays",
+        "The best for {workload} among {names} is not distinguishable: replay it again in each",
     ),
     "replay_sizes_differ": _of_replay(
         "the compared deployments are of one size", "the deployments are of different sizes (engine ranks: {sizes})"
@@ -1056,18 +1059,18 @@ CODES: dict[str, FindingCode] = {
     ),
     "replay_not_told": _of_replay(
         "a figure differs by less than single replays of one deployment",
-        "{figure}: cannot be told between {names} ({values}); a factor of {lead:.2f}, single replays of one deployment "
-        "may differ by {limit:.2f}",
+        "{figure}: {names} are not distinguishable ({values}); they differ by a factor of {lead:.2f}, single replays "
+        "of one deployment may differ by {limit:.2f}",
     ),
     "replay_parts_unknown": _of_replay(
-        "the timelines of a replay were kept", "{figure}: why cannot be told, for not all have timelines"
+        "the timelines of a replay were stored", "{figure}: the reason is unknown, because not all have timelines"
     ),
     "replay_by_hits": _cause(
         "more of the prompts came from caches",
-        "computing prompts, of which caches had {ours_hits} and {theirs_hits}",
+        "the computation of prompts (share from caches: {ours_hits} and {theirs_hits})",
     ),
     "replay_by_prefill": _cause("prompts are computed faster", "the computation of prompts"),
-    "replay_by_queue": _cause("requests wait less for an engine", "waiting for engines"),
+    "replay_by_queue": _cause("requests wait less for an engine", "the wait for engines"),
     "replay_by_transfer": _cause(
         "the way from prefill to decode takes less", "the hand-over from prefill to decode with the transfer"
     ),
@@ -1075,8 +1078,8 @@ CODES: dict[str, FindingCode] = {
     "replay_by_servers": _cause("servers and network take less", "servers, network and client"),
     "replay_by_bound": _of_replay(
         "fewer sessions missed one of the bounds",
-        "goodput of sessions: {bound} makes most of the difference, which {ours} sessions of {best} and {theirs} of "
-        "{other} missed",
+        "goodput of sessions: {bound} makes most of the difference; {ours} sessions of {best} and {theirs} of {other} "
+        "missed it",
     ),
     "replay_by_steps": _of_replay(
         "decode steps are shorter",

@@ -10,8 +10,8 @@ DEFAULT_COUNT: Count = "used"
 
 
 COUNT_HELP = (
-    "used: per node and per GPU count the GPUs that a deployment uses; nodes: those of the whole nodes that it takes, "
-    "filled with copies of it: nodes are rented whole"
+    "divide throughput by these GPUs: used: the GPUs that the deployment uses; nodes: all GPUs of its nodes, filled "
+    "with copies of the deployment, because nodes are rented whole"
 )
 
 

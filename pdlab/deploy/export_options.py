@@ -109,7 +109,7 @@ class ExportOptions(Settings):
     export: str | None = exported(None, "write a Serve config for serve deploy (- is stdout); start nothing")
     export_plain: str | None = exported(
         None,
-        "write a Serve config that Ray's public builders read, without pdlab and what it protects from (- is stdout)",
+        "write a Serve config for Ray's public builders, without pdlab's code and its protections (- is stdout)",
         advanced=True,
     )
     export_k8s: str | None = exported(
@@ -118,14 +118,15 @@ class ExportOptions(Settings):
     )
     export_env: str | None = setting(
         None,
-        "with --export or --export-plain: write the environment that `ray start` needs on every node, to be sourced",
+        "with --export or --export-plain: write the environment for `ray start` on every node, as a file to source",
         EXPORT,
         value="FILE",
         advanced=True,
     )
     code_url: CodeUrl | None = setting(
         None,
-        "with --export: Ray fetches pdlab's code from there (`python -m pdlab code-zip`), so that nodes need no pdlab",
+        "with --export: Ray fetches pdlab's code from this URL (`python -m pdlab code-zip` makes the file), so that "
+        "nodes need no installed pdlab",
         EXPORT,
         value="URL",
         needs="export",

@@ -79,25 +79,25 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
-WORKLOAD = "workload that the engines are to hold"
+WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
 
 _EXAMPLES = f"""examples:
   python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
-      what would go where on two p5.48xlarge; needs no cluster, no Ray and no GPU
+      print the placement on two p5.48xlarge; needs no cluster, no Ray and no GPU
   python launch_gptoss.py --pd-pack --p-num 2 --p-tp 1 --d-tp 4
       serve on the Ray cluster that this machine belongs to
   python launch_gptoss.py --collocated --num 2 --local
-      two Ray nodes on this machine, a tiny gpt-oss built on the spot, no GPU
+      two Ray nodes on this machine, a tiny gpt-oss that the launch builds, no GPU
   sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
       prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
   python launch_gptoss.py --pd-fluid --num 8 --tp 2
-      eight engines, of which as many prefill as the load wants
+      eight engines; a controller decides by the load how many of them prefill
   python launch_gptoss.py --pd-fluid --num 4 --min 2 --max 8 --tp 2
-      four engines to begin with, and from two to eight of them as the load wants
+      four engines at first; then the load decides on a number from two to eight
   python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
       a file of configs/deployments/ with one number changed, as a Serve config for serve deploy
   python launch_gptoss.py --shutdown
-      stop what is being served, and the Ray nodes that --local started
+      stop the running deployment, and the Ray nodes that --local started
 
 models of configs/models/: {", ".join(known_models())}
 """
@@ -125,53 +125,52 @@ class LaunchOptions(Settings):
 
     two_hosts: bool = setting(
         False,
-        "with --local: its two nodes on two hosts made of namespaces, so that pd-spread crosses a real link (Linux, "
-        "root; docs/two-hosts.md)",
+        "with --local: put the two nodes on two hosts made of Linux namespaces, so that pd-spread crosses a real link "
+        "(needs root; docs/two-hosts.md)",
         WHERE,
         advanced=True,
     )
     host: Annotated[str, Text(_host)] = setting(
-        DEFAULT_HOST, "address to serve on; the default is reached from this machine only", WHERE, value="ADDRESS"
+        DEFAULT_HOST, "address to serve on; only this machine can reach the default", WHERE, value="ADDRESS"
     )
     port: Port = setting(DEFAULT_PORT, "port to serve on", WHERE)
     api_key: bool | None = setting(
         None,
-        "clients must send a key: the one of --api-key-file or of the variable PDLAB_API_KEY, else one made once and "
-        "kept in the cache folder",
+        "clients must send an API key: that of --api-key-file; else that of the variable PDLAB_API_KEY; else one that "
+        "pdlab makes once and keeps in its cache folder",
         WHERE,
-        otherwise="on, unless only this machine reaches --host",
+        otherwise="on, unless only this machine can reach --host",
         advanced=True,
     )
     api_key_file: Path | None = setting(
-        None, "the key, in a file that only you can read", WHERE, value="FILE", advanced=True
+        None, "file with the API key, which only you can read", WHERE, value="FILE", advanced=True
     )
     accept_open_cluster: bool = setting(
         False,
-        "serve on a Ray cluster without token authentication, on which whoever reaches its ports can run code",
+        "serve on a Ray cluster without token authentication: anyone who can reach its ports can run code on it",
         WHERE,
         advanced=True,
     )
     accept_wire: Literal["tcp", "efa", "rdma", "unknown"] | None = setting(
         None,
-        "serve pd-spread although one long request at the launch shows that KV cache takes this wire, and not the one "
-        "that the plan names",
+        "serve pd-spread although the KV cache of the launch's long test request took this wire, not the planned one",
         TRANSPORT,
-        otherwise="refuse",
+        otherwise="the launch fails",
         advanced=True,
     )
     wait: bool = setting(
         True,
-        "wait until the deployment is ready and checked; --no-wait leaves it starting, as with --detach",
+        "wait until the deployment is ready and checked; --no-wait returns during the start, and implies --detach",
         HOW,
         advanced=True,
     )
-    detach: bool = setting(False, "leave it running when the launcher ends", HOW)
+    detach: bool = setting(False, "leave the deployment running when the launcher ends", HOW)
     timeout_s: Seconds | None = setting(
         None,
-        "give up a start after S seconds",
+        "end a start that is not ready after S seconds",
         HOW,
         value="S",
-        otherwise="1800, longer for models of more bytes on more nodes",
+        otherwise="1800; more for large models and many nodes",
         advanced=True,
     )
 
@@ -189,7 +188,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
 
     mode: Mode | None = setting(
         None,
-        "the same as one word",
+        "the mode as one word, in place of the flags above",
         WHAT,
         "--mode",
         implies=(
@@ -207,14 +206,15 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             (
                 "--pd-fluid",
                 "pd-fluid",
-                "PD with identical engines whose roles change: a controller, or you, decides how many prefill "
-                "(docs/fluid.md)",
+                "PD with identical engines that can change their role: a controller, or you, sets how many of them "
+                "prefill (docs/fluid.md)",
             ),
         ),
     )
     config: str | None = setting(
         None,
-        f"a deployment: a YAML file, a name of configs/deployments/, or a label such as {LABEL_EXAMPLE}; flags win",
+        f"the deployment: a YAML file, a name in configs/deployments/, or a label such as {LABEL_EXAMPLE}; other flags "
+        "override it",
         MODEL,
         value="FILE",
     )
@@ -227,7 +227,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
                 "model": f"gpt-oss-120b, with --local {LOCAL_MODEL}",
                 "ingress_replicas": "one per GPU of the pool that answers clients, "
                 f"{serving_path.LEAST_INGRESS} to {serving_path.MOST_INGRESS}",
-                "serving.direct_streaming": f"with --local and with --host {serving_path.EVERYWHERE}",
+                "serving.direct_streaming": f"on with --local and with --host {serving_path.EVERYWHERE}, else off",
                 "serving.tokenize_once": "on",
             },
         ),
@@ -247,15 +247,15 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
         None,
-        "auto: the running Ray; or a YAML file, a name of configs/clusters/, or TYPE-xN for N nodes of a type there, "
-        "such as p5.48xlarge-x13",
+        "auto: the running Ray cluster; else a YAML file, a name in configs/clusters/, or TYPE-xN for N nodes of a "
+        "type in that folder, such as p5.48xlarge-x13",
         WHERE,
         value="auto|FILE",
         otherwise="auto",
     )
     local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
         None,
-        f"N Ray nodes (2 without a number) on this machine, CPU engines, and {LOCAL_MODEL} unless --model is given",
+        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is {LOCAL_MODEL}",
         WHERE,
         bare=2,
     )
@@ -293,7 +293,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
     hardware: str | None = setting(
         None,
-        "calibrated step times of a rehearsal, as plan.py takes them",
+        "with --rehearse: calibrated step times of the engines, as with plan.py --hardware",
         WHERE,
         value="NAME",
         otherwise=DEFAULT_HARDWARE,
@@ -302,16 +302,16 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
     chunk_per_token: bool = setting(
         False,
-        "send a chunk per token in a rehearsal, as real engines do, instead of three per answer: to see the cost on "
-        "their way, with a larger --slow-down",
+        "with --rehearse: stream one chunk per token, as real engines do, not three per answer; shows the cost of the "
+        "serving path, and needs a larger --slow-down",
         WHERE,
         needs="rehearse",
         advanced=True,
     )
     assume_merged: bool = setting(
         False,
-        "assume in a rehearsal that scattered KV blocks transfer as fast as contiguous ones, as with plan.py "
-        "--assume-merged (without it they are copied one by one within a node, as seen with vLLM 0.11)",
+        "with --rehearse: assume that scattered KV blocks transfer as fast as contiguous ones; default: within a node "
+        "they are copied one by one, as with vLLM 0.11",
         WHERE,
         needs="rehearse",
         advanced=True,
@@ -340,11 +340,10 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         None, LENGTHS_HELP, WORKLOAD, value="KIND", advanced=True
     )
     dry_run: bool = setting(False, "print placement, links and arguments; start nothing", HOW)
-    shutdown: bool = setting(False, "stop what is being served and leave nothing behind", HOW)
+    shutdown: bool = setting(False, "stop the running deployment and all processes of its launch", HOW)
     request_from_stdin: bool = setting(
         False,
-        "launch what standard input describes: a launch request in JSON, as an experiment hands it over; takes no "
-        "other flag",
+        "read the launch request as JSON from standard input (experiments use this); takes no other flag",
         HOW,
         advanced=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdlab.core.catalog import ModelShape
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import parse_yaml
 from pdlab.sim.hardware import Hardware
@@ -52,6 +53,6 @@ def endless_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> fl
     if not trace.requests:
         return 0.0
     prompts = TrafficPrompts(hardware.block_tokens, remembered=len(trace.requests))
-    oracle = oracle_of(shape, ENDLESS, hardware.block_tokens, hybrid=hardware.hybrid_kv)
+    oracle = oracle_of(EngineCache.of(shape, ENDLESS, hardware.block_tokens, hybrid=hardware.hybrid_kv))
     hits = sum(oracle.compute(*prompts.of(request)) for request in trace.requests)
     return hits / sum(trace.input_tokens)

@@ -45,7 +45,7 @@ from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likel
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, link_of, transfer_costs
 from pdlab.sim.simulator import engine_of
-from pdlab.sim.step_time import kv_pool_blocks
+from pdlab.sim.step_time import engine_cache
 from pdlab.traffic.oracle import HitOracle, oracle_of
 
 SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
@@ -92,16 +92,9 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         )
 
     def _empty_cache(self) -> HitOracle:
-        """As the simulator's engines have it (`pdlab.sim.simulator`)."""
-        spec, hardware = self.spec, self.spec.hardware.of(self._pool)
-        return oracle_of(
-            spec.shape,
-            kv_pool_blocks(hardware, spec.shape, self._pool) // self._pool.pp,
-            hardware.block_tokens,
-            hybrid=hardware.hybrid_kv,
-            retention=spec.deployment.retention_tokens(self._pool),
-            step_tokens=hardware.step_tokens,
-        )
+        """As the simulator's engines have it (`pdlab.sim.simulator`), and as the manifest says."""
+        spec = self.spec
+        return oracle_of(engine_cache(spec.deployment, self._pool, spec.hardware, spec.shape))
 
     async def start(self) -> None:
         replica = serve.get_replica_context().replica_id.unique_id

@@ -14,6 +14,7 @@ from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.machine import usable_cores
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import Role
@@ -30,6 +31,7 @@ from pdlab.results.schema import Manifest
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
+from pdlab.sim.step_time import engine_cache
 
 ENGINE_CLASS_ENV = "RAYLLM_VLLM_ENGINE_CLS"  # Ray's name of it
 VOCABULARY = 1024
@@ -104,8 +106,15 @@ class RehearsalSubstitutes:
 
     def manifest(self, manifest: Manifest) -> Manifest:
         versions = {**manifest.versions, "vllm": f"simulated ({self._hardware.stack})", "torch": None, "nixl": None}
-        changed = {"origin": "simulated", "rehearsal": self._rehearsal, "versions": versions, "transport_env": {}}
+        rehearsal = self._rehearsal.model_copy(update={"caches": self._caches(manifest.deployment)})
+        changed = {"origin": "simulated", "rehearsal": rehearsal, "versions": versions, "transport_env": {}}
         return manifest.model_copy(update=changed)
+
+    def _caches(self, deployment: Deployment | None) -> dict[str, EngineCache]:
+        assert deployment is not None, "a launch knows what it serves"
+        return {
+            role: engine_cache(deployment, pool, self._hardware, self._shape) for role, pool in deployment.pools.items()
+        }
 
 
 # What the daemons of many nodes look at less often than Ray's do: on one machine 16 of them take a quarter of a core.

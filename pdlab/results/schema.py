@@ -12,6 +12,7 @@ from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
+from pdlab.results.kept import Row
 from pdlab.traffic.requests import TrafficHead
 
 SLO_PREFIX = "slo-"
@@ -27,8 +28,9 @@ class ReplayedRequest(Frozen):
 
     ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
     them in its usage (None: it does not, which is vLLM's default).
-    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed. ``replica``:
-    the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
+    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed.
+    ``foreseen_bounds``: the least and the most, where the rules give no more.
+    ``replica``: the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
     """
 
     id: str
@@ -39,6 +41,7 @@ class ReplayedRequest(Frozen):
     sent: bool = True
     cached_tokens: int | None = None
     foreseen_tokens: int | None = None
+    foreseen_bounds: tuple[int, int] | None = None
     replica: str | None = None
     prefill_replica: str | None = None
 
@@ -53,7 +56,7 @@ class ReplayedRequest(Frozen):
         return (*((self.parent,) if self.parent is not None else ()), *self.waits)
 
 
-class RequestRecord(Frozen):
+class RequestRecord(Row):
     """One request, times in seconds since the level began; None where it did not get that far.
 
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
@@ -564,7 +567,7 @@ class Manifest(Frozen):
         return self.local or self.rehearsal is not None
 
 
-class Visit(Frozen):
+class VisitRecord(Frozen):
     """One deployment started and measured once in an experiment of several.
 
     ``failed``: it did not start or did not live through its levels; ``error`` says why.
@@ -594,7 +597,7 @@ class ExperimentRecord(Frozen):
     file: str
     experiment: dict[str, Any]
     folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    visits: tuple[Visit, ...]
+    visits: tuple[VisitRecord, ...]
     stopped: str | None = None
     tuned: dict[str, Tuning] = Field(default_factory=dict)
     tunes: str | None = None

@@ -58,7 +58,7 @@ class PrefixCache:
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingPrefill:
     """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet.
 
     Of a preempted one: ``generated`` tokens had the engine given by then. Its blocks are free, but cached until others
@@ -93,7 +93,7 @@ class Engine:
     step_tokens: int
     cache: PrefixCache
     prefills_only: bool = False
-    waiting: deque[Waiting] = field(default_factory=deque)
+    waiting: deque[PendingPrefill] = field(default_factory=deque)
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
     steps_in_flight: int = 0
@@ -106,7 +106,7 @@ class Engine:
     unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # can decode in the next step
     joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
-    prefilled: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
+    prefilled: list[PendingPrefill] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
     held_tokens: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
     context: float = 0.0  # sum of the running sequences' contexts, tokens
@@ -285,7 +285,7 @@ class Engine:
             context = system.preempt(newest[1], newest[0] - self.step)
             self.held_tokens -= context
             self.context -= context
-            self.waiting.appendleft(Waiting(newest[1], context, generated=self.generated))
+            self.waiting.appendleft(PendingPrefill(newest[1], context, generated=self.generated))
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
@@ -328,11 +328,11 @@ class EngineSurroundings:
         """By which a step is longer now than with the machine for itself."""
         return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
-    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
+    def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         """Prompt tokens that are not in the engine's cache (at least one block)."""
         raise NotImplementedError
 
-    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
+    def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
         """Whether the prompt waits until blocks have come from host memory: it comes back by itself."""
         return False
 

@@ -11,7 +11,7 @@ from pdlab.core.model_size import kv_bytes
 from pdlab.sim.hardware import Hardware
 
 
-class End(Protocol):
+class LinkEnd(Protocol):
     """One engine's side of the link: when it is free again, and how long it was in use."""
 
     link_free_s: float
@@ -25,7 +25,7 @@ class Links:
         self.costs = costs
         self.free_s = 0.0  # the shared wire
 
-    def carry(self, sender: End, receiver: End, size: float, now_s: float) -> float:
+    def carry(self, sender: LinkEnd, receiver: LinkEnd, size: float, now_s: float) -> float:
         """``size`` bytes leave as soon as both ends (and the wire) are free. Returns when they have arrived."""
         costs = self.costs
         sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s

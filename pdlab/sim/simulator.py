@@ -34,10 +34,11 @@ from typing import Literal
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
-from pdlab.sim.engine import Engine, PrefixCache, Waiting
+from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
@@ -45,12 +46,12 @@ from pdlab.sim.host_memory import HostMemory
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
-from pdlab.sim.router import InTurn, Routed, Router
+from pdlab.sim.router import InTurn, PolicyRouter, Router
 from pdlab.sim.step_source import FARTHEST
-from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_blocks
+from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
-from pdlab.traffic.oracle import HitOracle, oracle_of
+from pdlab.traffic.oracle import oracle_of
 from pdlab.traffic.prompts import TrafficPrompts
 from pdlab.traffic.requests import TrafficRequest
 
@@ -153,12 +154,9 @@ class System(Stepping):
         pools = deployment.pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
-        self.pool_blocks: dict[Engine, int] = {}
-        self.retention: dict[Engine, int | None] = {}
+        self.caches: dict[Engine, EngineCache] = {}
         for role, pool in pools.items():
-            own = self.engines[role]
-            self.pool_blocks |= dict.fromkeys(own, kv_pool_blocks(hardware, shape, pool) // pool.pp)
-            self.retention |= dict.fromkeys(own, deployment.retention_tokens(pool))
+            self.caches |= dict.fromkeys(self.engines[role], engine_cache(deployment, pool, hardware, shape))
         self.links: tuple[Links, ...] = ()
         if isinstance(topology, Disaggregated):
             self.links = (Links(transfer_costs(hardware, shape, topology, link or link_of(deployment))),)
@@ -172,8 +170,8 @@ class System(Stepping):
         of_front = next(iter(pools.values()))
         count = 1 if self.in_turn is not None else self.router.count
         # With direct streaming one router picks who answers, and every decode replica asks for prefill by itself.
-        self.front_routing = Routed.of(pools.get("prefill", of_front).routing, self.random, count)
-        self.decode_routing = Routed.of(pools.get("decode", of_front).routing, self.random, count)
+        self.front_routing = PolicyRouter.of(pools.get("prefill", of_front).routing, self.random, count)
+        self.decode_routing = PolicyRouter.of(pools.get("decode", of_front).routing, self.random, count)
         self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
@@ -267,19 +265,8 @@ class System(Stepping):
                 self.followed_by.setdefault(each, []).append(number)
         prompts = TrafficPrompts(self.block_tokens, remembered=len(requests))
         self.blocks = [prompts.of(request) for request in requests]
-        self.oracles = {engine: self._oracle(engine) for engine in self.all_engines} if requests else {}
+        self.oracles = {engine: oracle_of(cache) for engine, cache in self.caches.items()} if requests else {}
         self.host = HostMemory.of(self.deployment, self.hardware, self.shape) if requests else None
-
-    def _oracle(self, engine: Engine) -> HitOracle:
-        hardware = self.hardware
-        return oracle_of(
-            self.shape,
-            self.pool_blocks[engine],
-            self.block_tokens,
-            hybrid=hardware.hybrid_kv,
-            retention=self.retention[engine],
-            step_tokens=hardware.step_tokens,
-        )
 
     def _check_fit(self) -> None:
         longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
@@ -391,7 +378,7 @@ class System(Stepping):
         elif self.repeated:
             engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
 
-    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
+    def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
         comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
         if comes_s is not None:
             self.push(comes_s, LOADED, engine, waiting.request)
@@ -478,7 +465,7 @@ class _FluidSystem(System):
             routers,
             self.random,
             self.controller,
-            pool_tokens=self.pool_blocks[self.all_engines[0]] * self.block_tokens,
+            pool_tokens=self.caches[self.all_engines[0]].blocks * self.block_tokens,
             sparse=self._keeps_ends_alone,
         )
         chunks = TrafficPrompts(CHUNK_TOKENS, remembered=len(self.requests))
@@ -506,8 +493,8 @@ class _FluidSystem(System):
     @property
     def _keeps_ends_alone(self) -> bool:
         """As `pdlab.deploy.serving.kv_pool.keeps_ends_alone`."""
-        retention = self.retention[self.all_engines[0]]
-        return self.hardware.hybrid_kv and bool(self.shape.sliding_window) and retention is not None
+        cache = self.caches[self.all_engines[0]]
+        return cache.window is not None and cache.retention is not None
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         chunks = self.chunks[request] if self.chunks else ()

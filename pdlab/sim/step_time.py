@@ -8,7 +8,8 @@ from functools import cache
 from statistics import NormalDist
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Pool
+from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.engine_cache import EngineCache
 from pdlab.core.model_size import (
     dense_bytes,
     dense_parameters,
@@ -188,6 +189,19 @@ def kv_block_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
 def kv_pool_blocks(hardware: Hardware, shape: ModelShape, pool: Pool) -> int:
     """Blocks of one engine's KV pool."""
     return int(max(kv_pool_bytes(hardware, shape, pool), 0.0) // kv_block_bytes(hardware, shape, pool))
+
+
+def engine_cache(deployment: Deployment, pool: Pool, hardware: Hardware, shape: ModelShape) -> EngineCache:
+    """The prefix cache of one engine of that pool: with pipeline stages, of what one of them works on."""
+    own = hardware.of(pool)
+    return EngineCache.of(
+        shape,
+        kv_pool_blocks(own, shape, pool) // pool.pp,
+        own.block_tokens,
+        hybrid=own.hybrid_kv,
+        retention=deployment.retention_tokens(pool),
+        step_tokens=own.step_tokens,
+    )
 
 
 LONG_TOKENS = 1e6  # of a prompt whose windows count for nothing

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.engine_cache import EngineCache
 from pdlab.traffic.prompts import PromptBlocks
 
 FULL, WINDOWED = "full", "window"
@@ -156,15 +156,6 @@ class HitOracle:
                 yield at
 
 
-def oracle_of(
-    shape: ModelShape,
-    blocks: int,
-    block_tokens: int,
-    *,
-    hybrid: bool,
-    retention: int | None = 0,
-    step_tokens: int | None = None,
-) -> HitOracle:
-    """For a model. ``hybrid``: windowed layers have a group of their own, and keep their window alone."""
-    window = shape.sliding_window if hybrid else None
-    return HitOracle(blocks, block_tokens, window or None, retention, step_tokens)
+def oracle_of(cache: EngineCache) -> HitOracle:
+    """Of one engine, with an empty cache."""
+    return HitOracle(cache.blocks, cache.block_tokens, cache.window, cache.retention, cache.step_tokens)

@@ -12,7 +12,7 @@ from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.settings import Backends, Noun, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
-from pdlab.transfer.check import Size, TransferPlan, cache_blocks
+from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.faults import refusal as fault_refusal
@@ -25,15 +25,15 @@ MAX_TRANSFERS = 100_000  # minutes to hours; more is a typing error
 MODEL = "gpt-oss-120b"
 LOCAL_NODES, MAX_LOCAL_NODES = 2, 64
 
-_EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 wrong flags
+_EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 bad flags
 
 examples:
   python debug/test_nixl_connector_ray.py --local
-      pack on Ray nodes of this machine that are started for it, no GPU
+      pack, on Ray nodes that the check starts on this machine; no GPU
   python debug/test_nixl_connector_ray.py --strategy spread --prefill-tp 4 --decode-tp 4 --json out.json --plot out.png
       on the Ray cluster that this machine belongs to
   python debug/test_nixl_connector_ray.py --local --plant-fault swap-blocks
-      shows that corruption is detected and named
+      corrupt the cache on purpose, to show that the check finds and names it
 
 models of configs/models/: {", ".join(known_models())}
 """
@@ -53,29 +53,33 @@ class CheckTransferSettings(Settings):
     EXAMPLES = _EPILOG
 
     strategy: Literal["pack", "spread"] = setting(
-        "pack", "all ranks on one node, or prefill and decode on two; strictly", WHERE
+        "pack", "pack: all ranks on one node; spread: prefill and decode on two nodes", WHERE
     )
     local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
         None,
-        f"on N Ray nodes of this machine ({LOCAL_NODES} without a number), started for it",
+        f"start N Ray nodes on this machine ({LOCAL_NODES} without a number), and check there",
         WHERE,
         bare=LOCAL_NODES,
-        otherwise="the running Ray",
+        otherwise="the running Ray cluster",
     )
     prefill_tp: Positive = setting(1, "tensor parallel ranks of prefill", WHERE)
     decode_tp: Positive = setting(1, "tensor parallel ranks of decode", WHERE)
     model: str | None = setting(
-        None, f"model with that KV cache: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=MODEL
+        None, f"model whose KV cache is moved: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=MODEL
     )
-    num_layers: Positive | None = setting(None, "in place of --model, with --block-len-bytes", WHAT)
-    block_len_bytes: Positive | None = setting(None, "one block of one layer, all ranks together", WHAT, value="BYTES")
-    num_blocks: Positive | None = setting(None, "blocks of the cache", WHAT, otherwise="what is needed")
+    num_layers: Positive | None = setting(None, "number of layers, in place of --model", WHAT)
+    block_len_bytes: Positive | None = setting(
+        None, "with --num-layers: bytes of one block of one layer, over all ranks", WHAT, value="BYTES"
+    )
+    num_blocks: Positive | None = setting(None, "blocks of the cache", WHAT, otherwise="as many as the check needs")
     tokens: Numbers = setting((), "prompt sizes to sweep", WHAT, value="N,N,...", otherwise=",".join(map(str, TOKENS)))
     blocks: Numbers = setting((), "request sizes in blocks, in place of --tokens", WHAT, value="N,N,...")
-    random_blocks: bool = setting(False, "scattered blocks, as after hours of serving; else contiguous ones", WHAT)
+    random_blocks: bool = setting(
+        False, "use scattered blocks, as after hours of serving (default: contiguous blocks)", WHAT
+    )
     compare_blocks: bool = setting(
         False,
-        "every size in scattered and in contiguous blocks, in turns; its --json is for plan.py --blocks",
+        "move every size in scattered and in contiguous blocks, in turn; the --json file is for plan.py --blocks",
         WHAT,
     )
     seed: Seed = setting(0, "seed of the block tables", WHAT)
@@ -88,14 +92,14 @@ class CheckTransferSettings(Settings):
     ucx_tls: Annotated[str, Text(ucx_transports)] | None = setting(
         None, "UCX_TLS of the ranks, to force a transport", HOW, value="LIST"
     )
-    timeout_s: Seconds = setting(60.0, "limit of every step", HOW, value="S")
+    timeout_s: Seconds = setting(60.0, "time limit of every step", HOW, value="S")
     plant_fault: Annotated[str, OneOf(tuple(sorted(FAULTS)))] | None = setting(
-        None, f"one of {', '.join(FAULTS)}: shows that it is detected", HOW, value="FAULT"
+        None, f"plant a fault, to show that the check finds it: {', '.join(FAULTS)}", HOW, value="FAULT"
     )
-    verbose: bool = setting(False, "every repeat, UCX's own table, libraries in use", OUTPUT)
-    json_file: Path | None = setting(None, "everything, as JSON", OUTPUT, "--json", value="OUT")
+    verbose: bool = setting(False, "print every repeat, UCX's own table and the loaded libraries", OUTPUT)
+    json_file: Path | None = setting(None, "write all results as JSON", OUTPUT, "--json", value="OUT")
     plot: Path | None = setting(
-        None, "bandwidth against KV size, with the ceilings (png, svg, pdf)", OUTPUT, value="OUT"
+        None, "plot bandwidth against KV size, with the upper limits (png, svg, pdf)", OUTPUT, value="OUT"
     )
 
 
@@ -111,9 +115,9 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
     if settings.tokens and settings.blocks:
         raise UsageError("--tokens and --blocks exclude each other: both give the sizes of a request; give one")
     if settings.blocks:
-        sizes = tuple(Size(blocks) for blocks in settings.blocks)
+        sizes = tuple(RequestSize(blocks) for blocks in settings.blocks)
     else:
-        sizes = tuple(Size(shape.blocks_of(tokens), tokens) for tokens in settings.tokens or TOKENS)
+        sizes = tuple(RequestSize(shape.blocks_of(tokens), tokens) for tokens in settings.tokens or TOKENS)
     needed_blocks = max(size.blocks for size in sizes) * settings.concurrent_requests
     num_blocks = settings.num_blocks or cache_blocks(sizes, settings.concurrent_requests)
     if num_blocks < needed_blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,30 @@ import pytest
 
 from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.bench.forecast import CacheRules, cache_rules, foreseen, placed
-from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool
+from pdlab.core.engine_cache import EngineCache
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.timeline import RequestTimeline
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_requests, write_requests
 
 BLOCK = 4
-# All layers of one kind, so that hits are whole blocks of a common beginning.
-SHAPE = require_shape("gpt-oss-120b").model_copy(update={"sliding_window": None})
 ONE = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
 
 
 def rules(*replicas: str, answers: bool = True) -> CacheRules:
-    return CacheRules(SHAPE, BLOCK, 0, dict.fromkeys(replicas, 100), answers)
+    return CacheRules(dict.fromkeys(replicas, cache()), answers)
+
+
+def cache(blocks: int = 100) -> EngineCache:
+    """All layers of one kind, so that hits are whole blocks of a common beginning."""
+    return EngineCache(blocks=blocks, block_tokens=BLOCK)
+
+
+def blocks_of(made: CacheRules | None) -> dict[str, int]:
+    assert made is not None
+    return {replica: each.blocks for replica, each in made.caches.items()}
 
 
 def record(name: str, arrival_s: float, finish_s: float | None, parent: str | None = None, **own: Any) -> RequestRecord:
@@ -53,8 +63,13 @@ def plan(folder: Path) -> Path:
 
 
 def hits(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, int | None]:
-    told = foreseen(records, path, by, {})
+    told = foreseen(records, path, by, ())
     return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
+
+
+def bounds(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, tuple[int, int] | None]:
+    told = foreseen(records, path, by, ())
+    return {each.replayed.id: each.replayed.foreseen_bounds for each in told if each.replayed}
 
 
 def test_a_follow_up_hits_prompt_and_answer_and_another_one_what_was_there_when_it_came(tmp_path: Path) -> None:
@@ -78,7 +93,7 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert hits(replayed("r0", "r1", "r0"), path, both) == {"a0": 0, "b0": 0, "a1": 16}
     assert hits(replayed("r0", "r1", "r1"), path, both) == {"a0": 0, "b0": 0, "a1": 8}
     unknown = replayed("r0", "r1", "gone")
-    assert foreseen(unknown, path, both, {}) == unknown, "of an engine that is not known nothing is foreseen"
+    assert set(hits(unknown, path, both).values()) == {None}, "of an engine that is not known bounds are foreseen"
     prefill = rules("r0", "r1", answers=False)
     # Prefill generates no answers, so that the follow-up finds the prompt alone.
     found = hits(replayed("r0", "r1", "r0", where="prefill_replica"), path, prefill)
@@ -88,22 +103,24 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
 def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_path: Path) -> None:
     path = plan(tmp_path)
     records = (record("a0", 0.0, 0.5), record("b0", 1.0, 1.5), record("a1", 2.0, 2.5, "a0"))
-    told = {
-        "a0": ComputedTokens(tokens=9, computed=13, keys=(1, 2, 3)),
-        "b0": ComputedTokens(tokens=9, computed=13, keys=(1, 8, 9)),
-        "a1": ComputedTokens(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
-    }
+    told = (
+        ComputedTokens(id="a0", tokens=9, computed=13, keys=(1, 2, 3)),
+        ComputedTokens(id="b0", tokens=9, computed=13, keys=(1, 8, 9)),
+        ComputedTokens(id="a1", tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
+    )
 
-    def by(rules: CacheRules, told: dict[str, ComputedTokens]) -> list[int | None]:
+    def by(rules: CacheRules, told: Sequence[ComputedTokens]) -> list[int | None]:
         return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, told) if each.replayed]
 
     assert by(rules("r0"), told) == [0, 4, 12]
     assert by(rules("r0", answers=False), told) == [0, 4, 8], "prefill does not compute answers"
-    assert by(rules("r0"), {"a0": told["a0"], "b0": told["b0"]}) == [None] * 3, "nobody told a prompt"
+    assert by(rules("r0"), told[:2]) == [None] * 3, "nobody told a prompt"
+    two = foreseen(records, path, rules("r0", "r1"), told)
+    assert two == records, "text may be in a cache before a replay begins: nobody knows bounds"
     requests = list(read_requests(path))
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(endpoint="chat"), requests)
-    assert by(rules("r0"), {}) == [None] * 3, "the file does not have what a template makes of it"
+    assert by(rules("r0"), ()) == [None] * 3, "the file does not have what a template makes of it"
 
 
 def test_a_failed_request_is_not_counted(tmp_path: Path) -> None:
@@ -113,7 +130,7 @@ def test_a_failed_request_is_not_counted(tmp_path: Path) -> None:
 
 def test_memory_of_the_host_gives_back_what_the_engine_forgot(tmp_path: Path) -> None:
     records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
-    path, small = plan(tmp_path), rules("r0", answers=False)._replace(blocks={"r0": 4})
+    path, small = plan(tmp_path), rules("r0", answers=False)._replace(caches={"r0": cache(4)})
     assert hits(records, path, small) == {"a0": 0, "b0": 8, "a1": 8}, "three blocks, and b0 has one of its own"
     assert hits(records, path, small._replace(host_blocks=6)) == {"a0": 0, "b0": 8, "a1": 12}
     full = hits(records, path, small._replace(host_blocks=5))
@@ -133,7 +150,7 @@ def pool(role: str, tokens: float = 3200.0) -> KvPool:
 
 def test_rules_are_those_of_the_engines_that_compute_prompts() -> None:
     made = cache_rules(ONE, {"r0": pool("collocated")}, local=True)
-    assert made is not None and made.blocks == {"r0": 100} and made.block_tokens == 32 and made.answers
+    assert made is not None and blocks_of(made) == {"r0": 100} and made.block_tokens == 32 and made.answers
     assert made.oracle("r0").needed == 4, "a window of 128 tokens, in blocks of 32"
     assert made.host_blocks is None
     offload = ONE.model_copy(update={"kv_offload_gb": 1.0})
@@ -142,14 +159,14 @@ def test_rules_are_those_of_the_engines_that_compute_prompts() -> None:
     pd = Disaggregated(prefill=Pool(replicas=2), decode=Pool(), placement="pack")
     pools = {"p0": pool("prefill"), "p1": pool("prefill", 6400.0), "d0": pool("decode")}
     made = cache_rules(ONE.model_copy(update={"topology": pd}), pools, local=True)
-    assert made is not None and made.blocks == {"p0": 100, "p1": 200} and not made.answers
+    assert made is not None and blocks_of(made) == {"p0": 100, "p1": 200} and not made.answers
 
 
 def test_engines_of_a_fluid_pool_are_followed_while_they_prefill_alone(tmp_path: Path) -> None:
     """What an engine pulled to decode it is in its cache too, by rules that nobody has compared with vLLM."""
     fluid = ONE.model_copy(update={"topology": Fluid(pool=Pool(replicas=3))})
     made = cache_rules(fluid, {name: pool("fluid") for name in ("e0", "e1", "e2")}, local=True)
-    assert made is not None and made.blocks == {"e0": 100, "e1": 100, "e2": 100} and not made.answers
+    assert made is not None and blocks_of(made) == {"e0": 100, "e1": 100, "e2": 100} and not made.answers
     path, by = plan(tmp_path), rules("e0", "e1", "e2", answers=False)
 
     def replayed(*pairs: tuple[str | None, str]) -> tuple[RequestRecord, ...]:
@@ -169,6 +186,61 @@ def test_engines_of_a_fluid_pool_are_followed_while_they_prefill_alone(tmp_path:
         replayed(("e0", "e2"), (None, "e2"), ("e0", "e2")),
     ):
         assert set(hits(unknown, path, by).values()) == {None}
+        assert bounds(unknown, path, by) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}
+    assert set(bounds(stay, path, by).values()) == {None}, "what is known needs none"
+
+
+def test_a_prompt_of_a_fluid_pool_hits_at_least_what_its_engine_computed(tmp_path: Path) -> None:
+    """If all layers have full attention and there is room for everything. Records come in any order."""
+    times = (("b0", 1.0, None), ("a0", 0.0, None), ("a1", 3.0, "a0"))
+    records = tuple(
+        record(name, moment, moment + 1, parent, prefill_replica=prefill, replica=decode)
+        for (name, moment, parent), (prefill, decode) in zip(
+            times, (("e0", "e1"), ("e0", "e1"), ("e1", "e0")), strict=True
+        )
+    )
+    path, by = plan(tmp_path), rules("e0", "e1", answers=False)._replace(grows=True)
+    assert bounds(records, path, by) == {"a0": (0, 8), "b0": (8, 8), "a1": (0, 16)}, "e1 computed nothing yet"
+    small = by._replace(caches={"e0": cache(), "e1": cache(60)})
+    assert bounds(records, path, small) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}, "b0's may have made room"
+    failed = (records[0], record("a0", 0.0, None), records[2])
+    assert bounds(failed, path, by) == {"a0": None, "b0": (0, 8), "a1": (0, 16)}, "it may have been computed"
+
+
+def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path) -> None:
+    told = {"prefill": cache(50), "decode": cache(70)}
+    pd = ONE.model_copy(
+        update={
+            "topology": Disaggregated(prefill=Pool(), decode=Pool(), placement="pack"),
+            "engine_kwargs": {"enable_prefix_caching": False},  # of vLLM's, which are not there
+        }
+    )
+    pools = {"p0": pool("prefill"), "d0": pool("decode")}
+    made = cache_rules(pd, pools, local=False, rehearsal=Rehearsal(caches=told))
+    assert made == CacheRules({"p0": cache(50)}, answers=False, grows=True)
+    records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
+    assert hits(records, plan(tmp_path), made) == {"a0": 0, "b0": 8, "a1": 12}
+    one = cache_rules(ONE, {"r0": pool("collocated")}, local=False, rehearsal=Rehearsal(caches={"collocated": cache()}))
+    assert one == rules("r0")._replace(grows=True)
+    assert hits(records, plan(tmp_path), one) == {"a0": 0, "b0": 8, "a1": 16}, "it generated the answer too"
+    assert cache_rules(ONE, {"r0": pool("collocated")}, local=False, rehearsal=Rehearsal()) is None, "an older launch"
+    assert cache_rules(pd, {"d0": pool("decode")}, local=False, rehearsal=Rehearsal(caches=told)) is None
+
+
+def test_behind_a_router_nobody_knows_which_simulated_engine_computed_a_prompt(tmp_path: Path) -> None:
+    """A rehearsal has no timelines to tell it."""
+    records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
+    two = cache_rules(
+        ONE.model_copy(update={"topology": Collocated(pool=Pool(replicas=2))}),
+        {"r0": pool("collocated"), "r1": pool("collocated")},
+        local=False,
+        rehearsal=Rehearsal(caches={"collocated": cache()}),
+    )
+    assert two is not None
+    path = plan(tmp_path)
+    assert set(hits(records, path, two).values()) == {None}
+    # Another engine may have it all, or none of it.
+    assert bounds(records, path, two) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}
 
 
 @pytest.mark.parametrize(
@@ -184,10 +256,20 @@ def test_other_engines_have_other_rules(change: dict[str, Any]) -> None:
     assert cache_rules(ONE.model_copy(update=change), {"r0": pool("collocated")}, local=True) is None
 
 
+@pytest.mark.parametrize(
+    ("model", "arguments", "grows"),
+    [("tiny-llama", {}, True), ("tiny-gptoss", {}, False), ("tiny-llama", {"speculative_config": {}}, False)],
+)
+def test_hits_grow_with_a_cache_of_full_attention(model: str, arguments: dict[str, Any], grows: bool) -> None:
+    deployment = ONE.model_copy(update={"model": model, "engine_kwargs": arguments})
+    made = cache_rules(deployment, {"r0": pool("collocated")}, local=True)
+    assert made is not None and made.grows is grows
+
+
 def test_what_is_not_known_is_not_foreseen() -> None:
     assert cache_rules(None, {"r0": pool("collocated")}, local=True) is None
     assert cache_rules(ONE, {}, local=True) is None
     assert cache_rules(ONE, {"r0": pool("collocated")}, local=False) is None, "nobody says how large a block is on GPUs"
     named = ONE.model_copy(update={"engine_kwargs": {"block_size": 16, "prefix_cache_retention_interval": 512}})
     made = cache_rules(named, {"r0": pool("collocated")}, local=False)
-    assert made is not None and made.block_tokens == 16 and made.retention == 512
+    assert made is not None and made.block_tokens == 16 and made.caches["r0"].retention == 512

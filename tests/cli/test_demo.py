@@ -13,7 +13,7 @@ import pytest
 
 from pdlab.cli import demo
 from pdlab.cluster import local_nodes, machine
-from pdlab.cluster.machine import Machine, Process
+from pdlab.cluster.machine import BusyProcess, Machine
 from pdlab.core import errors, files
 from pdlab.demo import choice
 from pdlab.demo import run as demo_run
@@ -23,7 +23,8 @@ TESTS = Path(__file__).resolve().parents[1]
 SPREAD, PACK, COLLOCATED = (shown.name for shown in demo_run.DEPLOYMENTS)
 IDLE = Machine(cores=2, idle_cores=1.9, memory_free_bytes=20 * 10**9, memory_bytes=24 * 10**9, load_average=0.1)
 
-# Plays python: launches and sweeps as the plan says, the true viz.py. Signals that it gets are counted in a file.
+# Plays python: launches and sweeps as the plan says, the true viz.py unless the plan has a picture for it. Signals that
+# it gets are counted in a file.
 FAKE = """#!{python}
 import json, os, signal, sys, time
 from pathlib import Path
@@ -61,6 +62,8 @@ def fail(message, logs=None):
     sys.exit(code)
 
 if words[0] == "viz.py":
+    if "picture" in plan:
+        sys.exit(0 if Path(words[words.index("--plot-path") + 1]).write_text(plan["picture"]) else 1)
     os.execv({python!r}, [{python!r}, *words])
 if words[0] == "launch_gptoss.py":
     if "--shutdown" in words:
@@ -218,7 +221,7 @@ def test_nothing_starts(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_interrupted(plan: dict[str, Any], drawn: list[str], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    assert fake.run(plan) == 130
+    assert fake.run(plan | {"picture": "made up"}) == 130
     output = capsys.readouterr().out
     assert (fake.state / "signals").read_text() == "1", "the running command must be interrupted once"
     assert not (fake.state / "up").exists(), "what was started is left up"
@@ -234,7 +237,7 @@ def test_interrupted(plan: dict[str, Any], drawn: list[str], fake: Fake, capsys:
 @pytest.mark.parametrize("plan", [{"shutdown": True}, {f"sweep {COLLOCATED}": {"ends anyway": True}}])
 def test_interrupted_when_all_is_measured(plan: dict[str, Any], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     """Stopping what was started is not interrupted, and complete sweeps are not called interrupted."""
-    assert fake.run(plan) == 130
+    assert fake.run(plan | {"picture": "made up"}) == 130
     output = capsys.readouterr().out
     assert not (fake.state / "up").exists() and fake.plot.exists()
     assert output.count("5 of 5 levels valid") == 3 and demo_run.STOPPED not in output
@@ -246,7 +249,7 @@ def test_interrupted_when_all_is_measured(plan: dict[str, Any], fake: Fake, caps
         (IDLE, (1, 2, 4, 8, 16), "idle deployment"),
         (IDLE._replace(cores=1.0, idle_cores=1.0), (1, 2, 4, 8), "1 core for all processes is few"),
         (
-            IDLE._replace(idle_cores=0.3, busy=(Process(42, "sh", 0.98), Process(43, "cc1", 0.7))),
+            IDLE._replace(idle_cores=0.3, busy=(BusyProcess(42, "sh", 0.98), BusyProcess(43, "cc1", 0.7))),
             (1, 2, 4, 8),
             "other programs leave 0.3 of 2 cores",
         ),
@@ -334,7 +337,7 @@ def test_it_explains_what_is_in_the_plot_alone() -> None:
     assert demo_run.PD_AND_COLLOCATED in demo_run.meaning([PACK, COLLOCATED]) and "noise" not in demo_run.meaning(
         [PACK, COLLOCATED]
     )
-    busy = IDLE._replace(idle_cores=0.3, busy=(Process(42, "sh", 0.98),))
+    busy = IDLE._replace(idle_cores=0.3, busy=(BusyProcess(42, "sh", 0.98),))
     assert "0.3 of 2 cores were idle" in choice.conditions(busy)[1]
     assert choice.conditions(IDLE) == [choice.ON_THE_PLOT]
 

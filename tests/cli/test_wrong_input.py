@@ -16,6 +16,7 @@ import pytest
 from support import folders
 
 from pdlab import __main__ as pdlab
+from pdlab.core.commands import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "tests" / "data" / "published"
@@ -342,6 +343,22 @@ PLAN += [
     case("plan", "--explain pd-pack-p1xtp2", "label 'pd-pack-p1xtp2': expected"),
     case("plan", "--count-gpus all", "choose from used, nodes"),
     case("plan", "--slo ttft_ms=5", "--slo is not a flag", "or --slo-ttft-ms"),
+    case("plan", "--hardware abacus", "nor a GPU type nor a file; known are "),
+    case("plan", "--workload w.yaml --lengths uniform:0.8-1.0", "--workload replaces"),
+    case("plan", "--lengths gauss:1", "--lengths: 'gauss:1' is no distribution of lengths", "fixed, uniform:0.8-1.0"),
+    case("plan", "--lengths file:nowhere.csv", "--lengths: nowhere.csv: cannot be read"),
+    case("plan", "--lengths lognormal:3", "takes 131072 tokens of context"),
+    case("plan", "--workload x.csv --lengths uniform:0.8-1.0", "leave --lengths out"),
+    case("plan", "--predict x.csv --lengths uniform:0.8-1.0", "--lengths does nothing with --predict"),
+    case("plan", "--explain collocated-1xtp2 --predict x.csv", "exclude each other"),
+    case("plan", "--explain collocated-1xtp2 --plot x.png", "--plot does nothing with --explain"),
+    case("plan", "--explain collocated-1xtp2 --out x", "--out does nothing with --explain"),
+    case("plan", "--predict x.csv --plot x.png", "--plot does nothing with --predict"),
+    case("plan", "--compare x --slo-tpot-ms 12", "--slo-tpot-ms does nothing with --compare"),
+    case("plan", "--gpus 8 --prompts fresh", "--prompts does nothing with a ranking"),
+    case("plan", "--hardware cpu-vllm-0.29 --node p4d", "--node"),
+    case("plan", "--gpus 1 --itl 125000", "fits no TP degree"),
+    case("plan", "--model deepseek-v3 --gpus 8", "fits no TP degree"),
 ]
 WORKLOAD = [
     case("workload", "", "FILE is needed"),
@@ -544,7 +561,7 @@ OTHERS = [
     case("chaos", "short --base-url nonsense", "'nonsense'", "http://HOST:PORT"),
     case("chaos", "short", "no launcher of this machine", "--not-mine"),
     case("chaos", "short --dry-run", "no launcher of this machine", "launch_gptoss.py"),
-    case("chaos", "short --launch", "--launch makes its own choice"),
+    case("chaos", "short --launch", "--launch chooses the plans itself"),
     case("chaos", "short --short", "--short is for --launch, which is not given"),
     case("ratio", "--prefil ours --decode ours", "--prefil is not a flag; did you mean --prefill?"),
     case("ratio", "", "--prefill, --decode are needed"),
@@ -685,21 +702,13 @@ def test_one_line_and_nothing_touched(each: Case, capsys: pytest.CaptureFixture[
     refused(*capsys.readouterr(), each.messages)
 
 
-SHIMS = [
-    (["launch_gptoss.py"], LAUNCH[1]),
-    (["plan.py"], PLAN[0]),
-    (["viz.py"], VIZ[2]),
-    (["./run_bm.sh"], BENCH[0]),
-    (["debug/test_nixl_connector_ray.py"], next(each for each in OTHERS if each.command == "check-transfer")),
-    (["debug/doctor.py"], next(each for each in OTHERS if each.command == "doctor")),
-]
+SHIMS = [(script, next(each for each in CASES if each.command == name)) for name, script in SCRIPTS.items()]
 
 
 @pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize(("script", "each"), SHIMS, ids=[script[0] for script, _ in SHIMS])
-def test_a_script_answers_as_its_command_does(script: list[str], each: Case, place: Path) -> None:
-    words = script if script[0].endswith(".sh") else [sys.executable, *script]
-    words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words]
+@pytest.mark.parametrize(("script", "each"), SHIMS, ids=[script for script, _ in SHIMS])
+def test_a_script_answers_as_its_command_does(script: str, each: Case, place: Path) -> None:
+    words = [*([] if script.endswith(".sh") else [sys.executable]), str(ROOT / script)]
     done = subprocess.run([*words, *each.words], capture_output=True, text=True, timeout=300, cwd=place)
     assert done.returncode == 2
     refused(done.stdout, done.stderr, each.messages)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from support.web import fetch
 
+from pdlab.bench.client.protocol import SESSION_HEADER
+
 ROOT = Path(__file__).resolve().parents[2]
 # Gates that say that this machine was too busy to drive or to serve the load, whatever is deployed.
 # A level of a few seconds is in no steady state where something else takes the cores for one of them.
@@ -116,10 +118,12 @@ class Stack:
 
         return local_nodes.running()
 
-    def complete(self, prompt: list[int] | str, tokens: int = 16) -> list[int]:
+    def complete(self, prompt: list[int] | str, tokens: int = 16, session: str | None = None) -> list[int]:
         """Token ids of a greedy completion."""
         body = {"model": "tiny-gptoss", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-        status, text = fetch(f"{self.url}/v1/completions", {**body, "ignore_eos": True, "return_token_ids": True})
+        headers = {SESSION_HEADER: session} if session else {}
+        body |= {"ignore_eos": True, "return_token_ids": True}
+        status, text = fetch(f"{self.url}/v1/completions", body, headers=headers)
         if status != 200:
             raise OSError(f"HTTP {status}: {text}")
         token_ids: list[int] = json.loads(text)["choices"][0]["token_ids"]

@@ -1,23 +1,32 @@
 """Every bad request of the table, to a real PD deployment with two prefill replicas: a 4xx of one line, in time, and
-the same engines answer as before."""
+the same engines answer as before. Prefill keeps KV cache in host memory, behind NIXL in MultiConnector: what it has
+only there reaches decode right."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import random
+import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import timed
 from support.bad_requests import BAD_REQUESTS, BadRequest
 
+from pdlab.deploy.metrics_page import read_pages, samples
 from tests.live.conftest import Stack
 from tests.live.test_requests import engine_pids
 from tests.live.test_stack import check_replay
 
 ANSWER_S = 60.0
+PROMPT_TOKENS = 1500
+# Room for one request of 8,192 tokens in every engine: what OTHERS prompts of 1,500 tokens push out of it.
+OFFLOADING = ("--kv-offload-gb", "0.2", "--max-model-len", "8192", "--engine-arg", "kv_cache_memory_bytes=20000000")
+OTHERS = 20
 # What no HTTP client sends: the begin of a request, which ends in a 4xx or in a closed connection.
 BROKEN: dict[str, bytes] = {
     "no HTTP": b"hello\r\n\r\n",
@@ -63,8 +72,10 @@ def fault(stack: Stack, bad: BadRequest) -> str | None:
 
 @pytest.mark.parametrize("path", [pytest.param("--no-direct-streaming", marks=pytest.mark.long), "--direct-streaming"])
 def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stack, path: str) -> None:
-    done = stack.launch("--pd-spread", "--p-num", "2", "--p-routing", "session", path)
+    done = stack.launch("--pd-spread", "--p-num", "2", "--p-routing", "session", *OFFLOADING, path)
     assert done.code == 0
+    assert stack.running().manifest.canary.equal is True
+    assert re.search(r"KV transfers: \d+ done, about [\d.]+ MB, 0 failed", done.text)
     engines = engine_pids(stack)
     before = stack.complete([7, 8, 9, 10] * 20)
     wrong: dict[str, str] = {}
@@ -116,3 +127,39 @@ def test_what_is_no_http_is_refused_or_closed(stack: Stack, name: str) -> None:
             pass
     assert not answer or answer.split()[1][:1] == b"4", answer
     assert stack.complete([5, 6, 7], tokens=1)
+
+
+def loaded(stack: Stack) -> dict[str, float]:
+    """Tokens by replica that came from a connector: NIXL's on decode, host memory's on prefill."""
+    running = stack.running()
+    counts = dict.fromkeys(("prefill", "decode"), 0.0)
+    for page in read_pages(running.metrics_urls):
+        for sample in samples(page, lambda name: name == "external_prefix_cache_hits"):
+            if (pool := running.pools.get(sample.replica)) is not None:
+                counts[pool] += sample.value
+    return counts
+
+
+def test_a_prompt_that_prefill_has_only_in_host_memory_is_answered_as_before(stack: Stack) -> None:
+    """All of one session, so that one prefill replica gets them."""
+    rng = random.Random(1)
+
+    def prompt(tokens: int) -> list[int]:
+        return [rng.randrange(300, 1000) for _ in range(tokens)]
+
+    wanted = prompt(PROMPT_TOKENS)
+    first = stack.complete(wanted, session="one")
+    for _ in range(OTHERS):
+        stack.complete(prompt(PROMPT_TOKENS), tokens=1, session="one")
+    time.sleep(3)
+    before = loaded(stack)
+    again = stack.complete(wanted, session="one")
+    deadline = time.monotonic() + 60
+    # Each engine's counters are told in their own time.
+    while min((grown := {pool: tokens - before[pool] for pool, tokens in loaded(stack).items()}).values()) == 0:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1)
+    assert grown["prefill"] >= PROMPT_TOKENS - 64, "all but the last block"
+    assert grown["decode"] >= PROMPT_TOKENS - 64, "decode had evicted it too"
+    assert again == first

@@ -1,5 +1,8 @@
 """Faults on the real stack: on pd-spread those that break a KV transfer, in the long form the whole short matrix, and
-that nothing of them is left. Last a KV transfer that is spoiled from the beginning."""
+that nothing of them is left. Last a KV transfer that is spoiled from the beginning.
+
+Where it can, the short form spreads over two hosts of namespaces, and what crosses their link is counted first.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from support.long import LONG
+from support.processes import replicas, title
 
+from pdlab.cluster.namespaces import network_of
 from pdlab.core.deployment import Serving, Transport
+from pdlab.deploy.cpu_engine import engine_template
 from pdlab.faults.plan import FOLDER
 from pdlab.results import chaos
 from pdlab.results.chaos import Chaos
 from tests.live.conftest import Done, Stack
+from tests.live.test_two_hosts import LINK, WHY_NOT, check_crossing, check_shutdown
 
+HOSTS = () if LONG or WHY_NOT else ("--two-hosts", *LINK)
 # So small a KV pool that what is given back is soon used again.
 SMALL = ("--engine-arg", f"kv_cache_memory_bytes={48 * 2**20}")
 CHAOS = ("-m", "pdlab", "chaos")
@@ -27,8 +36,13 @@ RIGHT = 50 if LONG else 20  # answers at least
 
 
 @pytest.fixture(scope="module")
-def pair(stack: Stack) -> Stack:
-    done = stack.launch("--pd-spread", *SMALL)
+def launched(stack: Stack) -> Done:
+    return stack.launch("--pd-spread", *SMALL, *HOSTS)
+
+
+@pytest.fixture(scope="module")
+def pair(stack: Stack, launched: Done) -> Stack:
+    done = launched
     assert done.code == 0
     assert re.search(r"KV transfers: \d+ done, about [\d.]+ MB, 0 failed", done.text)
     manifest = stack.running().manifest
@@ -46,14 +60,28 @@ def made(pair: Stack) -> tuple[Done, Chaos]:
     return done, chaos.load(next(out.iterdir()))
 
 
+@pytest.mark.skipif(not HOSTS, reason=f"two hosts: {WHY_NOT or 'tests/live/test_two_hosts.py launches them'}")
+def test_its_kv_cache_crosses_the_link(pair: Stack, launched: Done) -> None:
+    check_crossing(pair, launched, "spread")
+
+
 @pytest.mark.long
 def test_a_dry_run_says_what_would_be_done(pair: Stack) -> None:
     done = pair.run(*CHAOS, "--all", "--dry-run", "--base-url", pair.url)
     assert done.code == 0
     assert re.search(r"kill_prefill_before_read: SIGSTOP decode engine core, .* kill -9 prefill engine core", done.text)
-    assert re.search(r"link_down: there is no link between two hosts here", done.text)
+    assert bool(HOSTS) != ("link_down: there is no link between two hosts here" in done.text)
     assert re.search(r" s  kill_node: kill -9 whole node, wait 8 s, start that node again", done.text)
     assert not list((pair.folder).glob("chaos*"))
+
+
+def test_engines_are_forked_of_one_process_that_imported_vllm(pair: Stack, made: tuple[Done, Chaos]) -> None:
+    """Those that came in the place of killed ones as well."""
+    nodes = pair.nodes()
+    engines = [pid for role in ("Prefill", "Decode") for pid in replicas(nodes, role)]
+    (template,) = {psutil.Process(pid).ppid() for pid in engines}
+    assert len(engines) == 2 and engine_template.__name__ in title(template)
+    assert "not forked" not in (Path(nodes.temp_dir) / "template.log").read_text()
 
 
 def test_every_fault_was_made(made: tuple[Done, Chaos]) -> None:
@@ -106,10 +134,16 @@ def test_viz_draws_it(made: tuple[Done, Chaos], pair: Stack, tmp_path: Path) -> 
 def test_spoiled_transfer_fails_the_canary(pair: Stack) -> None:
     """It moves blocks to wrong places and tells nobody: found before anything is served."""
     nodes = pair.nodes()
-    done = pair.launch("--pd-spread", "--d-engine-arg", "worker_extension_cls=tests.live.spoil.Spoil")
+    done = pair.launch("--pd-spread", *HOSTS, "--d-engine-arg", "worker_extension_cls=tests.live.spoil.Spoil")
     assert done.code == 1
     assert "answers, but wrongly" in done.text
     assert "Traceback" not in done.text
     assert pair.running() is None
-    assert not pair.answers()
+    with network_of(nodes.host(1).pid if nodes.two_hosts else None):
+        assert not pair.answers()
     assert pair.nodes() == nodes, "nodes of an earlier launch stay"
+
+
+@pytest.mark.skipif(not HOSTS, reason="no two hosts")
+def test_the_hosts_go_with_the_shutdown(pair: Stack) -> None:
+    check_shutdown(pair)

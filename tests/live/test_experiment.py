@@ -1,4 +1,7 @@
-"""An experiment from a file, for real: decode alone; one that fails to start; interrupted, resumed."""
+"""An experiment from a file, for real: decode alone; one that fails to start; interrupted, resumed.
+
+The first one has TP 2 behind an ingress with an API key, and what it listens at is watched from before its launch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import yaml
 from pdlab.results.schema import Experiment, ExperimentRecord
 from pdlab.results.store import Store, read_record
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack, own_stack
+from tests.live.test_listening import TP_PARTS, Watch, check_others_are_refused, key_file, nobody_else_hears
 
 FILE: dict[str, Any] = {
     "name": "live",
@@ -64,12 +69,24 @@ def check_filled(experiment: Experiment) -> None:
 
 
 def test_decode_alone_is_launched_measured_and_taken_down(own: Stack) -> None:
+    """And nobody but this machine's own processes with the key gets in meanwhile."""
     path = own.folder / "live.yaml"
-    decode = {name: FILE[name][:1] for name in ("deployments", "workloads")}
-    path.write_text(yaml.safe_dump(FILE | decode | {"loads": [{"concurrency": [2]}]}))
-    done = own.run("-m", "pdlab", "experiment", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
+    flags = ["--no-direct-streaming", "--api-key-file", str(key_file(own))]
+    decode = {"deployments": [FILE["deployments"][0] | {"label": "collocated-1xtp2", "flags": flags}]}
+    decode |= {"workloads": FILE["workloads"][:1], "loads": [{"concurrency": [2]}]}
+    path.write_text(yaml.safe_dump(FILE | decode))
+    words = ("-m", "pdlab", "experiment", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))
+    with Watch(own) as watch, ThreadPoolExecutor(1) as pool:
+        watch.launcher = {os.getpid()}
+        running = pool.submit(own.run, *words)
+        while own.running() is None and not running.done():
+            time.sleep(0.1)
+        if not running.done():
+            check_others_are_refused(own)
+        done = running.result()
     assert done.code in (0, 3), f"3 where a busy machine makes the load generator late: {done.text[-500:]}"
     assert own.nodes() is None and [visit.status for visit in record(own).visits] == ["done"]
+    nobody_else_hears(watch, TP_PARTS)
     experiment = Store(own.folder / "bm" / "live" / "decode").load()
     assert [run.key.stem for run in experiment.runs] == ["concurrency2"]
     check_filled(experiment)

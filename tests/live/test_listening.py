@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from support import zmq_callers
 from support.web import fetch
@@ -35,8 +36,11 @@ from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.namespaces import network_of, unavailable
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
+pytestmark = pytest.mark.long  # tests/live/test_experiment.py watches what it launches
 EVERY_S = 0.2
 KEY = "an-api-key-of-a-live-test"
+COMPLETION = {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2}
+TP_PARTS = ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker")  # its ranks' torch and gloo listen too
 # What must have been seen listening, or the tables were not read right.
 PD_PARTS = ("gcs_server", "raylet", "haproxy", "ServeController", "ServeReplica:pdlab:Decode", "VLLM::EngineCore")
 
@@ -126,7 +130,11 @@ class Watch:
             self.looks += 1
 
     def pids(self) -> set[int]:
-        return self.launcher | set(local_nodes.processes(self._nodes()))
+        pids = set(local_nodes.processes(self._nodes()))
+        for pid in self.launcher:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+        return pids
 
     def _nodes(self) -> LocalNodes:
         """By the marker alone, so that processes count before the record of the nodes is written."""
@@ -159,15 +167,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with pytest.MonkeyPatch.context() as patch:
         held, port = local_nodes.hold_port()
         made = Stack(tmp_path_factory.mktemp("listening"), port)
-        key = made.folder / "key"
-        key.write_text(KEY)
-        key.chmod(0o600)
         patch.setenv("PDLAB_CACHE_DIR", made.env["PDLAB_CACHE_DIR"])
         try:
             yield made
         finally:
             end(made)
             held.close()
+
+
+def key_file(stack: Stack) -> Path:
+    """The file with the key, as its owner alone may read it."""
+    file = stack.folder / "key"
+    file.write_text(KEY)
+    file.chmod(0o600)
+    return file
 
 
 def end(stack: Stack) -> None:
@@ -179,7 +192,7 @@ def end(stack: Stack) -> None:
 def pd(stack: Stack) -> Watch:
     """A PD deployment with direct streaming, watched from before its launch until it has served."""
     with Watch(stack) as watch:
-        watch.launch("--pd-spread", "--api-key-file", str(stack.folder / "key"))
+        watch.launch("--pd-spread", "--api-key-file", str(key_file(stack)))
         assert get(stack, "/v1/models", KEY)[0] == 200
     watch.launcher = set()
     return watch
@@ -224,13 +237,11 @@ def test_before_the_launch(stack: Stack) -> None:
     assert stack.nodes() is None and not opens("127.0.0.1", stack.port)
 
 
-@pytest.mark.long
 def test_pd_listens_on_loopback_alone(pd: Watch) -> None:
     nobody_else_hears(pd, PD_PARTS)
     assert len(side_channels(pd)) == 2
 
 
-@pytest.mark.long
 def test_no_port_of_it_answers_at_an_outward_address(pd: Watch) -> None:
     there = sorted({listener.port for listener in listeners(pd.pids())})
     assert len(there) > 20 and opens("127.0.0.1", there[0])
@@ -239,7 +250,6 @@ def test_no_port_of_it_answers_at_an_outward_address(pd: Watch) -> None:
     assert [(host, port) for host in addresses for port in there if opens(host, port)] == []
 
 
-@pytest.mark.long
 def test_the_side_channels_answer_no_stranger(pd: Watch) -> None:
     """Their question word for word; that the engines of the deployment are answered, its own checks have shown."""
     message = importlib.import_module("msgspec.msgpack").encode((b"get_meta_msg", 0, 0))
@@ -251,7 +261,6 @@ def test_the_side_channels_answer_no_stranger(pd: Watch) -> None:
         assert opens("127.0.0.1", port), "a listener that garbage has ended"
 
 
-@pytest.mark.long
 def test_nobody_runs_a_job(pd: Watch, tmp_path: Path) -> None:
     """On any port that speaks HTTP, from this machine too, and without a token."""
     ran = tmp_path / "ran"
@@ -274,12 +283,10 @@ def test_nobody_runs_a_job(pd: Watch, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.long
 def test_there_is_no_ray_client_server(pd: Watch) -> None:
     assert not [listener for listener in pd.listeners if "ray.util.client" in listener.title or listener.port == 10001]
 
 
-@pytest.mark.long
 def test_ray_refuses_who_has_no_token(pd: Watch, stack: Stack) -> None:
     """Every gRPC server of the nodes; with the token the same call gets past, or the refusal would prove nothing."""
     nodes = stack.nodes()
@@ -312,7 +319,6 @@ def answer(port: int, method: str, token: str | None) -> str:
     return "OK"
 
 
-@pytest.mark.long
 def test_the_token_is_nowhere_to_be_read(pd: Watch, stack: Stack) -> None:
     """Neither the token nor the API key is on a command line or in what Ray tells of its environments."""
     nodes = stack.nodes()
@@ -328,24 +334,27 @@ def test_the_token_is_nowhere_to_be_read(pd: Watch, stack: Stack) -> None:
         assert token.encode() not in text and KEY.encode() not in text, path
 
 
-def check_key_is_required(stack: Stack) -> None:
-    completion = {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2}
+def check_others_are_refused(stack: Stack) -> None:
+    """Whoever asks with no key or another one, at any path."""
     for key in (None, "another-key-of-somebody"):
         for path, body in (
             ("/v1/models", None),
-            ("/v1/completions", completion),
-            ("/tokenize", completion),
+            ("/v1/completions", COMPLETION),
+            ("/tokenize", COMPLETION),
             ("/nowhere", None),
         ):
             assert get(stack, path, key, body)[0] == 401, path
     assert get(stack, "/v1/models", KEY)[0] == 200
-    assert get(stack, "/v1/completions", KEY, completion)[0] == 200
+
+
+def check_key_is_required(stack: Stack) -> None:
+    check_others_are_refused(stack)
+    assert get(stack, "/v1/completions", KEY, COMPLETION)[0] == 200
     sweep = ("-m", "pdlab", "bench", "-t", "concurrency", "-c", "1", "--itl", "32", "--otl", "8", "--smoke")
     done = stack.run(*sweep, "-u", stack.url, "--out", str(stack.folder / "results"))
     assert done.code in (0, 3) and "8/8" in done.text, "the sweep finds the key that the launcher published"
 
 
-@pytest.mark.long
 def test_direct_streaming_asks_for_the_key(pd: Watch, stack: Stack) -> None:
     check_key_is_required(stack)
     codes = set()
@@ -362,13 +371,11 @@ def test_direct_streaming_asks_for_the_key(pd: Watch, stack: Stack) -> None:
 
 def test_collocated_behind_the_ingress_listens_on_loopback_alone_and_asks_for_the_key(stack: Stack) -> None:
     with Watch(stack) as watch:
-        watch.launch("--collocated", "--tp", "2", "--no-direct-streaming", "--api-key-file", str(stack.folder / "key"))
+        watch.launch("--collocated", "--tp", "2", "--no-direct-streaming", "--api-key-file", str(key_file(stack)))
         check_key_is_required(stack)
-    # Two ranks: torch's store and gloo listen as well.
-    nobody_else_hears(watch, ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker"))
+    nobody_else_hears(watch, TP_PARTS)
 
 
-@pytest.mark.long
 def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:
     pids = pd.pids()
     ports = {listener.port for listener in listeners(pids)}
@@ -382,7 +389,6 @@ def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(unavailable() is not None, reason=f"two hosts: {unavailable()}")
 def test_two_hosts_are_out_of_everybodys_reach(stack: Stack) -> None:
     """There Ray listens at the hosts' addresses, which no other network has: not even this machine's."""
@@ -458,7 +464,6 @@ finally:
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("mode", "expected"), [("token", True), ("disabled", False)])
 def test_an_open_cluster_is_told_from_one_with_a_token(mode: str, expected: bool, stack: Stack, tmp_path: Path) -> None:
     env = {**stack.env, "PDLAB_CACHE_DIR": str(tmp_path)}

@@ -1,6 +1,6 @@
 """Two hosts of namespaces, for real: separate, joined by a link that is what it says, and gone without a trace.
 
-Needs root. First with plain sockets, then with Ray, last with vLLM engines on both.
+Needs root. With plain sockets, then with Ray, last with vLLM engines on both, as in tests/live/test_chaos.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.engine_metrics import scrape_counters
 from pdlab.results.timeline import RequestTimeline
-from tests.live.conftest import BUSY_MACHINE, ROOT, Stack
+from tests.live.conftest import BUSY_MACHINE, ROOT, Done, Stack
 
 
 def _why_not() -> str | None:
@@ -49,6 +49,7 @@ WHY_NOT = _why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 OWNER = "pdlab's tests"
+LINK = ("--link-rate", "1gbit")
 UNSHAPED = LinkShape()
 
 
@@ -398,56 +399,63 @@ with Cluster() as cluster:
 """
 
 
-class TestEngines:
-    @pytest.mark.parametrize(
-        ("mode", "wire"), [pytest.param("pack", "shared memory", marks=pytest.mark.long), ("spread", "tcp")]
-    )
-    def test_spread_crosses_the_link_and_pack_does_not(self, mode: str, wire: str, stack: Stack) -> None:
-        """What the first host (prefill's in both) sends while prompts are answered, against the KV cache they make.
+def check_crossing(stack: Stack, done: Done, mode: str) -> None:
+    """What the first host (prefill's in both) sends while prompts are answered, against the KV cache they make.
 
-        The oracle is the model's shape. Of vLLM's counters only the number of transfers is taken: Ray exports the
-        sum of a histogram as that of its buckets' middles, and theirs are a factor of four wide.
-        """
-        shape = load_model("tiny-gptoss")
-        assert shape is not None and shape.full_attention_layers is not None and shape.sliding_window is not None
-        requests, tokens = 16, 1500
-        per_token = 2 * 2 * shape.kv_heads * shape.head_dim  # bytes of K and V in bf16, per layer
-        least = requests * tokens * per_token * shape.full_attention_layers
-        # Whole blocks of 128 tokens move, and of layers with a sliding window those that the window reaches.
-        blocks = -(-tokens // 128) * shape.full_attention_layers
-        blocks += (1 + shape.sliding_window // 128) * (shape.layers - shape.full_attention_layers)
-        most = requests * blocks * 128 * per_token
-        done = stack.launch(f"--pd-{mode}", "--two-hosts", "--link-rate", "1gbit")
-        assert done.code == 0 and re.search(r"canary: [1-3] of 3", done.text)
-        assert f"wire: {wire}, as planned" in done.text
-        assert re.search(r"LLMRouter: \d+ running", done.text)
-        assert "LLMRouter: 2 running" not in done.text, "HAProxy asks the one beside it"
-        if mode == "spread":
-            words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
-            wrong = hosts(stack, "shell", "--", *words).text
-            assert "REFUSED KV cache goes over tcp, the plan names efa: interfaces counted tcp" in wrong
-            assert "--accept-wire tcp" in wrong and "ACCEPTED True" in wrong
-        running, nodes = stack.running(), stack.nodes()
-        view = running.manifest.cluster
-        assert [(node.host, node.nic.gbit_per_s) for node in view.nodes] == [("pdlab-a", 1), ("pdlab-b", 1)]
-        with reach(stack.url):
-            transfers = _settled(running)
-            before = link_bytes(nodes.two_hosts)[0]
-            for number in range(requests):
-                stack.complete([(7 * i + 131 * number) % 990 + 10 for i in range(tokens)], tokens=1)
-            sent = link_bytes(nodes.two_hosts)[0] - before
-            assert _settled(running, transfers) - transfers == requests
-        if mode == "spread":
-            assert least < sent < 1.15 * most
-        else:
-            assert sent < 0.1 * least
-        with pytest.raises(OSError):
-            stack.complete("ba", tokens=1)  # from outside nothing answers there
+    The oracle is the model's shape. Of vLLM's counters only the number of transfers is taken: Ray exports the
+    sum of a histogram as that of its buckets' middles, and theirs are a factor of four wide.
+    """
+    shape = load_model("tiny-gptoss")
+    assert shape is not None and shape.full_attention_layers is not None and shape.sliding_window is not None
+    requests, tokens = 16, 1500
+    per_token = 2 * 2 * shape.kv_heads * shape.head_dim  # bytes of K and V in bf16, per layer
+    least = requests * tokens * per_token * shape.full_attention_layers
+    # Whole blocks of 128 tokens move, and of layers with a sliding window those that the window reaches.
+    blocks = -(-tokens // 128) * shape.full_attention_layers
+    blocks += (1 + shape.sliding_window // 128) * (shape.layers - shape.full_attention_layers)
+    most = requests * blocks * 128 * per_token
+    assert done.code == 0 and re.search(r"canary: [1-3] of 3", done.text)
+    assert f"wire: {'tcp' if mode == 'spread' else 'shared memory'}, as planned" in done.text
+    assert re.search(r"LLMRouter: \d+ running", done.text)
+    assert "LLMRouter: 2 running" not in done.text, "HAProxy asks the one beside it"
+    if mode == "spread":
+        words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
+        wrong = hosts(stack, "shell", "--", *words).text
+        assert "REFUSED KV cache goes over tcp, the plan names efa: interfaces counted tcp" in wrong
+        assert "--accept-wire tcp" in wrong and "ACCEPTED True" in wrong
+    running, nodes = stack.running(), stack.nodes()
+    view = running.manifest.cluster
+    assert [(node.host, node.nic.gbit_per_s) for node in view.nodes] == [("pdlab-a", 1), ("pdlab-b", 1)]
+    with reach(stack.url):
+        transfers = _settled(running)
+        before = link_bytes(nodes.two_hosts)[0]
+        for number in range(requests):
+            stack.complete([(7 * i + 131 * number) % 990 + 10 for i in range(tokens)], tokens=1)
+        sent = link_bytes(nodes.two_hosts)[0] - before
+        assert _settled(running, transfers) - transfers == requests
+    if mode == "spread":
+        assert least < sent < 1.15 * most
+    else:
+        assert sent < 0.1 * least
+    with pytest.raises(OSError):
+        stack.complete("ba", tokens=1)  # from outside nothing answers there
+
+
+def check_shutdown(stack: Stack) -> None:
+    """Whatever was launched on two hosts is gone with them."""
+    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+    assert eventually(lambda: nothing_is_left(stack))
+    assert stack.nodes() is None and stack.running() is None
+
+
+@pytest.mark.long  # spread crosses it in tests/live/test_chaos.py too
+class TestEngines:
+    @pytest.mark.parametrize("mode", ["pack", "spread"])
+    def test_spread_crosses_the_link_and_pack_does_not(self, mode: str, stack: Stack) -> None:
+        check_crossing(stack, stack.launch(f"--pd-{mode}", "--two-hosts", *LINK), mode)
 
     def test_shutdown_leaves_nothing(self, stack: Stack) -> None:
-        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
-        assert eventually(lambda: nothing_is_left(stack))
-        assert stack.nodes() is None and stack.running() is None
+        check_shutdown(stack)
 
 
 @pytest.mark.long
@@ -489,8 +497,7 @@ class TestTransferPart:
         assert not wrong, wrong
 
     def test_shutdown_leaves_nothing(self, stack: Stack) -> None:
-        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
-        assert eventually(lambda: nothing_is_left(stack))
+        check_shutdown(stack)
 
 
 def read_bytes(told: RequestTimeline) -> int:
@@ -596,8 +603,7 @@ class TestDeadConnections:
         assert stack.running().replicas == replicas, "nothing was launched anew"
 
     def test_shutdown(self, stack: Stack) -> None:
-        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
-        assert eventually(lambda: nothing_is_left(stack))
+        check_shutdown(stack)
 
 
 def _settled(running: Any, more_than: float = -1.0) -> float:

@@ -18,6 +18,7 @@ from pdlab.rehearsal.fake_cluster import RehearsalSubstitutes, best_rate_rps, ch
 from pdlab.rehearsal.spec import ENGINE_CLASS, EngineSpec, read_spec, write_spec
 from pdlab.results.schema import Manifest
 from pdlab.sim.hardware import load_hardware
+from pdlab.sim.step_time import engine_cache, kv_pool_blocks
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 SHAPE = require_shape("gpt-oss-120b")
@@ -121,10 +122,21 @@ def test_time_is_slowed_down_by_requests_and_cores() -> None:
 
 def test_the_manifest_says_what_it_is_of() -> None:
     substitutes = RehearsalSubstitutes(asked("--pd-spread", "--rehearse", "--slow-down", "7"))
-    manifest = Manifest(origin="measured", label="x", versions={"vllm": "0.29.0", "torch": "2", "ray": "2.60.0"})
+    versions: dict[str, str | None] = {"vllm": "0.29.0", "torch": "2", "ray": "2.60.0"}
+    deployment = Deployment(topology=parse_label("pd-spread-p2xtp4-d1xtp2"))
+    manifest = Manifest(origin="measured", label="x", deployment=deployment, versions=versions)
     changed = substitutes.manifest(manifest)
     assert changed.origin == "simulated"
-    assert changed.rehearsal == Rehearsal(slow_down=7)
+    assert changed.rehearsal is not None
+    assert changed.rehearsal.model_copy(update={"caches": {}}) == Rehearsal(slow_down=7)
+    assert {*changed.rehearsal.caches} == {"prefill", "decode"}
+    for role, told in changed.rehearsal.caches.items():
+        pool = deployment.pools[role]
+        assert told == engine_cache(deployment, pool, HARDWARE, SHAPE)
+        assert told.blocks == kv_pool_blocks(HARDWARE, SHAPE, pool) > 10_000
+        assert (told.block_tokens, told.window, told.step_tokens) == (16, None, 8192)
+    assert changed.rehearsal.caches["prefill"].blocks > changed.rehearsal.caches["decode"].blocks
+    assert Rehearsal.model_validate_json(changed.rehearsal.model_dump_json()) == changed.rehearsal
     assert changed.versions["vllm"] == "simulated (vLLM 0.11, Ray 2.51, NIXL 0.6.1)"
     assert changed.versions["ray"] == "2.60.0"
     assert changed.on_local_nodes and not changed.local

@@ -104,10 +104,6 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key)
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        reply = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(reply["data"]))
-
     def pdf(self, path: Path) -> None:
         reply = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
         path.write_bytes(base64.b64decode(reply["data"]))

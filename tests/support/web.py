@@ -6,9 +6,10 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 
@@ -40,13 +41,14 @@ def web_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str
 
 
 def fetch(
-    url: str, body: dict[str, Any] | bytes | None = None, *, key: str | None = None, timeout_s: float = 60
-) -> tuple[int, str]:
+    url: str, body: dict[str, Any] | bytes | None = None, *, key: str | None = None, timeout_s: float = 60,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[int, str]:  # fmt: skip
     """Status and text of an answer, of a POST where there is a body. Raises OSError without an answer."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    sent = {"content-type": "application/json", **headers} | ({"authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data, sent), timeout=timeout_s) as answer:
             return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
