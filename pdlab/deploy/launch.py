@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdlab.cluster import local_nodes, run_on_host
-from pdlab.cluster.connection import Cluster, Imports, prepare
+from pdlab.cluster.connection import BackgroundImports, Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
@@ -108,7 +108,7 @@ def _launch(
             # Before anything else is imported in the background: `from transformers import ...` in two threads
             # at once fails, for the package puts another module in its own place while it loads.
             source = str(ensure_tiny_model(shape, cache_dir()))
-        imports = Imports()
+        imports = BackgroundImports()
         local = _local(request, undo, progress, cleanup, substitutes, imports)
         loading = prepare(local, env, imports)
         with Cluster(local, env, progress) as cluster, contextlib.ExitStack() as taken_down:
@@ -198,7 +198,7 @@ def _local(
     progress: LaunchProgress,
     cleanup: CleanupProcess | None = None,
     substitutes: Substitutes | None = None,
-    imports: Imports | None = None,
+    imports: BackgroundImports | None = None,
 ) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails. While they
     start, ``imports`` go on."""

@@ -102,7 +102,7 @@ def _compared(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
     return [point for point in points if lowest_load[point.experiment] != point.load]
 
 
-class Coverage(NamedTuple):
+class IntervalCoverage(NamedTuple):
     """Share of measured values within 90 % intervals, and the median half-width of these as a factor minus 1."""
 
     held: float
@@ -122,7 +122,9 @@ def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str
     return parts
 
 
-def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None) -> dict[str, Coverage]:
+def coverage(
+    points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None
+) -> dict[str, IntervalCoverage]:
     """Of each metric, the intervals of an experiment made from the errors of the others; lowest loads left out.
 
     ``days_percent``: the difference between days to be taken into them, none by default.
@@ -139,7 +141,7 @@ def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float]
                 )
                 held[point.metric].append(abs(point.log_error) <= widths[point.metric][-1])
     return {
-        name: Coverage(statistics.fmean(held[name]), math.expm1(statistics.median(widths[name])))
+        name: IntervalCoverage(statistics.fmean(held[name]), math.expm1(statistics.median(widths[name])))
         for name in NAMES
         if held[name]
     }
@@ -151,7 +153,7 @@ def parts_text(parts: Mapping[str, ErrorParts]) -> str:
     )
 
 
-def coverage_text(coverages: Mapping[str, Coverage]) -> str:
+def coverage_text(coverages: Mapping[str, IntervalCoverage]) -> str:
     return "90 % intervals, each experiment's from the others' errors, hold " + ", ".join(
         f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in coverages.items()
     )

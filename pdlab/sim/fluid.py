@@ -18,8 +18,8 @@ from pdlab.core.deployment import Fluid
 from pdlab.results.roles_log import RoleChange
 from pdlab.roles.assign import assign
 from pdlab.roles.local import locally_below
-from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
-from pdlab.roles.policy import Decision, Policy
+from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow, RequestCount, Role, size_class
+from pdlab.roles.policy import Policy, RoleDecision
 from pdlab.roles.prefixes import Prefixes, to_compute
 from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import FluidSpec
@@ -33,7 +33,7 @@ TELLS_PER_LOOK = 2
 class Controller(Protocol):
     """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or what it is compared with."""
 
-    def decide(self, observed: ObservedPool) -> Decision: ...
+    def decide(self, observed: ObservedPool) -> RoleDecision: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -145,8 +145,8 @@ class FluidPool:
 
     def _begin(self, now_s: float) -> None:
         self._looked_s = now_s
-        self._prompts: dict[int, Count] = {}
-        self._answers: dict[int, Count] = {}
+        self._prompts: dict[int, RequestCount] = {}
+        self._answers: dict[int, RequestCount] = {}
         self._local: dict[int, int] = {}
         self._prefilled_tokens = self._computed_tokens = 0
         self._ttft_s: list[float] = []
@@ -299,7 +299,7 @@ class FluidPool:
 
     def _look(self, controller: Controller, now_s: float, transfer_s: float) -> None:
         seen = tuple(member.load(now_s) for member in self.members)
-        window = Window(
+        window = ObservedWindow(
             seconds=now_s - self._looked_s,
             prompts=self._prompts,
             answers=self._answers,
@@ -325,7 +325,7 @@ class FluidPool:
         self._begin(now_s)
 
 
-def _count(counts: dict[int, Count], prompt_tokens: int, tokens: int) -> None:
+def _count(counts: dict[int, RequestCount], prompt_tokens: int, tokens: int) -> None:
     size = size_class(prompt_tokens)
-    before = counts.get(size, Count(0, 0))
-    counts[size] = Count(before.requests + 1, before.tokens + tokens)
+    before = counts.get(size, RequestCount(0, 0))
+    counts[size] = RequestCount(before.requests + 1, before.tokens + tokens)

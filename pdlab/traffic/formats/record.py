@@ -57,7 +57,7 @@ def scaled_tokens(tokens: int, scale: float) -> int:
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedRequest:
     """A request of a trace.
 
     ``line``: of the file. ``at_s``: in seconds from any moment, of a source whose sessions have no common clock from
