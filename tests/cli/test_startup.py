@@ -52,12 +52,6 @@ def test_every_command_has_its_module() -> None:
     assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until"}  # parts of others
 
 
-def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benhc"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "'benhc' is not a command" in err and err.count("\n") == 1
-
-
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
 def test_without_a_command_the_commands_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
@@ -68,12 +62,3 @@ def test_without_a_command_the_commands_are_listed(words: list[str], capsys: pyt
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"pdlab {pdlab.__version__}\n"
-
-
-@pytest.mark.parametrize("words", ["", "--help", "--version"])
-def test_a_reader_that_is_gone_is_no_error(words: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"{{ sleep 0.2; {sys.executable} -m pdlab {words}; echo $? >&2; }} | true"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
