@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pdlab.core.workload import Closed
-from pdlab.plan.error_catalog import NEAR, Covered, ErrorCatalog, ErrorsAfterLevels, KnownStack
+from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, ErrorsAfterLevels, KnownStack
 from pdlab.plan.stack_prior import Stack
 from stack_scores.components import error_components
 from stack_scores.public_points import PublicPoint
@@ -47,13 +47,13 @@ def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks]
 LEVELS = (1, 2, 3, 4)
 
 
-def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> Covered:
+def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> CoveredRange:
     """What these points are of."""
     rows = [point.row for point in points]
     inputs = [row.workload.input_tokens for row in rows]
     outputs = [row.workload.output_tokens for row in rows]
     loads = [row.load.concurrency / row.deployment.gpus for row in rows if isinstance(row.load, Closed)]
-    return Covered(
+    return CoveredRange(
         tp=tuple(sorted({pool.tp for row in rows for pool in row.deployment.pools.values()})),
         weights=tuple(sorted(set(weights))),
         input_tokens=(min(inputs), max(inputs)),
@@ -68,7 +68,7 @@ def catalog_of(
     scores: Sequence[StackScore],
     groups: Sequence[GroupScore],
     points: int,
-    of: Covered,
+    of: CoveredRange,
 ) -> ErrorCatalog:
     """Of all stacks together, for one that is none of them. ``without``: each of them left out; ``groups``: each group
     of them."""

@@ -15,11 +15,11 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, Text, not_given, parse, setting
+from pdlab.core.settings import Settings, Text, not_given, setting
 from pdlab.core.text import choices, numbers
 from pdlab.plan.accuracy import (
     NAMES,
@@ -183,11 +183,6 @@ class CalibrateSettings(Settings):
             raise UsageError(
                 f"--name {self.name!r}: letters, digits and . _ + - only, for plan.py --hardware asks for it"
             )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit; returns the exit code."""
-    return exit_code(lambda: _run(parse(CalibrateSettings, sys.argv[1:] if argv is None else argv)))
 
 
 def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
@@ -357,7 +352,9 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     return 0
 
 
-def _run(settings: CalibrateSettings) -> int:
+@command(CalibrateSettings)
+def main(settings: CalibrateSettings) -> int:
+    """Fit."""
     if settings.out is not None:
         check_writable(settings.out, "--out")  # before the minutes of a fit, not after
         if settings.out.exists():

@@ -80,7 +80,7 @@ class ErrorsAfterLevels(Frozen):
     near: dict[str, int] = Field(default_factory=dict)
 
 
-class Covered(Frozen):
+class CoveredRange(Frozen):
     """What the public points are of: least and most of input and output tokens as they are asked for, and of requests
     in flight per GPU; TP degrees; formats of weights (`weights_of`)."""
 
@@ -114,7 +114,7 @@ class ErrorCatalog(Frozen):
     components: dict[str, ErrorComponents]
     after: dict[int, ErrorsAfterLevels]
     left_out: dict[str, dict[str, float]] = Field(default_factory=dict)
-    covered: Covered
+    covered: CoveredRange
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
         """Of the correction of a stack, whether it is one of these or not. Of home's engine version also by home, whose

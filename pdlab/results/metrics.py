@@ -81,8 +81,8 @@ def distribution(values_s: Iterable[float]) -> Distribution | None:
     import numpy as np
 
     values = np.asarray(values_s if isinstance(values_s, np.ndarray) else list(values_s), dtype=np.float64)
-    ordered = values[~np.isnan(values)]
-    ordered.sort()
+    ordered = np.sort(values)
+    ordered = ordered[: np.searchsorted(ordered, math.inf, side="right")]  # NaN is sorted behind all
     if not len(ordered):
         return None
     return Distribution(

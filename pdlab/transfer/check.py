@@ -17,7 +17,7 @@ from pdlab.remote.network import RankHost
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import BlockTable, block_tables, pairs
 from pdlab.transfer.rank.messages import CheckOptions, RankOptions, TransferTimes
-from pdlab.transfer.rank.side_channel import Registered
+from pdlab.transfer.rank.side_channel import Registration
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge, notes, traffic_share
 
@@ -226,7 +226,7 @@ class _Run:
     def run(self) -> BackendResult:
         plan, began = self.plan, time.monotonic()
         self.hosts = self.call(self.everyone, "facts", [(ip,) for ip in self.ranks.ips()])
-        registered: list[Registered] = self.call(self.everyone, "open")
+        registered: list[Registration] = self.call(self.everyone, "open")
         published = [registered[i] for i in self.targets]
         port = self.call(self.targets[:1], "serve", [(published,)])[0]
         address = self.hosts[self.targets[0]].ip

@@ -15,6 +15,7 @@ from pdlab.results.schema import ClientLoad, RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
 SENT_HEADER = "x-pdlab-sent"
+SESSION_HEADER = "x-session-id"  # to the router of an engine: the request's session
 STOP = "stop"
 
 

@@ -22,10 +22,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.bench.client.protocol import ClientLevel, ComputedTokens
+from pdlab.bench.client.protocol import SESSION_HEADER, ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
-from pdlab.core.session import SESSION_HEADER
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.groups import Groups

@@ -158,7 +158,7 @@ class RayServe:
             raise
 
 
-class Scaling:
+class ReplicaScaling:
     """Has Ray Serve run as many engines as are wanted, one step after the other. ``clock``: seconds."""
 
     def __init__(self, serves: ServesReplicas, clock: Callable[[], float]) -> None:

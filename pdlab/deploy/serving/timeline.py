@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.step_watch import connector_stats
-from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, Traces
+from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
 HEADER = "x-pdlab-timeline"
@@ -316,7 +316,7 @@ class SendsTimeline:
     marks_reads = False
     traced: float | None = None
     _book: TimingBook | None = None
-    _traces: Traces | None = None
+    _traces: SpanMaker | None = None
     _counts: CountsParts | None = None
 
     async def start(self) -> None:
@@ -328,7 +328,7 @@ class SendsTimeline:
             logging.getLogger("ray.serve").warning("requests have no timeline: %r", error)
         if self.traced is not None:
             try:
-                self._traces = Traces(self.traced)
+                self._traces = SpanMaker(self.traced)
             except ImportError as error:
                 logging.getLogger("ray.serve").warning("requests have no spans: %r", error)
 

@@ -29,7 +29,7 @@ from pdlab.transfer.rank.memory import KvMemory
 from pdlab.transfer.rank.messages import RankError, RankOptions, TransferTimes
 from pdlab.transfer.rank.nixl_import import nixl_api
 from pdlab.transfer.rank.raw_ucx import ExposedMemory, RawUcx
-from pdlab.transfer.rank.side_channel import Registered, SideChannel, fetch_registration
+from pdlab.transfer.rank.side_channel import Registration, SideChannel, fetch_registration
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
 NOTICE_S = 0.005  # between two looks for a notification, outside of any timing
@@ -75,7 +75,7 @@ class Rank:
         """Where this rank runs; ``ip`` as others reach it."""
         return host_facts(ip)
 
-    def open(self) -> Registered:
+    def open(self) -> Registration:
         """Set up memory and agent; returns the registration for peers. Raises RankError (plugin, backend, memory)."""
         self._opened_s = time.monotonic()
         options = self.options
@@ -112,9 +112,9 @@ class Rank:
         except Exception as error:
             raise RankError("memory", f"{options.name}: NIXL cannot register the cache: {error}") from error
         page = shape.page_bytes(options.tp)
-        return Registered(options.rank, blob, self.memory.bases, options.num_blocks, page, 0, self._software())
+        return Registration(options.rank, blob, self.memory.bases, options.num_blocks, page, 0, self._software())
 
-    def serve(self, ranks: list[Registered]) -> int:
+    def serve(self, ranks: list[Registration]) -> int:
         """Answer the peers' handshakes for all ranks of this side; returns the port."""
         self._channel = SideChannel(ranks)
         return self._channel.port
@@ -141,7 +141,7 @@ class Rank:
                     f"{options.name} has {self._software()}, its peer {registered.software}; vLLM refuses that",
                 )
             if peer not in self._peers:
-                self._peers[peer] = self._guard("peer", self.agent.add_remote_agent, registered.agent)
+                self._peers[peer] = self._call_peer(self.agent.add_remote_agent, registered.agent)
             own_offset, peer_offset = pair.decode_offset, pair.prefill_offset
             if options.side == "prefill":
                 own_offset, peer_offset = peer_offset, own_offset
@@ -155,8 +155,8 @@ class Rank:
                 pair.length,
                 registered.device,
             )
-            local = self._guard("peer", self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
-            remote = self._guard("peer", self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
+            local = self._call_peer(self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
+            remote = self._call_peer(self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
             self._handles.append((pair, local, remote, registered.num_blocks))
         return time.perf_counter() - began
 
@@ -389,11 +389,11 @@ class Rank:
         count = len(self._pairs())
         return Counter({f"{table.request}:{self._consumers()}": count for table in tables}) if count else Counter()
 
-    def _guard(self, kind: str, function: Any, *args: Any) -> Any:
+    def _call_peer(self, function: Any, *args: Any) -> Any:
         try:
             return function(*args)
         except Exception as error:  # the bindings raise classes of their own
-            raise RankError(kind, f"{self.options.name}: {error}") from error
+            raise RankError("peer", f"{self.options.name}: {error}") from error
 
 
 def _seconds(value: Any) -> float:
