@@ -24,7 +24,7 @@ PROBE = 2  # of those numbers are in the first part
 SPARE = 1.05  # more than is missing, for requests are not spread evenly
 MOST = 20_000  # of a part: prompts are drawn before they are sent
 MOST_PARTS = 8
-FOR_SOAK = "not filled first, for a soak shows what changes while they fill (--fill-cache yes fills them)"
+FOR_SOAK = "not filled first, because a soak shows the changes while they fill (--fill-cache yes fills them)"
 ON_CPUS = "not filled on CPUs of this machine (--fill-cache yes, or fill_cache: yes in an experiment, fills them)"
 
 

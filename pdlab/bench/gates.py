@@ -199,7 +199,7 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
         )
         if tokens >= LEAST_STREAMED:
             raise BenchError(f"{text}; the server, or a proxy before it, does not stream")
-        yield f"{text}; the answers are too short to tell whether the server streams"
+        yield f"{text}; the answers are too short to show whether the server streams"
 
 
 def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def prefill_calls(evidence: Evidence) -> Iterator[Finding]:
     """A call of prefill failed or was late, and its prompt was prefilled elsewhere: figures are of another deployment
     than the one that is measured."""
     names = {
-        "prefill_retries": "asked of another prefill replica",
+        "prefill_retries": "sent to another prefill replica",
         "prefill_local": "computed on decode",
         "prefill_failures": "answered with an error",
     }
@@ -266,7 +266,7 @@ def kv_connections(evidence: Evidence) -> Iterator[Finding]:
     names = {
         "failed_transfers": "KV reads failed",
         "guard_failed_reads": "prompts were computed on decode because of failed reads",
-        "guard_handshakes_renewed": "connections were made anew",
+        "guard_handshakes_renewed": "connections were replaced",
     }
     counts = {name: _guarded(evidence, name) for name in names}
     if counts["guard_failed_reads"] > 0 or counts["guard_handshakes_renewed"] > 0:

@@ -148,13 +148,13 @@ def build_sweep(
         for load in loads:
             if isinstance(workload.lengths, Mixes) and not isinstance(load, Open):
                 raise UsageError(
-                    f"--lengths {workload.lengths.flag_value}: what comes follows from when it is due; "
+                    f"--lengths {workload.lengths.flag_value}: the lengths follow from the times of the requests; "
                     "give --request-rate"
                 )
             if isinstance(workload.lengths, Replayed) != isinstance(load, Replay):
                 raise UsageError(
-                    f"the workload is {workload.label}, the load is of kind {load.kind}: a workload file says when "
-                    "each of its requests is due, and nothing else does"
+                    f"the workload is {workload.label}, the load is of kind {load.kind}: only a workload file can set "
+                    "the times of replayed requests"
                 )
             if isinstance(load, Replay) and (smoke or prompts_per_level is not None):
                 raise UsageError("a replay sends what its file holds; give a shorter window: in the file")

@@ -80,7 +80,7 @@ class SearchOptions(Frozen):
     @model_validator(mode="after")
     def _one_start(self) -> SearchOptions:
         if self.start_from is not None and self.start_rps is not None:
-            raise ValueError("start_from and start_rps both say where the search begins: give one of the two")
+            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
         if self.hardware is not None and self.start_from is None:
             raise ValueError("hardware belongs to start_from: plan")
         return self

@@ -364,8 +364,8 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
             enough = run.soak is not None and run.soak.asked_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
-                f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
-                "asked; repeat the first command line, use --force, or another --exp-name"
+                f"{store.path(level.key)} was measured with {run.num_requests} requests, this command has "
+                f"{level.num_requests}; repeat the first command line, use --force, or another --exp-name"
             )
     return [level for level in planned if level not in finished]
 
@@ -525,7 +525,7 @@ class _Sweeper:
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
         soak_text = f" and how many make {minutes(soak_s)}" if closed else ""
-        self._progress.note(f"a first round of {requests} requests says how many processes the load takes{soak_text}")
+        self._progress.note(f"a first round of {requests} requests shows how many processes the load needs{soak_text}")
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
         if not closed:

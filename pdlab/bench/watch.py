@@ -30,7 +30,7 @@ APP = "pdlab"  # the name of the one application that is measured
 HEALTHY = "deployment_replica_healthy"
 _HEALTH = (HEALTHY, "health_check_failures")
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
-_GO_ON = "the running level is not kept; bring the deployment back and use --resume"
+_GO_ON = "the running level is not kept; start the deployment again and use --resume"
 
 
 # A process in front of the engines -> its title.

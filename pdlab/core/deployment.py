@@ -621,7 +621,7 @@ class Serving(Frozen):
             raise ValueError("names each step once: retry, local, fail, for example retry,local or fail")
         ends = [step for step in steps[:-1] if step != "retry"]
         if ends:
-            raise ValueError(f"nothing is tried behind {ends[0]}: name it last, for example retry,{ends[0]}")
+            raise ValueError(f"nothing is tried after {ends[0]}: name it last, for example retry,{ends[0]}")
         return steps
 
 

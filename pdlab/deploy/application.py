@@ -96,7 +96,7 @@ class Application:
             if others:
                 raise ClusterError(
                     f"Ray Serve already runs with {others}, and was started with other serving options "
-                    "(--direct-streaming, --host); stop those applications, or ask for the same options"
+                    "(--direct-streaming, --host); stop those applications, or give the same options"
                 )
             serve.shutdown()
         try:
@@ -260,7 +260,7 @@ class Application:
             why = self._why(self.state(), "a first KV transfer failed")
             raise DeployError(f"{why}; {last_line(str(error))}") from error
         if len(reached) != running[decode]:
-            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas could be asked to warm up")
+            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas took the request to warm up")
         done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
         if empty or 0 < done < pairs:
             raise DeployError(
@@ -373,9 +373,9 @@ def _asked_alone(engine: str, requests: Sequence[dict[str, Any]], ask: Callable[
         try:
             answer = ask(models.CompletionRequest(**request))
         except Exception as error:  # whatever the replica raised, as a RayTaskError
-            raise DeployError(f"{engine} alone cannot be asked: {last_line(str(error))}") from error
+            raise DeployError(f"{engine} cannot be reached directly: {last_line(str(error))}") from error
         if not hasattr(answer, "choices"):
-            raise DeployError(f"{engine} alone answers with an error: {answer or 'nothing'}")
+            raise DeployError(f"{engine} answers with an error when it is called directly: {answer or 'nothing'}")
         answers.append(answer.model_dump(mode="json"))
     return answers
 

@@ -161,7 +161,7 @@ ROWS = (
             ),
             Panel(
                 "Transfer and step lag",
-                "transfer: from posting a read until a poll sees its end; step_lag: until the scheduler is told.",
+                "transfer: from posting a read until a poll sees its end; step_lag: until the scheduler gets the news.",
                 "s",
                 tuple(
                     Query(
@@ -264,14 +264,14 @@ ALERTS = (
         f"{_recent(counted('pdlab_guard_recomputed'))} / {_recent(counted('pdlab_guard_receives'))} > 0.01",
         "2m",
         "warning",
-        "More than 1 % of the prompts are computed by decode, for their KV cache was refused or did not arrive.",
+        "Decode computes more than 1 % of the prompts, because their KV cache was refused or did not arrive.",
     ),
     Alert(
         "PdlabRequestsFailedWithoutPrefill",
         f"{_recent(counted('pdlab_prefill_failures'))} > 0",
         "1m",
         "critical",
-        "Requests are answered with HTTP 503, for prefill fails.",
+        "Requests get HTTP 503, because prefill fails.",
     ),
     Alert(
         "PdlabReadsPastDeadline",

@@ -208,7 +208,7 @@ def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
             f"{subject} cannot hold one request of {shape.name}: max_model_len {memory.longest:,} reserves "
             f"{_gb(memory.longest_bytes)} GB of KV cache per {unit}, {_gb(memory.kv_bytes)} GB are left beside "
             f"{_gb(memory.weights_bytes)} GB of weights; give {shorter}a larger {flag}"
-            + (", or --engine-arg kv_cache_memory_bytes=N where you know better" if memory.estimated else "")
+            + (", or --engine-arg kv_cache_memory_bytes=N if you have a better figure" if memory.estimated else "")
         )
 
 

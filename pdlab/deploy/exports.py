@@ -63,7 +63,7 @@ class LostProtection(NamedTuple):
 _EXTRA = ("engine_kwargs", "kv_transfer_config", "kv_connector_extra_config")
 LOSSES = (
     LostProtection(
-        "Request limits and closed routes: clients reach every route of vLLM and ask for as much as they like.",
+        "Request limits and closed routes: clients can call every route of vLLM, without limits.",
         ("HttpFront",),
         ("guard",),
     ),
@@ -78,7 +78,7 @@ LOSSES = (
         ("guard",),
     ),
     LostProtection(
-        "The counters of KV-pool tokens: a sweep does not know how full the KV cache was.",
+        "The counters of KV-pool tokens: a sweep cannot compute how full the KV cache was.",
         ("CountsPoolTokens",),
         ("guard",),
     ),
@@ -116,7 +116,7 @@ LOSSES = (
         ),
     ),
     LostProtection(
-        "The timelines of requests: a sweep does not know where the time to the first token went.",
+        "The timelines of requests: a sweep cannot show the parts of the time to the first token.",
         ("SendsTimeline",),
         ("guard",),
     ),
@@ -126,7 +126,7 @@ LOSSES = (
         ("traces",),
     ),
     LostProtection(
-        "The log of vLLM's statistics: an engine behind an ingress keeps those of every KV transfer until it ends.",
+        "The log of vLLM's statistics: an engine behind an ingress stores those of every KV transfer until it ends.",
         ("EmptiesStats",),
         ("guard",),
     ),

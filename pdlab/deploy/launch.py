@@ -206,7 +206,7 @@ def _local(
     up = local_nodes.running()
     if up and (up.made_up and up.made_up.name) != (request.rehearsal and request.cluster and request.cluster.name):
         raise UsageError(
-            f"local Ray nodes {f'made up to be {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
+            f"local Ray nodes {f'as a fake {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
             "launch needs others; stop them first with launch_gptoss.py --shutdown"
         )
     if up and (up.two_hosts is not None) != request.two_hosts:

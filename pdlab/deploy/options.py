@@ -364,7 +364,7 @@ _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     "pd-pack": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-spread": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-fluid": (
-        (("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),
+        (("prefill", "decode"), "its engines are identical: use --num, --tp, --pp and --engine-arg"),
         (
             ("deployment.serving.early_token",),
             "the roles of --pd-fluid are chosen by when decode has its first token: use --pd-pack or --pd-spread",
@@ -412,7 +412,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     base = load_deployment(settings.config) if settings.config else None
     mode: Mode | None = settings.mode or (base.mode if base else None)
     if mode is None:
-        raise UsageError("say what to serve: --collocated, --pd-pack, --pd-spread or --pd-fluid (or --config FILE)")
+        raise UsageError("nothing to serve: give --collocated, --pd-pack, --pd-spread or --pd-fluid (or --config FILE)")
     _refuse_flags_of_other_modes(settings, mode)
     given = settings.deployment
     data = base.model_dump(exclude={"topology"}) if base else {}
@@ -445,13 +445,13 @@ def _refuse_first_token(deployment: Deployment) -> None:
         return
     if not deployment.serving.tokenize_once:
         raise UsageError(
-            "--reuse-first-token takes the token from what --tokenize-once tells decode: leave out --no-tokenize-once, "
-            "or the token"
+            "--reuse-first-token needs --tokenize-once, which sends the token to decode: leave out "
+            "--no-tokenize-once or --reuse-first-token"
         )
     if speculation({**deployment.engine_kwargs, **topology.decode.engine_kwargs}):
         raise UsageError(
-            "--reuse-first-token is for decode without speculative decoding, whose guesses begin with decode's own "
-            "first token: leave one of the two out"
+            "--reuse-first-token and speculative decoding exclude each other, because guesses begin with decode's "
+            "own first token: leave one of the two out"
         )
 
 
@@ -495,7 +495,7 @@ def _serving(settings: LaunchSettings, topology: Topology, base: Deployment | No
     serving = {**serving_path.defaults(topology, settings.host, local=local), **before, **given}
     # Made-up nodes are on this machine, but what is the default is so on the cluster that is rehearsed.
     if "otlp_sample" in given and serving.get("otlp_endpoint") is None:
-        raise UsageError("--otlp-sample is of the spans that --otlp-endpoint URL takes: give both, or neither")
+        raise UsageError("--otlp-sample needs --otlp-endpoint URL: give both, or neither")
     serving_path.refuse_unreachable(serving, settings.host, local=local or settings.rehearse)
     return {**serving, "requests": {**before.get("requests", {}), **given.get("requests", {})}}
 
@@ -538,9 +538,9 @@ def _transport(settings: LaunchSettings, before: Transport) -> Transport:
     given = settings.transport
     data = {**before.model_dump(), **given}
     if "kv_deadline_s" in given and not data["kv_guard"]:
-        raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
+        raise UsageError("--kv-deadline-s is a setting of the KV guard: leave out --no-kv-guard or --kv-deadline-s")
     if given.get("kv_poll_s") and not data["kv_guard"]:
-        raise UsageError("--kv-poll-ms is the KV guard's: leave out --no-kv-guard, or the polls")
+        raise UsageError("--kv-poll-ms is a setting of the KV guard: leave out --no-kv-guard or --kv-poll-ms")
     if data.get("ucx_tls") and "UCX" not in data["backends"]:
         raise UsageError(
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
@@ -689,6 +689,6 @@ def _link(settings: LaunchSettings) -> LinkShape | None:
         raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
     if settings.two_hosts and settings.local != 2:
         where_text = f"--local {settings.local}" if settings.local else f"--cluster {settings.cluster or 'auto'}"
-        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {where_text}")
+        raise UsageError(f"--two-hosts needs --local with two nodes, not {where_text}")
     delay_ms = None if settings.link_delay_s is None else 1000 * settings.link_delay_s
     return parse_shape(settings.link_rate, delay_ms) if shaped else None

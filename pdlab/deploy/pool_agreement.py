@@ -75,7 +75,7 @@ def _check_one(deployment: Deployment, role: Role, arguments: Arguments, *, cpu:
     ):
         raise UsageError(
             f"PYTORCH_CUDA_ALLOC_CONF={allocator} ({role}): memory that a KV connector has registered would be mapped "
-            "anew, and vLLM refuses to start; leave expandable_segments:True out, or add --engine-arg "
+            "again, and vLLM refuses to start; leave expandable_segments:True out, or add --engine-arg "
             "enable_cumem_allocator=true"
         )
     backend, rays = arguments.get("distributed_executor_backend"), "mp" if cpu else "ray"

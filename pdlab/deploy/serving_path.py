@@ -85,7 +85,7 @@ def describe(deployment: Deployment, host: str, *, local: bool) -> str:
     count = deployment.ingress_replicas
     through = f"{count} ingress replica{'' if count == 1 else 's'}"
     if reaches_engines(host, local=local):
-        return f"{through} behind HAProxy (asked for: --no-direct-streaming)"
+        return f"{through} behind HAProxy (by --no-direct-streaming)"
     if host in AT_HAPROXY:
         return (
             f"{through} behind HAProxy (at --host {host} engine replicas on other nodes could not be reached; "

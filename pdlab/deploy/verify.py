@@ -111,7 +111,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
 def _engines_say(app: Application) -> str:
     """The error line of an engine's own log, which has what vLLM's counters do not say."""
     error = root_cause(app.replica_logs())
-    return f"; an engine's log says: {error}" if error else "; the replicas' logs name no error"
+    return f"; from an engine's log: {error}" if error else "; the replicas' logs name no error"
 
 
 def _check_pairs(
@@ -169,7 +169,7 @@ def _check_shapes(
         raise CanaryError(f"the deployment answers some shapes of request wrongly: {'; '.join(wrong)}")
     equal = [name for name, result in results.items() if result.equal]
     if equal:
-        progress(f"canary: {', '.join(equal)}: the same tokens as asked one by one")
+        progress(f"canary: {', '.join(equal)}: the same tokens as one by one")
     for name, result in results.items():
         if result.equal is None:
             progress(f"canary: {name}: {result.detail}")

@@ -194,9 +194,9 @@ def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> Wire
     if deployment.mode in ("pd-spread", "pd-fluid") and proof.planned in NETWORKS and not accepted:
         observed = proof.observed or "no wire that any interface counted"
         raise WireError(
-            f"KV cache goes over {observed}, the plan names {proof.planned}: {proof.detail}; debug/doctor.py says what "
-            "UCX finds and docs/debugging.md what to do, or give --accept-wire "
-            f"{proof.observed or UNKNOWN} to serve all the same"
+            f"KV cache uses {observed}, but the plan names {proof.planned}: {proof.detail}; run debug/doctor.py to "
+            f"see what UCX finds, read docs/debugging.md, or give --accept-wire {proof.observed or UNKNOWN} to serve "
+            "with it"
         )
     return proof.model_copy(update={"accepted": accepted})
 

@@ -29,7 +29,7 @@ from pdlab.core.schema import Frozen
 from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
-INSTALL = f"pip install 'pdlab[perf]', which brings {PACKAGE} {VERSION} (Python 3.11 or later)"
+INSTALL = f"pip install 'pdlab[perf]', which installs {PACKAGE} {VERSION} (Python 3.11 or later)"
 # As far as the database's attention was measured: 131,072 tokens of context, 1,024 sequences of 1,024 tokens, prompts
 # of 16,384 tokens; a step of 8,192 prefill tokens beside a whole batch.
 LIMITS = Limits(tokens=8192 + 1024, batch=1024, context=131_072, prefill_tokens=8192, prefix=131_072)

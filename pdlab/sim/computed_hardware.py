@@ -179,8 +179,8 @@ def hardware_of(
         hardware = load_hardware(word, {"a GPU type": tuple(computed_gpus())})
         if engine or version or quant or bare or mode != "SILICON":
             raise UsageError(
-                f"--hardware {word}: its file says which engine its step times are of; leave --engine, "
-                f"--engine-version, --table-mode, --quant and --without-ray out, or name a GPU type: --hardware "
+                f"--hardware {word}: its file names the engine of its step times; leave --engine, --engine-version, "
+                "--table-mode, --quant and --without-ray out, or name a GPU type: --hardware "
                 f"{hardware.gpu_type or next(iter(computed_gpus()))}"
             )
         return hardware

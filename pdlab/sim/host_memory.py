@@ -46,9 +46,9 @@ class HostMemory:
         known = known_gpus().get(hardware.gpu_type or "")
         if known is None or known.host_gb_per_s is None:
             raise UsageError(
-                f"--kv-offload-gb {deployment.kv_offload_gb:g}: how fast KV cache comes from host memory to "
-                f"{hardware.gpu_type or 'CPU engines'} is not known: add host_gb_per_s to its file in configs/gpus/, "
-                "or leave --kv-offload-gb out"
+                f"--kv-offload-gb {deployment.kv_offload_gb:g}: the rate from host memory to "
+                f"{hardware.gpu_type or 'CPU engines'} is unknown: add host_gb_per_s to its file in configs/gpus/, or "
+                "leave --kv-offload-gb out"
             )
         block_bytes = kv_block_bytes(hardware, shape, pool)
         return cls(

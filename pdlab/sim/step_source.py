@@ -207,9 +207,9 @@ class Tabulated(Frozen):
         limits = self.limits
         return OutsideTables(
             f"a step of {batch:.0f} sequences and {prefill_tokens:.0f} prefill tokens at {context:.0f} tokens of "
-            f"context is more than {FARTHEST:g} times as far as the step times go ({self.provenance}), which is "
+            f"context is more than {FARTHEST:g} times beyond the step times ({self.provenance}), which end at "
             f"{limits.batch:.0f} sequences, {limits.prefill_tokens:.0f} prefill tokens and {limits.context:.0f} tokens"
-            "; ask for shorter requests or fewer in flight"
+            "; use shorter requests or fewer in flight"
         )
 
 

@@ -64,10 +64,10 @@ def simulate_with_vllm(
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
     if isinstance(deployment.topology, Fluid):
-        raise UsageError("vLLM's scheduler is not simulated in fluid pools; use the simulator alone")
+        raise UsageError("vLLM's scheduler is not simulated in fluid pools; use --fidelity simulator")
     if deployment.kv_offload_gb is not None or deployment.kv_connectors:
         raise UsageError(
-            "vLLM's scheduler is not simulated with KV cache in host memory (MultiConnector); use the simulator alone"
+            "vLLM's scheduler is not simulated with KV cache in host memory (MultiConnector); use --fidelity simulator"
         )
     if asynchronous is None:
         asynchronous = hardware.steps_in_flight != 1

@@ -56,7 +56,7 @@ def scheduler_parts(
     """
     if pool.pp > 1 or shape.kv_latent:
         what = "pipeline stages" if pool.pp > 1 else "latent KV cache"
-        raise UsageError(f"vLLM's scheduler is not simulated with {what}; use the simulator alone")
+        raise UsageError(f"vLLM's scheduler is not simulated with {what}; use --fidelity simulator")
     try:
         from pdlab.sim.vllm_names import (
             KVCacheConfig,

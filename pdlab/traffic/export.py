@@ -59,13 +59,13 @@ def aiperf(head: TrafficHead, requests: Iterable[TrafficRequest], words: Sequenc
         before = last.get(request.session)
         if request.parent != (before.id if before else None) or request.waits or request.fresh:
             raise UsageError(
-                f"request {request.id}: AIPerf sends the requests of a session one after the other, and this one does "
-                f"not follow {before.id if before else 'nothing'} alone; export requests without branches"
+                f"request {request.id}: AIPerf sends the requests of a session one after the other, but this one does "
+                f"not follow only {before.id if before else 'nothing'}; export requests without branches"
             )
         if before is not None and (before.messages or request.messages):
             raise UsageError(
                 f"request {request.id}: AIPerf sends messages verbatim, without the answers before them; export "
-                "conversations of drawn text, or requests that stand alone"
+                "conversations of drawn text, or single requests"
             )
         if request.at_s is not None and request.gap_s:
             raise UsageError(

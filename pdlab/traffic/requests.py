@@ -193,7 +193,10 @@ def check_order(request: TrafficRequest, before: Container[str], where: str) -> 
     if request.at_s is None and not request.after:
         raise UsageError(f"{where}: needs at_s, or a parent to wait for")
     if request.fresh and not request.parent:
-        raise UsageError(f"{where}: fresh says that a parent is waited for alone; give parent, or leave fresh out")
+        raise UsageError(
+            f"{where}: fresh needs a parent, whose answer the request waits for without repeating it; give parent, or "
+            "leave fresh out"
+        )
 
 
 @contextmanager

@@ -277,10 +277,10 @@ PLAN = [
     case("plan", "--workload nowhere.csv", "nowhere.csv: no such file"),
     case("plan", "--workload trace.csv", "trace.csv, line 2"),
     case("plan", "--workload trace.csv --itl 5", "leave --itl out"),
-    case("plan", "--workload traffic.yaml --prefix-hit-rate 0.5", "says what prompts have in common"),
+    case("plan", "--workload traffic.yaml --prefix-hit-rate 0.5", "sets the shared text of prompts"),
     case("plan", "--workload traffic.yaml --goodput-map x.png", "says when requests come"),
     case("plan", "--kv-offload-gb 9", "--kv-offload-gb", "--workload"),
-    case("plan", "--workload apart.csv --kv-offload-gb 9", "no prompt of --workload apart.csv has text in common"),
+    case("plan", "--workload apart.csv --kv-offload-gb 9", "no prompt of --workload apart.csv shares text"),
     case("plan", "--workload traffic.yaml --kv-offload-gb 9 --fidelity vllm", "does not simulate --kv-offload-gb"),
     case("plan", "--workload traffic.yaml --slo-ttft-ms 9 --kv-offload-gb 9 --fluid", "--kv-offload-gb does nothing"),
     case("plan", "--plot x.gif", "--plot x.gif", ".gif is no format"),
@@ -320,7 +320,7 @@ PLAN = [
 ]
 PLAN += [
     case("plan", "--gpus eight", "--gpus: 'eight' is not a number of GPUs"),
-    case("plan", "--gpus 8 16", "'16' stands where no word is expected"),
+    case("plan", "--gpus 8 16", "unexpected argument '16'"),
     case("plan", "--slo-ttft-ms nan", "--slo-ttft-ms: 'nan' is not a number above 0"),
     case("plan", "--concurrency ,", "--concurrency: '' is not a whole number"),
     case("plan", "--top 0", "--top: '0' is not a whole number of at least 1"),
@@ -436,7 +436,7 @@ VIZ = [
     case("viz", "--exps ours --show-tables --no-show-tables", "--show-tables and --no-show-tables exclude each other"),
 ]
 VIZ += [
-    case("viz", "ours", "'ours' stands where no word is expected"),
+    case("viz", "ours", "unexpected argument 'ours'"),
     case("viz", "--exps stray", "stray/notes.json: no known benchmark client"),
     case("viz", "--exps ours empty", "empty holds no result files"),
     case("viz", "--exps ours --plot-path x.", "--plot-path x.: the suffix selects the format"),

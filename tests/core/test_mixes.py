@@ -130,7 +130,7 @@ def test_the_text_comes_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("5000:250", "one mix alone does not move: give two, or a crowd"),
+        ("5000:250", "one mix does not change with time: give two, or a crowd"),
         ("5000:250,1000", "'1000' is no part of it"),
         ("5000:250,1000:1000,every=x", "'every=x' is no part of it"),
         ("5000:250,1000:1000,every=0", "every_s: must be above 0"),

@@ -277,7 +277,7 @@ class SessionSender:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif request.id in self._awaited and len(own.ids) != output.output_tokens:
             counts = f"{len(own.ids)} token ids of {output.output_tokens}"
-            return Unknown(f"the answer to {request.id} came with {counts} (return_token_ids)"), facts
+            return Unknown(f"the answer to {request.id} has {counts} (return_token_ids)"), facts
         return History(ids + own.ids, messages, output.start_time + output.latency), facts
 
     async def _end_of(self, other: str) -> History | Unknown:

@@ -224,7 +224,7 @@ class TuneBaseline(Frozen):
                 raise ValueError(str(error)) from error
         if len(self.settings) > MOST_SETTINGS:
             raise ValueError(
-                f"grid: comes to {len(self.settings)} combinations, each a launch; at most {MOST_SETTINGS} are tried"
+                f"grid: has {len(self.settings)} combinations, each a launch; at most {MOST_SETTINGS} are tried"
             )
         if self.loads is not None and (self.loads.slo is not None or self.loads.ramp is not None):
             raise ValueError("loads: give concurrency, concurrency_per_gpu or rate_rps")
@@ -312,7 +312,8 @@ class ExperimentFile(LevelOptions):
             raise ValueError("loads: is missing; only workloads that are replayed from a file have none")
         for name in sorted(replays & {name for group in self.loads for name in group.workloads or ()}):
             raise ValueError(
-                f"loads: workload {name} is replayed, and its file says when what is sent; leave it out there"
+                f"loads: workload {name} is replayed, and its file sets the times of the requests; leave the workload "
+                "out of loads"
             )
         return self
 
@@ -364,7 +365,7 @@ def _compiled(workload: Any, folder: Path) -> Any:
         return workload
     others = {name: value for name, value in workload.items() if name != "file"}
     if unused := sorted(others.keys() - {"name"}):
-        raise UsageError(f"workloads: a file says what is sent; leave {unused[0]} out beside it")
+        raise UsageError(f"workloads: the file sets the requests; leave {unused[0]} out")
     return {**others, "lengths": read_traffic(folder / workload["file"]).lengths}
 
 

@@ -128,7 +128,7 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
     found = [
         f"pdlab {__version__}: {prepared.deployment.label} on {prepared.view.name}. Read docs/kubernetes.md first.",
         f"The image {options.image} has {versions}, bash and wget.",
-        "The cluster has KubeRay 1.5.1 or later, and the plugins of the devices that the pods ask for.",
+        "The cluster has KubeRay 1.5.1 or later, and the plugins of the devices that the pods request.",
     ]
     if wants_key:
         found.append(
@@ -146,8 +146,8 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
         found.append("Without --weights-pvc every pod downloads the weights, and again when it is replaced.")
     if isinstance(prepared.deployment.topology, Fluid):
         found.append(
-            "A fluid pool has one router, on the head: worker pods stay unready, because KubeRay asks each for a proxy "
-            "(ray-project/kuberay issue 4994). The Service sends requests to the head."
+            "A fluid pool has one router, on the head: worker pods stay unready, because KubeRay requires a proxy on "
+            "each (ray-project/kuberay issue 4994). The Service sends requests to the head."
         )
     if prepared.view.device == "gpu" and options.hugepages is None and _has_efa(prepared):
         found.append("With --hugepages libfabric has huge pages, where `kubectl describe node` shows some.")
@@ -256,7 +256,10 @@ def _rdma(prepared: Prepared, options: ExportOptions) -> RdmaDevices | None:
     if options.rdma is not None and options.rdma.kind != "efa":
         return options.rdma
     if options.rdma is not None and not counts:
-        raise UsageError(f"--rdma efa: the nodes of {prepared.view.name} have no EFA; say so in nic, or leave it out")
+        raise UsageError(
+            f"--rdma efa: the nodes of {prepared.view.name} have no EFA; set nic in the cluster's file, or leave "
+            "--rdma out"
+        )
     if counts:
         return RdmaDevices(kind="efa")
     if "rdma" in planned_wires(prepared.deployment, prepared.placement, prepared.view):

@@ -77,7 +77,7 @@ async def end_with(client: Any, end: Callable[[int], Any] = os._exit, answers_s:
     while not client.errored:
         await asyncio.sleep(POLL_S)
     log = logging.getLogger("ray.serve")
-    log.error("the engine core has died: this replica ends, for Ray Serve to replace it")
+    log.error("the engine core has died: this replica ends, and Ray Serve replaces it")
     await asyncio.sleep(answers_s)
     for handler in log.handlers:  # they buffer
         handler.flush()

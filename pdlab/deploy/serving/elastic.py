@@ -70,7 +70,7 @@ class EngineAdmission:
         mine = sorted(pair for pair in wanted if pair[1] == engine and self._asked.get(pair, now_s) <= now_s)
         for pair in mine:
             if pair in self._asked:
-                _log().warning("a first transfer from %s to %s is asked for again", *pair)
+                _log().warning("a first transfer from %s to %s is requested again", *pair)
             self._asked[pair] = now_s + WARM_S + WARM_AGAIN_S
         return [prefill for prefill, _ in mine]
 

@@ -63,8 +63,8 @@ def harmonys(error: Any) -> str | None:
     if NO_VOCABULARY in str(error):
         return REASONS[NO_VOCABULARY]
     return (
-        f"the model's answer is not in gpt-oss's chat format ({error}): leave out what makes the model go on after the "
-        "end of its answer (ignore_eos, min_tokens), or ask /v1/completions"
+        f"the model's answer is not in gpt-oss's chat format ({error}): leave out the parameters that make the model "
+        "go on after the end of its answer (ignore_eos, min_tokens), or use /v1/completions"
     )
 
 

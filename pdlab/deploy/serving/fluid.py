@@ -175,7 +175,7 @@ class SwitchesRoles:
         else:
             prefilled = await super()._prefilled(pd, backend, method, request, raw)  # type: ignore[misc]
         if prefilled is None and (engine := self._prefill_by.get(id(request))):
-            raise RuntimeError(f"{engine} did not prefill what this engine was to decode")
+            raise RuntimeError(f"{engine} did not prefill the prompt for this engine")
         if not isinstance(prefilled, pd.ErrorResponse):
             self._flow.prefilled(answer)
         return prefilled

@@ -187,5 +187,5 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                logging.getLogger("ray.serve").debug("the board of the roles says nothing: %r", error)
+                logging.getLogger("ray.serve").debug("the role board does not answer: %r", error)
                 await asyncio.sleep(AGAIN_S)

@@ -45,7 +45,7 @@ _NO_CONTENT = "Validating message"
 # 500 or an exception, by what it says, that is a 400 -> what the client is told.
 REASONS = {
     NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
-    "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions",
+    "download it: fetch it there with `python -m pdlab weights --fetch`, or use /v1/completions",
     _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
 }
 
@@ -289,7 +289,7 @@ def _check_amounts(request: dict[str, Any], rules: RequestRules) -> None:
         if prompts * n > rules.max_prompts:
             raise Refused(
                 400,
-                f"the request asks for {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
+                f"the request has {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
                 f"{rules.max_prompts}: send several requests",
             )
         token_limits |= {name: amount for name, amount in amounts.items() if amount}
@@ -297,7 +297,7 @@ def _check_amounts(request: dict[str, Any], rules: RequestRules) -> None:
         return
     for name, amount in token_limits.items():
         if amount > rules.max_tokens:
-            raise Refused(400, f"{name} is {amount}, the limit is {rules.max_tokens}: ask for fewer tokens")
+            raise Refused(400, f"{name} is {amount}, the limit is {rules.max_tokens}: request fewer tokens")
     if not token_limits and "messages" in request:
         raise Refused(
             400,

@@ -33,7 +33,7 @@ class CountsPoolTokens:
             self._pool_tokens = _count_up(self.kv_pool_tokens)
             self.keeps_ends_alone = keeps_ends_alone(config)
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
-            logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
+            logging.getLogger("ray.serve").warning("the size of the KV pool is not exported: %r", error)
 
 
 def keeps_ends_alone(config: Any) -> bool:

@@ -36,17 +36,17 @@ ROUTE = "pdlab_route"
 # Counters in Ray's metrics, per decode replica; `calls` is counted for every request, so that beside it the absence
 # of another one is a true zero.
 COUNTERS = {
-    "calls": "Requests whose prefill was asked of a prefill replica.",
+    "calls": "Requests that called a prefill replica.",
     "timeouts": "Calls of prefill that got no answer in time.",
-    "retries": "Requests whose prefill was asked of another replica, for the first one failed.",
-    "local": "Requests whose prompt decode computed itself, for prefill failed.",
-    "failures": "Requests that were answered with HTTP 503, for prefill failed.",
-    "short": "Requests whose prompt decode computed itself, for it was short.",
+    "retries": "Requests that called a second prefill replica, because the first one failed.",
+    "local": "Requests whose prompt decode computed itself, because prefill failed.",
+    "failures": "Requests that got HTTP 503, because prefill failed.",
+    "short": "Requests whose prompt decode computed itself, because it was short.",
     "answered": "Prompts that a fluid engine prefilled for another.",
     "cached": "Requests whose prompt went to an engine that has its beginning.",
     "early": "Requests whose first token was prefill's, sent before its KV cache had moved.",
-    "early_again": "Of those, requests that decode was asked anew for, because it had taken another first token.",
-    "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
+    "early_again": "Early tokens after which decode got a new request, because it had chosen another first token.",
+    "released": "Prefills whose client left before decode began: prefill got a message to free their KV blocks.",
 }
 _SERVER_ERRORS = 500
 _Told = TypeVar("_Told")
@@ -232,7 +232,7 @@ class CallsPrefill:
             if step == "retry":
                 count("retries")
             return answer
-        raise AssertionError("the last step is to fail")
+        raise AssertionError("the last step is fail")
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         """Prefill's first answer: a completion, or an error of the client's. Raises PrefillFailed."""
@@ -306,7 +306,8 @@ class CallsPrefill:
             count("released")
         except Exception as error:
             logging.getLogger("ray.serve").warning(
-                "prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error)
+                "prefill did not get the message that its KV blocks are not needed; their lease will end: %s",
+                _in_words(error),
             )
 
 

@@ -159,7 +159,7 @@ class RoleBoard:
         if text != AUTO:
             prefill, decode = counts_of(text)
             if prefill + decode != len(self._playing):
-                raise ValueError(f"{text} is {prefill + decode} engines, {len(self._playing)} tell what they do")
+                raise ValueError(f"{text} is {prefill + decode} engines, but {len(self._playing)} engines report")
         elif self._by != AUTO:
             self._policy, self._count_policy = Policy(self.spec), CountPolicy(self.spec)
         self._by = text

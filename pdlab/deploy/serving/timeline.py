@@ -188,11 +188,11 @@ class Timing:
         wire = self._wire(boot)
         path, err = self.path, None
         if len(self.engine_ids) > 1:
-            err = "decode was asked anew" if self.asked_anew else "several sequences"
+            err = "decode got a second request" if self.asked_anew else "several sequences"
         elif path == "cached" and not guarded:
-            path, err = "pd", "without the KV guard nobody marks a read"
+            path, err = "pd", "without the KV guard reads have no marks"
         elif "first" not in self.marks:
-            err = "the engine told no events"
+            err = "the engine reported no events"
         elif path == "pd" and not self._own(boot):
             err = "the reads were on other machines"
         told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}

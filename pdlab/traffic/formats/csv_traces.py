@@ -57,7 +57,7 @@ def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
             if any(cell.strip() for cell in row):
                 yield rows.line_num, row
     except csv.Error as error:
-        raise UsageError(f"{path}, line {rows.line_num}: is no CSV ({error}); mend or remove that line") from error
+        raise UsageError(f"{path}, line {rows.line_num}: is no CSV ({error}); correct or remove that line") from error
 
 
 def is_csv_trace(head: Sequence[str]) -> bool:

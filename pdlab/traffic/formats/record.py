@@ -157,7 +157,7 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{where}: holds half of a surrogate pair ({error.object[error.start]!r}); mend the text"
+            f"{where}: holds half of a surrogate pair ({error.object[error.start]!r}); correct the text"
         ) from error
 
 

@@ -78,7 +78,7 @@ def sharegpt(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         where = f"{path}, conversation {number}"
         said = row.get("conversations") if isinstance(row, dict) else None
         if not isinstance(said, list):
-            raise UsageError(f"{where}: conversations must be the list of what was said")
+            raise UsageError(f"{where}: conversations must be a list of messages")
         whose, before, turn = f"s{number}", None, 0
         asked: list[dict[str, Any]] = []
         for each in said:
@@ -120,7 +120,7 @@ def _array(path: Path) -> Iterator[Any]:
             rest = rest.lstrip(", \t\r\n")
             if rest.startswith("]"):
                 if (rest[1:] + stream.read(CHUNK_CHARS)).strip():
-                    raise UsageError(f"{path}: goes on behind the list, after conversation {number}; give one list")
+                    raise UsageError(f"{path}: continues after the list, after conversation {number}; give one list")
                 return
             try:
                 value, end = decoder.raw_decode(rest)
@@ -165,7 +165,7 @@ def _out(row: Mapping[str, Any], keys: Sequence[str], spec: TrafficFile, where: 
     if key is not None:
         return whole(row, key, where)
     if spec.output_tokens is None:
-        raise UsageError(f"{where}: says no {keys[0]}; give output_tokens in the workload file")
+        raise UsageError(f"{where}: has no {keys[0]}; give output_tokens in the workload file")
     return spec.output_tokens
 
 
