@@ -1,4 +1,4 @@
-"""What a sweep is aimed at: the server at a base URL, matched with what the launcher published of it."""
+"""The target of a sweep: the server at a base URL, with the launcher's published record of it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 
 class Target(Running):
-    """A server to measure: what its launcher published, or as much of it as the server and the flags tell, and its
-    workload in ``manifest``. ``name`` is the experiment's folder; ``notes`` are for the person, ``figure_notes``
-    belong beside every figure measured here."""
+    """A server to measure. ``manifest`` has the launcher's published record, or the facts from the server and the
+    flags, and the workload. ``name`` is the experiment's folder; ``notes`` are printed, ``figure_notes`` are stored
+    with every level.
+    """
 
     name: str
     notes: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ def resolve_target(
     gpus: int | None = None,
     smoke: bool = False,
 ) -> Target:
-    """Ask the server what it serves and match that with the launcher's record and the flags.
+    """Read from the server what it serves, and compare it with the launcher's record and the flags.
 
     Raises UsageError when the server does not answer, does not serve ``model``, cannot hold the
     workload, or when ``name`` or ``gpus`` contradicts what runs.
@@ -288,7 +289,7 @@ def _manifest(name: str | None, running: Running | None, gpus: int | None, workl
 
 
 def check_name(name: str | None) -> None:
-    """Raises UsageError where ``--exp-name`` is given and names no folder."""
+    """Raises UsageError if ``--exp-name`` is given and is no name for a folder."""
     if name is not None and not _NAME.fullmatch(name):
         raise UsageError(
             f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, because it names a folder"
@@ -296,8 +297,9 @@ def check_name(name: str | None) -> None:
 
 
 def complaint(url: str, model: str) -> str | None:
-    """What the server says to one short streamed completion where that is not a stream of tokens; None where it is
-    one, or where nothing is answered within TIMEOUT_S."""
+    """The server's answer to one short streamed completion, if it is not a stream of tokens; None: it is one, or there
+    is no answer within TIMEOUT_S.
+    """
     request = {"model": model, "prompt": "x", "max_tokens": 2, "stream": True}
     try:
         with http_client.streamed(url, request, key_of(url), TIMEOUT_S):

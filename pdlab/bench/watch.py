@@ -42,9 +42,9 @@ FRONT = {
 
 
 def front_cpu(page: str) -> dict[str, float]:
-    """Cores that the processes in front of the engines use on the page's node: ingress, Ray Serve's proxy, and the
-    router that HAProxy asks for a replica, where there are. Ray's reporter exports per cent of a core, all processes
-    of one title together."""
+    """Cores used on the page's node by the processes in front of the engines: ingress, Ray Serve's proxy, and the
+    router that HAProxy calls. Ray's reporter exports per cent of a core, all processes of one title together.
+    """
     values: dict[str, float] = {}
     for sample in _read([page], ("cpu_percentage",), "ray_component_"):
         for name, pattern in FRONT.items():
@@ -61,9 +61,10 @@ def _read(pages: Iterable[str], names: Collection[str], prefix: str) -> Iterator
 
 
 class Health(NamedTuple):
-    """One Ray Serve replica, as its controller's metrics tell it: ``healthy`` None where they say nothing now, which
-    is no sign by itself, for Ray drops a gauge two exports after its last report. ``failures`` of health checks are
-    counted for ever. ``application``: empty where the page does not say."""
+    """One Ray Serve replica, from its controller's metrics. ``healthy`` None: there is no current value, which alone is
+    no sign, because Ray drops a gauge two exports after its last report. ``failures``: all failed health checks.
+    ``application``: empty if the page does not have it.
+    """
 
     replica: str
     deployment: str
@@ -73,7 +74,7 @@ class Health(NamedTuple):
 
 
 def replica_health(pages: Iterable[str]) -> list[Health]:
-    """The replicas that Prometheus pages tell of. Empty where Ray Serve exports no series per replica."""
+    """The replicas in Prometheus pages. Empty: Ray Serve exports no series per replica."""
     deployments: dict[str, tuple[str, str]] = {}
     healthy: dict[str, bool] = {}
     failures: dict[str, float] = {}
@@ -93,7 +94,7 @@ def replica_health(pages: Iterable[str]) -> list[Health]:
 
 
 def read_health(pages: Iterable[str]) -> list[Health]:
-    """The same of the pages at those addresses, as far as they answer."""
+    """The same for the pages at those addresses; pages that do not answer are left out."""
     return replica_health(_read_pages(pages))
 
 
@@ -127,12 +128,13 @@ class Watch:
         return {name: median(cores) for name, cores in self._front.items()}
 
     def count(self, answered: int) -> None:
-        """So many requests of the running level are answered: a sign of life."""
+        """Take the number of answered requests of the running level, which is a sign of life."""
         self._answered = answered
 
     @contextlib.contextmanager
     def beside(self, end: Callable[[], None]) -> Iterator[None]:
-        """Look from a thread of its own during the block; what is found dead calls ``end``, which must end the block.
+        """Watch in a separate thread during the block. If the deployment is found dead, it calls ``end``, which must
+        end the block.
 
         Raises DeploymentDied then, in place of what ``end`` made the block raise.
         """
@@ -152,9 +154,10 @@ class Watch:
             raise self._died
 
     def require_replicas(self, within_s: float = 0.0) -> None:
-        """Raises DeploymentDied when a published replica is dead or was replaced, as told within that time.
+        """Raises DeploymentDied when a published replica is dead or was replaced, by Ray Serve's reports within that
+        time.
 
-        Returns at once where Ray Serve's health of replicas cannot be read.
+        Returns at once if Ray Serve's health of replicas cannot be read.
         """
         deadline = time.monotonic() + within_s
         while True:
@@ -248,7 +251,7 @@ class _FailureLimit(NamedTuple):
 
 
 class _FailureTimer:
-    """Something that fails is dead when it has failed without a break for long enough, and twice at least."""
+    """Decides that something is dead: it has failed without a break for long enough, and at least twice."""
 
     def __init__(self, subject: str, then: str) -> None:
         self._subject, self._then = subject, then

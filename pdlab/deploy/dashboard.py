@@ -1,8 +1,8 @@
 """Grafana's dashboard and Prometheus' alert rules, declared once (`ROWS`, `ALERTS`), and the files that provision both.
 
-Metrics have the names of Ray's default exporter: ``ray_`` before, and ``_total`` behind those of counters. Means are
-rates of counters, for that exporter makes the sums of histograms up from the middles of their buckets. A counter of
-failures appears at its first one, which ``increase`` does not see: alerts ask for what it is.
+Metrics have the names of Ray's default exporter: the prefix ``ray_``, and the suffix ``_total`` for counters. Means are
+rates of counters, because that exporter computes the sums of histograms from the middles of their buckets. A counter of
+failures appears with the first failure, which ``increase`` misses: alerts therefore read its value.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SHOWN_CALLS = tuple(name for name in PREFILL_CALLS if name not in ("calls", "ans
 
 
 class Query(NamedTuple):
-    """A PromQL expression, and what its lines are called (labels in braces)."""
+    """A PromQL expression, and the legend of its lines (labels in braces)."""
 
     expression: str
     legend: str
 
 
 class Panel(NamedTuple):
-    """``unit`` is one of Grafana's. ``stacked``: the lines add up to something."""
+    """One panel. ``unit`` is one of Grafana's. ``stacked``: draw the lines on top of each other."""
 
     title: str
     what: str
@@ -52,7 +52,7 @@ class PanelRow(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """``holds``: for so long before it is raised (Prometheus' duration)."""
+    """One alert. ``holds``: how long its condition must hold before it fires (Prometheus' duration)."""
 
     name: str
     expression: str
@@ -312,7 +312,7 @@ def queries() -> list[str]:
 
 
 def metrics() -> set[str]:
-    """Names of the metrics that the dashboard and the alerts ask for."""
+    """Names of the metrics that the dashboard and the alerts read."""
     return {name for each in queries() for name in re.findall(r"\bray_[a-z0-9_]+", each)}
 
 

@@ -24,7 +24,9 @@ LOADS = {"gpu": "4,8,16,32,64", "cpu": "4,16"}
 
 
 def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_command: str) -> str:
-    """The whole text. ``serving_path``: the way to the engines and why; ``launch_command`` starts this for real."""
+    """The text of a dry run. ``serving_path``: the path to the engines and its reason. ``launch_command``: the command
+    that starts the deployment.
+    """
     deployment, view, placement = prepared.deployment, prepared.view, prepared.placement
     unit = "GPU" if placement.device == "gpu" else "CPU slot"
     used = placement.used_slots

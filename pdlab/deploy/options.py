@@ -121,7 +121,7 @@ _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
 
 
 class LaunchOptions(Settings):
-    """What a launch takes besides the deployment: the same on the command line and in a `LaunchRequest`."""
+    """Settings of a launch besides the deployment: the same on the command line and in a `LaunchRequest`."""
 
     two_hosts: bool = setting(
         False,
@@ -480,7 +480,7 @@ def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | N
 
 
 def chooses_backend(settings: LaunchSettings) -> bool:
-    """Whether neither the flags nor the file of --config say which NIXL backend moves the KV cache."""
+    """Whether neither the flags nor the file of --config name a NIXL backend."""
     base = load_deployment(settings.config).topology if settings.config else None
     transport = None if base is None or isinstance(base, Collocated) else base.transport
     named = transport is not None and "backends" in transport.model_fields_set
@@ -565,10 +565,10 @@ class LaunchRequest(LaunchOptions):
 
     ``cluster`` is the cluster of a file, or None: the running Ray (or, with ``local_nodes``, that many Ray nodes
     started on this machine, with ``two_hosts`` on two hosts made of namespaces; ``link``: the rate and delay of the
-    link between them, None: as it is, or without a limit). The command line chooses ``api_key_file`` before anything
-    is launched; after that None means that no key is asked for. ``choose_backend``: nobody named a NIXL backend, so
-    that the nodes may decide. ``workload``: what an engine must hold. ``rehearsal``: with simulated engines, on fake
-    nodes of ``cluster``. ``command`` is the command line, for the manifest.
+    link between them, None: as it is, or without a limit). The command line chooses ``api_key_file`` before anything is
+    launched; after that None means that clients need no key. ``choose_backend``: no NIXL backend was named, so the
+    launch chooses one by the nodes. ``workload``: what an engine must hold. ``rehearsal``: with simulated engines, on
+    fake nodes of ``cluster``. ``command`` is the command line, for the manifest.
     """
 
     deployment: Deployment
@@ -587,12 +587,14 @@ class LaunchRequest(LaunchOptions):
 
     @property
     def serving_path(self) -> str:
-        """The way from ``host`` to the engines, and why."""
+        """The path from ``host`` to the engines, and its reason, in words."""
         made_up = self.rehearsal is not None and self.deployment.serving.direct_streaming
         return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None or made_up)
 
     def known_view(self) -> ClusterView | None:
-        """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
+        """The nodes of the cluster's file or of ``local_nodes``; None: the launch must read them from the running
+        Ray.
+        """
         if self.two_hosts:
             return two_hosts_cluster(self.link or LinkShape())
         return local_cluster(self.local_nodes) if self.local_nodes else self.cluster

@@ -1,4 +1,4 @@
-"""Look at the roles of fluid engines that are served, and set them: asks the board (`pdlab.deploy.serving.role_board`).
+"""Show and set the roles of the running fluid engines, through the role board (`pdlab.deploy.serving.role_board`).
 
 Imports Ray inside functions.
 """
@@ -59,8 +59,9 @@ def execute(order: RolesOrder) -> None:
 
 
 def ask(method: str, *arguments: Any) -> Any:
-    """What the board answers, on the Ray cluster that this process is connected to. Raises UsageError for what it
-    refuses, ClusterError where there is none or it does not answer."""
+    """The role board's answer, on the Ray cluster that this process is connected to. Raises UsageError for a request
+    that it refuses, ClusterError if there is no board or it does not answer.
+    """
     import ray
 
     names = board_names()

@@ -1,9 +1,9 @@
-"""Which way a request takes from the served address to the engines, how that is chosen, and why.
+"""The path of a request from the served address to the engines: how it is chosen, and why.
 
 With *direct streaming* HAProxy on the head node hands a request to the replica that answers it, on whichever node that
-is; otherwise HAProxy hands it to ingress replicas beside it, which call the engines through Ray. What HAProxy
-calls listens at ``--host`` too, for Ray Serve has one address for all its HTTP servers. docs/serving-path.md has what
-each costs. Imports neither Ray nor vLLM.
+is; otherwise HAProxy hands it to ingress replicas beside it, which call the engines through Ray. The servers behind
+HAProxy listen at ``--host`` too, because Ray Serve has one address for all its HTTP servers. docs/serving-path.md has
+the cost of each path. Imports neither Ray nor vLLM.
 """
 
 from __future__ import annotations

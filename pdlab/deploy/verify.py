@@ -1,4 +1,4 @@
-"""Whether a deployment that started is right: canary, first transfers, transfer counters."""
+"""Verify a started deployment: canary, first transfers, transfer counters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUTE_POLL_S = 0.2
 
 
 class LaunchProgress:
-    """Lines on standard error: what is happening, and how long it has taken."""
+    """Prints lines to standard error: the current step, and the time since the start."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -45,7 +45,7 @@ class LaunchProgress:
 
 @dataclass(frozen=True)
 class Checked:
-    """``answers``: the deployment's own, for the canary after a sweep; none where they mean nothing."""
+    """``answers``: the deployment's own, for the canary after a sweep; empty if answers have no meaning."""
 
     result: CanaryResult
     answers: tuple[canary.CanaryAnswer, ...] = ()
@@ -136,9 +136,9 @@ def _check_pairs(
 
 
 def await_route(base_url: str, timeout_s: float = ROUTE_TIMEOUT_S) -> None:
-    """Wait until the proxy at ``base_url`` knows the application, ``timeout_s`` seconds at most.
+    """Wait until the proxy at ``base_url`` has the application's route, at most ``timeout_s`` seconds.
 
-    Ray Serve calls an application running when its replicas run; its proxies learn the route from a broadcast after
+    Ray Serve reports an application as running when its replicas run; its proxies get the route by a broadcast after
     that and answer 404 until then (ray/serve/_private/haproxy.py, update_target_groups). Raises DeployError.
     """
     deadline, url = time.monotonic() + timeout_s, f"{base_url}/-/routes"

@@ -224,7 +224,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "other_requests",
         {"engines_after": {**engines(), "prefill": EngineCounters(requests=30)}},
-        "the prefill engines finished 30 requests during the level, 24 are the client's",
+        "the prefill engines finished 30 requests during the level, but this client sent 24",
     ),
     ("preemptions", {"engines_after": engines(preemptions=3)}, "engines preempted requests 3 times"),
     (

@@ -78,7 +78,7 @@ class TestWarmingAndPrefillAlone:
         [
             ([], "answers with an error when it is called directly: an empty stream"),
             ([SimpleNamespace(error="no")], "answers with an error when it is called directly: .*no"),
-            (RuntimeError("Traceback\n  ...\nValueError: why"), "cannot be asked: ValueError: why$"),
+            (RuntimeError("Traceback\n  ...\nValueError: why"), "cannot be reached directly: ValueError: why$"),
         ],
         ids=["empty", "error", "raises"],
     )

@@ -152,7 +152,7 @@ def test_another_load_than_a_request_rate_is_refused() -> None:
 
 
 def test_lengths_beside_mixes_are_refused() -> None:
-    with pytest.raises(ValueError, match="list of mixes says that itself"):
+    with pytest.raises(ValueError, match="list of mixes sets that itself"):
         Workload(input_tokens=7, lengths=parse_mixes(TWO))
 
 

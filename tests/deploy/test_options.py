@@ -99,7 +99,7 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
         ("--pd-spread --kv-poll-ms 200", "--kv-poll-ms"),
         ("--collocated --reuse-first-token", "--reuse-first-token does not apply to collocated"),
         ("--pd-fluid --reuse-first-token", "--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid"),
-        ("--pd-spread --reuse-first-token --no-kv-guard", "is the KV guard's: leave out --no-kv-guard"),
+        ("--pd-spread --reuse-first-token --no-kv-guard", "is a setting of the KV guard: leave out --no-kv-guard"),
         ("--pd-spread --reuse-first-token --no-tokenize-once", "leave out --no-tokenize-once or --reuse-first-token"),
         ("--pd-spread --reuse-first-token --d-engine-arg spec_method=ngram", "speculative decoding exclude each other"),
         ("--pd-spread --otlp-sample 0.5", "--otlp-sample needs --otlp-endpoint URL"),
@@ -380,7 +380,7 @@ def test_fluid_engines(line: str, fluid: Fluid) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are alike"),
+        ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are identical"),
         ("--pd-fluid --d-engine-arg a=1", "--d-engine-arg does not apply to pd-fluid"),
         ("--pd-spread --roles 1:1", "--roles does not apply to pd-spread: it is for --pd-fluid"),
         ("--collocated --slo-tpot-ms 9", "--slo-tpot-ms does not apply to collocated: it is for --pd-fluid"),

@@ -209,10 +209,10 @@ def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None
 def test_every_output_says_of_which_version_the_tables_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, picture = run(tmp_path / "run"), tmp_path / "curves.svg"
     assert cli_calibrate.main(["--runs", runs, "--start", "H200"]) == 0
-    assert "Note: step times of H200 are tables of vllm 0.24.0" in capsys.readouterr().out
+    assert "Note: step times of H200 come from tables of vllm 0.24.0" in capsys.readouterr().out
     words = ["--compare", runs, "--hardware", "H200", "--engine-version", "0.29", "--plot", str(picture)]
     assert cli_plan.main(words) == 0
-    assert "Note: step times of H200 are tables of vllm 0.24.0" in capsys.readouterr().out
+    assert "Note: step times of H200 come from tables of vllm 0.24.0" in capsys.readouterr().out
     assert "vllm 0.24.0" in picture.read_text()
 
 

@@ -252,7 +252,7 @@ def test_own_folder_without_gpus_or_levels(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no finished level"):
         load_experiment(store.folder, stated=2)
     store.write_manifest(Manifest(origin="measured", label="mine", gpus=4))
-    with pytest.raises(UsageError, match=r"says 4 GPUs, --gpus says 2"):
+    with pytest.raises(UsageError, match=r"has 4 GPUs, --gpus has 2"):
         load_experiment(store.folder, stated=2)
 
 

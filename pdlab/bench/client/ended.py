@@ -1,5 +1,6 @@
-"""The requests of a level that have ended: they are put into a file while others are sent, so that memory does not grow
-with their number, and become records when the level is over."""
+"""The ended requests of a level. They are written to a file while others are sent, so that memory does not grow with
+their number, and become records when the level is over.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ AT_ONCE = 200
 class Ended(NamedTuple):
     """One request, times in seconds; ``start_s`` on the monotonic clock.
 
-    ``itl_s``: gaps between chunks. ``due_s``: since the begin of the level's schedule (None: there is none).
-    ``by_schedule``: its lateness is by that, and not ``lateness_s``. ``facts``: more fields of its record.
-    ``timeline``: as its server told it. ``prompt``: its id in a compiled workload, and what an engine computed for it.
+    ``itl_s``: gaps between chunks. ``due_s``: due time since the start of the level's schedule (None: there is none).
+    ``by_schedule``: its lateness follows from ``due_s``, and is not ``lateness_s``. ``facts``: more fields of its
+    record. ``timeline``: the server's timeline. ``prompt``: its id in a compiled workload, and what an engine computed
+    for it.
     """
 
     start_s: float
@@ -45,7 +47,9 @@ class Ended(NamedTuple):
 
 
 class EndedRequests:
-    """``origin_s``: when the first one was sent. ``schedule_s``: when the schedule began, by the most punctual one."""
+    """The ended requests of a level. ``origin_s``: when the first one was sent. ``schedule_s``: start of the schedule,
+    by the most punctual request.
+    """
 
     def __init__(self) -> None:
         self.count = self.failed = 0
@@ -65,7 +69,9 @@ class EndedRequests:
         pickle.dump(tuple(ended), self._file, pickle.HIGHEST_PROTOCOL)
 
     def parts(self) -> Iterator[EndedPart]:
-        """All of them, some at once, in the order in which they ended; once, when none is added any more."""
+        """Yield all requests in batches, in the order in which they ended. Call it once, after the last one was
+        added.
+        """
         if self._file is None:
             return
         with self._file as file:
@@ -102,8 +108,9 @@ def record_of(ended: Ended, origin_s: float, schedule_s: float | None = None) ->
 
 
 def timeline_of(ended: Ended, origin_s: float) -> RequestTimeline | None:
-    """What its server told of an answered request, with the client's times as its record has them; None where it told
-    nothing that can be read: of another server it is no JSON, or no object."""
+    """The server's timeline of an answered request, with the client's times from its record. None: there is no readable
+    one (from another server it may be no JSON, or no object).
+    """
     if ended.timeline is None or not ended.ok or not ended.ttft_s:
         return None
     with contextlib.suppress(ValueError, TypeError, RecursionError):

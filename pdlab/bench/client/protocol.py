@@ -1,4 +1,4 @@
-"""What the driver and the load generator's processes tell each other."""
+"""Messages between the driver and the load generator's processes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STOP = "stop"
 class ReplayedPlan(Frozen):
     """The compiled workload (`pdlab.traffic.requests`) of a level that replays one.
 
-    ``path``: the file; ``groups``: sets of sessions in it that wait for each other. ``stretch``: all its times take so
-    many times as long. ``endpoint``: as in its head. ``block_tokens``: of the engines' KV cache, where the prompts are
-    to be told that the file does not foresee.
+    ``path``: the file; ``groups``: sets of sessions in it that wait for each other. ``stretch``: factor on all its
+    times. ``endpoint``: as in its head. ``block_tokens``: tokens per block of the engines' KV cache, if the load
+    generator must return prompts that the file does not determine.
     """
 
     path: str
@@ -33,8 +33,9 @@ class ReplayedPlan(Frozen):
 
 
 class ComputedTokens(Frozen):
-    """What an engine computed for a request: the ``tokens`` of its prompt, and of prompt and answer ``computed``, which
-    lack the answer's last token. ``keys``: of their whole blocks (`pdlab.traffic.prompts.token_keys`)."""
+    """What an engine computed for a request: ``tokens`` of the prompt, and ``computed`` tokens of prompt and answer
+    without the answer's last token. ``keys``: keys of their whole blocks (`pdlab.traffic.prompts.token_keys`).
+    """
 
     tokens: int
     computed: int
@@ -44,16 +45,15 @@ class ComputedTokens(Frozen):
 class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
 
-    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens, exact: of
-    every request, or with ``lengths`` of each by its number in the level, which is due at its ``due_s`` where that is
-    given, in seconds since the level's begin; the first ``prefix_tokens`` are the same
-    in every request and drawn from ``prefix_seed``.
-    ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
-    vLLM servers without a serving layer. With ``replay`` the requests, their lengths and their times are those of a
-    compiled workload. ``tokenizer`` is a folder or a Hugging Face id. Of several
-    processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
-    are of the whole level, and each process takes its share. ``stamped``: every request says in `SENT_HEADER` when it
-    is sent, in seconds of the machine's monotonic clock. ``timeline``: every request asks where its time goes.
+    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Token lengths are exact: one pair
+    for all requests, or ``lengths[i]`` for request i of the level. ``due_s[i]``: when request i is due, in seconds
+    since the level's start. The first ``prefix_tokens`` are the same in every request and drawn from ``prefix_seed``.
+    ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two vLLM servers
+    without a serving layer. With ``replay`` the requests, their lengths and their times are those of a compiled
+    workload. ``tokenizer`` is a folder or a Hugging Face id. With several processes this one is number ``part`` of
+    ``parts``: ``concurrency``, rates and ``num_requests`` are those of the whole level, and each process takes its
+    share. ``stamped``: every request has its sending time in `SENT_HEADER`, in seconds of the machine's monotonic
+    clock. ``timeline``: every request requests a timeline.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ClientLevel(Frozen):
 
     @property
     def own_concurrency(self) -> int | None:
-        """This process's share of the concurrency; the first ones take what is left over."""
+        """This process's share of the concurrency; the first processes take the remainder."""
         if self.concurrency is None:
             return None
         return self.concurrency // self.parts + (self.part < self.concurrency % self.parts)
@@ -102,7 +102,7 @@ class ClientLevel(Frozen):
 
     @property
     def most_parts(self) -> int:
-        """Processes that it has load for."""
+        """The largest number of processes that get a share of the load."""
         return self.replay.groups if self.replay else self.concurrency or self.num_requests
 
     @model_validator(mode="after")
@@ -123,7 +123,7 @@ class ClientLevel(Frozen):
 
 
 class EndedPart(Frozen):
-    """Some requests of a level, as in a `ClientAnswer`, in no order."""
+    """Some requests of a level, as in a `ClientAnswer`, in any order."""
 
     records: tuple[RequestRecord, ...] = ()
     timelines: tuple[RequestTimeline, ...] = ()
@@ -133,15 +133,14 @@ class EndedPart(Frozen):
 class ClientAnswer(Frozen):
     """What the load generator measured for one level.
 
-    ``records`` are ordered by arrival, times in seconds since the first arrival. ``cpu_share`` is
-    the CPU time of the whole client process over wall time between the first arrival and the last
-    answer (1 = one core); ``loop_lag_s`` the 95th percentile of how late its event loop woke up;
-    ``clock_step_s`` how far the wall clock moved against the monotonic one meanwhile. Of several
-    ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
-    where the schedule of an open loop begins there: lateness counts from the most punctual request.
-    ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: of the requests whose server
-    told one. ``prompts``, by a request's id in the file: of a replay by chat or of real text, as the server and its
-    tokenizer have them.
+    ``records`` are ordered by arrival, times in seconds since the first arrival. ``cpu_share`` is the CPU time of the
+    whole client process over wall time between the first arrival and the last answer (1 = one core); ``loop_lag_s`` the
+    95th percentile of how late its event loop woke up; ``clock_step_s`` how far the wall clock moved against the
+    monotonic one meanwhile. With several ``processes`` these are the worst values. ``origin_s`` is the first arrival on
+    the monotonic clock, ``schedule_s`` where the schedule of an open loop begins there: lateness counts from the most
+    punctual request. ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: timelines of the
+    requests that have one. ``prompts``, by a request's id in the file: for a replay by chat or of real text, the tokens
+    of the server and its tokenizer.
     """
 
     name: str

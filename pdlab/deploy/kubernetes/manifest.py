@@ -1,8 +1,8 @@
 """The manifests of a KubeRay RayService that serves a prepared deployment.
 
 One worker group for each planned node, with one pod and the label ``pdlab/node``: the pod that replaces a lost one has
-the label again, and the replica's placement finds it. Or one worker group for all nodes that have the same pools.
-Pure: plain data in, plain data out. docs/kubernetes.md says why each field is there.
+the label again, and the replica's placement finds it. Or one worker group for all nodes that have the same pools. Pure:
+plain data in, plain data out. docs/kubernetes.md has the reason for each field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080
 
 @dataclass(frozen=True)
 class PodSize:
-    """What pods have beside GPUs. ``shared_memory``: of /dev/shm, with Ray's object store in it."""
+    """Resources of pods other than GPUs. ``shared_memory``: size of /dev/shm, with Ray's object store in it."""
 
     head_cpu: str
     head_memory: str
@@ -54,7 +54,7 @@ CPU_PODS = PodSize("1", "4Gi", "4Gi", 2**30)
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """One worker group. ``nodes``: the planned nodes that its pods stand for, which are alike."""
+    """One worker group. ``nodes``: the planned, identical nodes that its pods represent."""
 
     name: str
     nodes: tuple[ClusterNode, ...]

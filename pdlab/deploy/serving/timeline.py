@@ -1,11 +1,11 @@
-"""Where a request's time goes: marks of the server that answers it, of its engine and of the one that prefilled.
+"""Timelines of requests: marks of the answering server, of its engine and of the engine that prefilled.
 
-A request that asks for it by the header `HEADER` is told: a streamed answer has one comment (``: pdlab {...}``) before
+A client requests one by the header `HEADER`: a streamed answer then has one comment (``: pdlab {...}``) before
 ``[DONE]``, another answer the same JSON in a response header of that name. Its form is
 `pdlab.results.timeline.RequestTimeline`. Times are of ``time.monotonic``, which every process of a machine shares and
-of which vLLM stamps its engine's events; prefill's server sends durations, in its answer's KV-transfer parameters under
-`TIMES_KEY`, and beside them the ids of prompt and first token where decode wants them (`IDS_KEY`). Runs in Ray Serve's
-replicas, sent there by value: imports the standard library and its neighbours.
+of which vLLM stamps its engine's events; prefill's server sends durations in its answer's KV-transfer parameters
+(`TIMES_KEY`), and the ids of prompt and first token if decode needs them (`IDS_KEY`). Runs in Ray Serve's replicas,
+sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class _RequestContext:
-    """The timing of the request that is being answered. Every process that is sent this module has its own."""
+    """Holds the timing of the current request. Every process that gets this module has its own."""
 
     def __init__(self) -> None:
         self._variable: contextvars.ContextVar[Timing | None] = contextvars.ContextVar("pdlab_timing", default=None)
@@ -73,17 +73,17 @@ _machine: dict[str, str] = {}
 
 
 def current() -> Timing | None:
-    """The timing of the request on whose behalf this is called."""
+    """The timing of the current request."""
     return _context.get()
 
 
 def asks(value: object) -> bool:
-    """Whether the header's value asks for a timeline."""
+    """Whether the header's value requests a timeline."""
     return value in ("1", b"1")
 
 
 class Timing:
-    """What is known of one request of this server; seconds of ``time.monotonic``."""
+    """The marks of one request on this server, in seconds of ``time.monotonic``."""
 
     def __init__(self, *, asked: bool, request_id: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -113,7 +113,7 @@ class Timing:
         return _ms(self._clock() - self.began)
 
     def mark(self, name: str) -> None:
-        """Now; where it is marked already, that stays."""
+        """Set the mark to now, unless it is set already."""
         self.marks.setdefault(name, self._clock())
 
     def called(self) -> None:
@@ -122,7 +122,7 @@ class Timing:
         self.mark("call")
 
     def failed(self, *, made: bool) -> None:
-        """A call of prefill has failed; or it was not ``made``, for there was no other replica."""
+        """A call of prefill has failed; or it was not ``made``, because there was no other replica."""
         if made:
             self.marks["failed"] = self._clock()
         else:
@@ -145,7 +145,7 @@ class Timing:
         self.marks.setdefault(name, at)
 
     def receive(self, admitted: float | None, told: float | None, usable: float, outcome: str) -> None:
-        """What the engine core says of KV cache from prefill."""
+        """Take the engine core's report on KV cache from prefill."""
         if outcome == READ:
             for name, at in (("admitted", admitted), ("told", told), ("usable", usable)):
                 if at is not None:
@@ -155,7 +155,7 @@ class Timing:
     def read(
         self, rank: int, posted: float, seen: float, microseconds: float, size: int, reads: int, boot: str
     ) -> None:
-        """What a worker says of its reads of KV cache (`pdlab.guard.marks.ReadMarks.seen`)."""
+        """Take a worker's report on its reads of KV cache (`pdlab.guard.marks.ReadMarks.seen`)."""
         self.reads.append((rank, posted, seen, microseconds, size, reads, boot))
 
     @property
@@ -169,11 +169,11 @@ class Timing:
 
     @property
     def engine_id(self) -> str:
-        """The engine's first id of the request, which ends in what the engine made up and holds the client's id."""
+        """The engine's first id of the request: the client's id and a suffix of the engine."""
         return self.engine_ids[0][-_ID_CHARS:]
 
     def durations(self, replica: str) -> dict[str, Any]:
-        """What prefill's server tells of itself, in ms."""
+        """The durations that prefill's server reports, in ms."""
         told: dict[str, Any] = {"total": self.passed_ms, "replica": replica}
         if self.engine_ids:
             told["id"] = self.engine_id
@@ -238,8 +238,9 @@ class TimingBook:
         self._failed = False
 
     def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
-        """The engine is given a request, on behalf of the one that is being answered. It is in the queue from here on:
-        vLLM's own event comes when the step that runs has ended, for its engine core looks at nothing before."""
+        """The engine gets a request for the current client request, and the request is in the queue from now on. vLLM's
+        own event comes only when the running step has ended.
+        """
         timing = current()
         if timing is not None:
             timing.mark("queued")
@@ -256,8 +257,8 @@ class TimingBook:
     def hear(self, outputs: Any) -> None:
         """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it.
 
-        An exception here would be the engine's end, for vLLM takes it for the engine core's: what another vLLM or
-        guard sends in another form is said once, and not heard.
+        An exception here would end the engine, because vLLM takes it for one of the engine core. A message in an
+        unknown form is therefore logged once and ignored.
         """
         try:
             self._hear(outputs)
@@ -290,8 +291,9 @@ class TimingBook:
 
 
 def listen(client: Any, book: TimingBook) -> None:
-    """Have the book hear what vLLM's client gives to its engine core and gets from it. Raises AttributeError where
-    that is another vLLM's."""
+    """Let the book see the messages between vLLM's client and its engine core. Raises AttributeError for another
+    version of vLLM.
+    """
     processor, core = client.output_processor, client.engine_core
     add, receive = processor.add_request, core.get_output_async
 
@@ -309,7 +311,8 @@ def listen(client: Any, book: TimingBook) -> None:
 
 class SendsTimeline:
     """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard.
-    ``traced``: the share of requests whose spans are made; None: no endpoint takes spans."""
+    ``traced``: the share of requests that get spans; None: there is no endpoint for spans.
+    """
 
     marks_reads = False
     traced: float | None = None
@@ -400,8 +403,9 @@ class SendsTimeline:
         return header_value(self._record(timing))
 
     def begin_trace(self, timing: Timing, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers that the engines of a request are to get in place of the client's of these names (in lower case
-        in ``headers``); empty: those are left as they are."""
+        """The headers that replace the client's ``headers`` of the same names (in lower case) for the engines of a
+        request; empty: no change.
+        """
         if self._traces is None:
             return {}
         timing.trace = self._traces.begin(timing.request_id, headers.get(TRACEPARENT), headers.get(TRACESTATE))

@@ -286,7 +286,7 @@ PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
         "too_few_in_flight",
         [run(8, 1, whole=summary(4, 160), steady=None)],
         {},
-        "4.0 in flight (Little's law), the load says 8",
+        "4.0 in flight (Little's law), but the load is 8",
     ),
     ("too_many_in_flight", [run(4, 1, steady=changed(requests_per_s=9.0))], {}, "steady window: 9.00 requests/s"),
     (
