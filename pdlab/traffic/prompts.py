@@ -1,7 +1,7 @@
-"""What an engine's cache sees of a prompt: its blocks, each known by all that stands before its end.
+"""A prompt as an engine's cache sees it: blocks, whose keys depend on all text up to the block's end.
 
-A prompt is a row of pieces of text (key, tokens). Two prompts have as many blocks in common as they begin alike,
-whatever pieces they are cut into by an engine's block size.
+A prompt is a sequence of pieces of text (key, tokens). Two prompts share the blocks of their common beginning, for any
+block size of the engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Content:
         return sum(tokens for _, _, tokens in self.rest)
 
     def and_then(self, blocks: Iterable[Block], size: int) -> _Content:
-        """With more text behind it, in blocks of ``size`` tokens."""
+        """The content with more text after it, in blocks of ``size`` tokens."""
         keys, rest, filled = [*self.keys], [*self.rest], self.rest_tokens
         for key, tokens in blocks:
             at = 0
@@ -73,7 +73,8 @@ class TrafficPrompts:
 
     def of(self, request: TrafficRequest) -> tuple[PromptBlocks, PromptBlocks]:
         """The prompt of a request, and prompt and answer, but for the answer's last token: no engine computes its KV.
-        Parents come before those that go on from them. Raises KeyError for a parent that did not."""
+        Parents must come before the requests that continue them, else KeyError.
+        """
         before = self._ends[request.continues] if request.continues is not None else (0, _Content())
         prompt = before[1].and_then(request.blocks, self.block_tokens)
         tokens = before[0] + request.new_tokens

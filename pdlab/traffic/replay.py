@@ -1,7 +1,7 @@
-"""A trace as requests: its window, its speed and scale, ticks spread, follow-ups causal or as they were recorded.
+"""Turns a trace into requests: window, speed, scale, spreading of ticks, follow-ups causal or as recorded.
 
-A trace whose lines are in the order of time is read twice, line by line: once to find what is wrong with it, its ticks
-and its order, then to make requests. Another is sorted in memory.
+A trace in order of time is read twice, line by line: first to find errors, ticks and its order, then to make requests.
+A trace in another order is sorted in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_GAPS = 4096  # different ones, that are kept to find a tick
 
 @dataclass(slots=True)
 class _Survey:
-    """What the first reading finds."""
+    """The results of the first reading."""
 
     requests: int = 0
     left_out: int = 0
@@ -39,7 +39,7 @@ class _Survey:
 
     @property
     def ticks_s(self) -> float | None:
-        """The seconds that all arrivals are multiples of; None: of nothing."""
+        """The tick in seconds: all arrivals are multiples of it; None: there is none."""
         if not self.gaps_ms or len(self.gaps_ms) > MOST_GAPS or self.together < SHARED * self.requests:
             return None
         tick_s = min(self.gaps_ms) / 1000
@@ -172,7 +172,7 @@ def _sessions(rows: Iterator[Recorded], spec: TrafficFile) -> Moments:
 
 
 def poisson(seed: int, rate_rps: float) -> Iterator[float]:
-    """Moments of a Poisson process from 0 on, without an end."""
+    """The times of a Poisson process from 0 on, without an end."""
     rng, now_s = random.Random(f"{seed}:arrivals"), 0.0
     while True:
         yield now_s
@@ -186,7 +186,7 @@ def share_of(seed: int, key: str) -> float:
 
 
 class _Maker:
-    """Makes requests of what was recorded. Remembers the latest requests, which follow-ups may go on from."""
+    """Makes requests from recorded ones. It stores the latest requests, which follow-ups may continue."""
 
     def __init__(self, spec: TrafficFile, trace_format: TraceFormat) -> None:
         self.spec, self.trace_format = spec, trace_format

@@ -73,5 +73,5 @@ def test_no_board_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterError, match="launch them with launch_gptoss.py --pd-fluid".replace(".", r"\.")):
         asking.ask("look")
     monkeypatch.setattr(asking, "board_names", lambda: ["a", "b"])
-    with pytest.raises(ClusterError, match="2 boards"):
+    with pytest.raises(ClusterError, match="2 role boards"):
         asking.ask("look")

@@ -431,7 +431,7 @@ VIZ = [
     case("viz", "--exps ours --plot-path dangling/x.png", "dangling is a link to nothing"),
     case("viz", "--audit ours --stat p99", "--stat does nothing with --audit"),
     case("viz", "--audit ours --no-plot", "--no-plot does nothing with --audit"),
-    case("viz", "--audit ours --gpus ours=4", "--gpus says 4", "leave --gpus out"),
+    case("viz", "--audit ours --gpus ours=4", "--gpus has 4", "leave --gpus out"),
     case("viz", "--exps ours --no-plot --log-latency", "--log-latency does nothing with --no-plot"),
     case("viz", "--exps ours --show-tables --no-show-tables", "--show-tables and --no-show-tables exclude each other"),
 ]

@@ -99,7 +99,7 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
         ("--pd-spread --kv-poll-ms 200", "--kv-poll-ms"),
         ("--collocated --reuse-first-token", "--reuse-first-token does not apply to collocated"),
         ("--pd-fluid --reuse-first-token", "--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid"),
-        ("--pd-spread --reuse-first-token --no-kv-guard", "is a setting of the KV guard: leave out --no-kv-guard"),
+        ("--pd-spread --reuse-first-token --no-kv-guard", "needs the KV guard: leave out --no-kv-guard"),
         ("--pd-spread --reuse-first-token --no-tokenize-once", "leave out --no-tokenize-once or --reuse-first-token"),
         ("--pd-spread --reuse-first-token --d-engine-arg spec_method=ngram", "speculative decoding exclude each other"),
         ("--pd-spread --otlp-sample 0.5", "--otlp-sample needs --otlp-endpoint URL"),

@@ -1,4 +1,4 @@
-"""Traces in CSV with a line of column names: Azure's, BurstGPT's, and any with a moment and two numbers of tokens.
+"""Traces in CSV with a line of column names: Azure's, BurstGPT's, and any with a time and two token counts.
 
 Azure (github.com/Azure/AzurePublicDataset, 2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``, ISO 8601.
 BurstGPT (github.com/HPMLL/BurstGPT): ``Timestamp,Model,Request tokens,...`` in seconds; file 3 has sessions too.
@@ -25,8 +25,9 @@ BURST_GPT = "response_tokens"  # its name of the answer's tokens, of which a fai
 
 
 def csv_trace(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
-    """Every line behind the names. Moments are seconds, milliseconds where the name of the column says so, or ISO 8601.
-    Raises UsageError."""
+    """Every line after the column names. Times are seconds, milliseconds if the column's name has this unit, or ISO
+    8601. Raises UsageError.
+    """
     with opened(path) as stream:
         rows = _rows(path, stream)
         _, head = next(rows, (1, []))
@@ -61,7 +62,7 @@ def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def is_csv_trace(head: Sequence[str]) -> bool:
-    """Whether a line of names has what is needed."""
+    """Whether a line of names has the necessary columns."""
     names = {column_name(name) for name in head}
     return all(names & set(known) for known in ((*MOMENTS, *MOMENTS_MS), INPUTS, OUTPUTS))
 

@@ -1,7 +1,7 @@
 """Formats with the text of prompts and without times: ShareGPT's, OpenAI's batch, vLLM's custom data set.
 
-Tokens are counted with a tokenizer where the workload file names one, else estimated from characters; what a chat
-template adds is not counted.
+Tokens are counted with a tokenizer if the workload file names one, else estimated from characters. Tokens of a chat
+template are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Counts = Callable[[str], int]
 
 
 def counter(folder: str | None) -> Counts:
-    """What counts the tokens of a text, at least 1. Raises UsageError for a folder without tokenizer.json."""
+    """A function that counts the tokens of a text, at least 1. Raises UsageError for a folder without
+    tokenizer.json.
+    """
     if folder is None:
         return lambda text: max(1, -(-len(text) // CHARS_PER_TOKEN))
     try:
@@ -71,8 +73,9 @@ def batch(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
 
 
 def sharegpt(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
-    """ShareGPT: a JSON list of conversations. Every message of the user that was answered is a turn; the model's own
-    answer takes the place of the recorded one, whose length it has. Raises UsageError."""
+    """ShareGPT: a JSON list of conversations. Every answered message of the user is a turn. The model's own answer
+    replaces the recorded one and has its length. Raises UsageError.
+    """
     counts = counter(spec.tokenizer)
     for number, row in enumerate(_array(path), start=1):
         where = f"{path}, conversation {number}"

@@ -211,7 +211,7 @@ def test_the_same_records_under_two_labels_of_ours(tmp_path: Path) -> None:
 PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("name_contradicts", {"conc8.json": {"max_concurrency": 4}}, "concurrency"),
     ("name_contradicts", {"conc4.json": {"total_output_tokens": 80 * 128, "output_throughput": None}}, "output tokens"),
-    ("early_ends", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "answers have 32"),
+    ("early_ends", {"conc4.json": {"total_output_tokens": 80 * 32, "output_throughput": None}}, "the answers 32"),
     ("peak_contradicts", {"conc4.json": {"max_concurrent_requests": 1}}, "in flight"),
     (
         "rate_not_offered",
