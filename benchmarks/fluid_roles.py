@@ -40,7 +40,7 @@ from pdlab.results import roles_log  # noqa: E402
 from pdlab.results.schema import Manifest  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
 from pdlab.roles.observed import ObservedPool  # noqa: E402
-from pdlab.roles.policy import Decision, Policy  # noqa: E402
+from pdlab.roles.policy import Policy, RoleDecision  # noqa: E402
 from pdlab.roles.spec import AUTO, FluidSpec  # noqa: E402
 from pdlab.sim.fluid import Controller  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
@@ -66,12 +66,12 @@ class Oracle:
         self.splits, self.every_s, self.lead_s = splits, every_s, lead_s
         self.learns = Policy(FluidSpec(slo_ttft_s=SLO.ttft_s, slo_tpot_s=SLO.tpot_s))
 
-    def decide(self, observed: ObservedPool) -> Decision:
+    def decide(self, observed: ObservedPool) -> RoleDecision:
         self.learns.decide(observed)  # when engines are done draining follows from rates
         prefill = self.splits[int((observed.now_s + self.lead_s) // self.every_s) % len(self.splits)]
         now = sum(each.role != "decode" for each in observed.engines)
         roles = self.learns.roles(observed.engines, prefill)
-        return Decision(prefill, len(roles) - prefill, prefill != now, "by the schedule", roles)
+        return RoleDecision(prefill, len(roles) - prefill, prefill != now, "by the schedule", roles)
 
 
 def deployment(engines: int, roles: str) -> Deployment:
@@ -260,7 +260,7 @@ def keep(out: Path, pool: Alternating, roles: Sequence[str]) -> None:
         store = Store(folder)
         store.write_manifest(Manifest(origin="simulated", label=of.label, deployment=of, gpus=of.gpus))
         store.write(to_run(done, of.label, workload), records(done), force=True)
-        roles_log.write(folder, level.key, [roles_log.RoleChange(*split) for split in done.splits])
+        roles_log.write(folder, level.key, done.splits)
 
 
 def head(*names: str) -> None:

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.rank_processes import ProcessRanks  # noqa: E402
 
-from pdlab.transfer.check import Size, TransferPlan, cache_blocks, run_backend  # noqa: E402
+from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks, run_backend  # noqa: E402
 from pdlab.transfer.rank.layout import plain_kv_shape  # noqa: E402
 
 BYTES, BLOCK = 256 << 20, 64 << 10
@@ -135,8 +135,8 @@ def tool() -> dict[str, Any]:
 def without_ray() -> float:
     """GB/s of the check's ranks as plain processes: what Ray around them costs is the difference to `tool`."""
     plan = TransferPlan(
-        shape=plain_kv_shape(1, BLOCK, 1, 16), sizes=(Size(BYTES // BLOCK),), strategy="pack", repeats=REPEATS,
-        num_blocks=cache_blocks((Size(BYTES // BLOCK),), 1), timeout_s=60.0, seed=0, scattered=True,
+        shape=plain_kv_shape(1, BLOCK, 1, 16), sizes=(RequestSize(BYTES // BLOCK),), strategy="pack", repeats=REPEATS,
+        num_blocks=cache_blocks((RequestSize(BYTES // BLOCK),), 1), timeout_s=60.0, seed=0, scattered=True,
     )  # fmt: skip
     options = plan.ranks("UCX", vram=False)
     with ProcessRanks(options) as ranks:

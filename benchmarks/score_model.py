@@ -2,8 +2,8 @@
 
     python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--write] [--csv FILE]
 
-TABLE: rows of a published benchmark with ttft_ms and tpot_ms (pdlab/plan/public_points.py). Nothing of a left-out stack
-is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
+TABLE: rows of a published benchmark with ttft_ms and tpot_ms (stack_scores/public_points.py). Nothing of a left-out
+stack is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
 docs/model.md, and what a plan uses of all stacks into configs/errors/public.yaml. The tables are not shipped.
 ``--disaggregated``: points of prefill and decode in engines of their own instead, all of them, by the tables as they
 are: no correction was fitted to any of them, and a plan has no band for them.
@@ -26,23 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pydantic import Field, TypeAdapter  # noqa: E402
-
-from pdlab.core.catalog import ModelShape, require_shape  # noqa: E402
-from pdlab.core.errors import UsageError  # noqa: E402
-from pdlab.core.files import cache_dir  # noqa: E402
-from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
-from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
-from pdlab.core.workload import Closed  # noqa: E402
-from pdlab.plan.correction_fit import Response  # noqa: E402
-from pdlab.plan.error_catalog import PUBLIC, ErrorCatalog, catalog_of, covered, weights_of  # noqa: E402
-from pdlab.plan.public_points import PublicPoint, Stack, read_points, sample, throughput  # noqa: E402
-from pdlab.plan.scoring import (  # noqa: E402
+from stack_scores.catalog import catalog_of, covered  # noqa: E402
+from stack_scores.public_points import PublicPoint, read_points, sample, throughput  # noqa: E402
+from stack_scores.scoring import (  # noqa: E402
     METRICS,
-    NEAR,
     START,
     THROUGHPUT,
-    TPOT,
-    TTFT,
     GroupScore,
     PointFigure,
     PointsInBand,
@@ -63,9 +52,17 @@ from pdlab.plan.scoring import (  # noqa: E402
     scored,
     setting_of,
     sum_of,
-    with_correction,
 )
-from pdlab.plan.stack_prior import KINDS  # noqa: E402
+
+from pdlab.core.catalog import ModelShape, require_shape  # noqa: E402
+from pdlab.core.errors import UsageError  # noqa: E402
+from pdlab.core.files import cache_dir  # noqa: E402
+from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
+from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
+from pdlab.core.workload import Closed  # noqa: E402
+from pdlab.plan.correction_fit import TPOT, TTFT, Response  # noqa: E402
+from pdlab.plan.error_catalog import NEAR, PUBLIC, ErrorCatalog, weights_of  # noqa: E402
+from pdlab.plan.stack_prior import KINDS, Stack  # noqa: E402
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
 
@@ -227,7 +224,7 @@ def main() -> int:
         else:
             out = out._replace(banded=False)
         each = stacks[stack]
-        hardware, alone = with_correction(each.hardware, correction_by(out)), Alone(each)
+        hardware, alone = each.hardware.with_correction(correction_by(out)), Alone(each)
         points = [
             ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point)) for point in runs[stack]
         ]

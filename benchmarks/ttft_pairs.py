@@ -55,10 +55,10 @@ SWITCHED = """
 import os, sys
 import pdlab.deploy.serving.timeline as timeline
 from pdlab.deploy.serving.step_watch import connector_stats
-from pdlab.deploy.serving.timeline import CORE, WIRE, TimingBook, SendsTimeline, Timed
+from pdlab.deploy.serving.timeline import CORE, WIRE, TimingBook, SendsTimeline, TimelineMiddleware
 
 FILE = sys.argv.pop(1)
-call, timed, hear = Timed.__call__, SendsTimeline._timed, TimingBook.hear
+call, timed, hear = TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.hear
 
 async def call_or_not(self, scope, receive, send):
     if os.path.exists(FILE):
@@ -79,7 +79,7 @@ def hear_or_not(self, outputs):
         stats.pop(CORE, None)
         stats.pop(WIRE, None)
 
-Timed.__call__, SendsTimeline._timed, TimingBook.hear = call_or_not, timed_or_not, hear_or_not
+TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.hear = call_or_not, timed_or_not, hear_or_not
 from pdlab.__main__ import script
 script("launch")
 """

@@ -68,7 +68,7 @@ SEALED = {
     "pdlab.roles": ("pdlab.roles",),
     "pdlab.faults.on_node": ("pdlab.faults.on_node",),
 }
-OTHER_TESTS = {"contract", "live", "support", "data"}
+OTHER_TESTS = {"benchmarks", "contract", "live", "support", "data"}
 
 
 def name_of(path: Path) -> str:
@@ -80,9 +80,15 @@ def modules() -> dict[str, Path]:
     return {name_of(path): path for path in sorted(PDLAB.rglob("*.py")) if "site" not in path.parts}
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file, which several tests look at."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path: Path) -> Iterator[str]:
     """The modules of pdlab that a file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "pdlab")
         elif isinstance(node, ast.ImportFrom):
@@ -153,9 +159,8 @@ def test_nobody_searches_the_output_of_a_command() -> None:
     """A command hands its failure over (`pdlab.core.failure`): no code looks for words that another part printed."""
     written = ("error: ", "logs kept in ", "not tried again: ")
     for module, path in modules().items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        in_text = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        for node in ast.walk(tree):
+        in_text = {part for node in nodes(path) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and node not in in_text and isinstance(node.value, str):
                 assert node.value not in written, f"{module}, line {node.lineno}: {node.value!r} is searched for"
 
@@ -200,9 +205,8 @@ PRIVATE_HOMES = {
 
 def code_strings_and_imports(path: Path) -> Iterator[str]:
     """Modules that are imported, attributes and string constants that are no docstring."""
-    tree = ast.parse(path.read_text())
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
         elif isinstance(node, ast.Import):

@@ -63,7 +63,7 @@ def highest(x: Array, y: Array, bounds: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class DrawnLine:
     """One line of a curve: ``y`` (1 + draws, points) against figures that are better when lower, ``x``
     (1 + draws, points, figures). Row 0 is the estimate."""
 
@@ -72,9 +72,9 @@ class Line:
     dof: float
     basis: Basis | None
 
-    def mirrored(self) -> Line:
+    def mirrored(self) -> DrawnLine:
         """x, one figure, and y exchanged: "highest y at most x" answers "lowest x at least y" with its sign turned."""
-        return Line(-self.y[:, :, None], -self.x[:, :, 0], self.dof, self.basis)
+        return DrawnLine(-self.y[:, :, None], -self.x[:, :, 0], self.dof, self.basis)
 
     def reach(self, bounds: Array) -> Array:
         """Highest y where every x is within its bound: (n, figures), or (n,) of one figure -> (1 + draws, n)."""
@@ -105,7 +105,7 @@ def line(
     y: LevelFigure,
     x_factor: float = 1.0,
     y_factor: float = 1.0,
-) -> Line | None:
+) -> DrawnLine | None:
     """The line through ``points``, all figures known at each; None without points.
 
     With a single repeat anywhere, a scatter between repeats is assumed, of latencies and of rates, common to all levels
@@ -126,7 +126,7 @@ def line(
         drawn[1:] *= np.maximum(starts, 0.0)[:, [*(0 for _ in x), 1], None]
     if not np.ptp(drawn, axis=0).any():
         drawn = drawn[:2]  # No scatter is known: one draw stands for all.
-    return Line(
+    return DrawnLine(
         x=drawn[:, :-1].swapaxes(1, 2) * x_factor,
         y=drawn[:, -1] * y_factor,
         dof=dof,

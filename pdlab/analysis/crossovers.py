@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import Line, highest
+from pdlab.analysis.bootstrap import DrawnLine, highest
 from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.intervals import Array, Estimate, compare
@@ -142,11 +142,11 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     return Crossovers(reigns=reigns, takeovers=tuple(changes.values()))
 
 
-def _range(line: Line) -> tuple[float, float]:
+def _range(line: DrawnLine) -> tuple[float, float]:
     return float(line.y[0].min()), float(line.y[0].max())
 
 
-def _offer(lines: Sequence[Line], grid: Array) -> list[Estimate | None]:
+def _offer(lines: Sequence[DrawnLine], grid: Array) -> list[Estimate | None]:
     """The lowest latency of any of the lines at each throughput of the grid."""
     lowest: list[Estimate | None] = [None] * len(grid)
     for line in lines:

@@ -11,8 +11,8 @@ from pydantic import Field, InstanceOf
 
 from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, is_tail, of_repeats
 from pdlab.analysis.requests import Requests
-from pdlab.analysis.shrinkage import Study
-from pdlab.analysis.ttft_breakdown import Split, mean_split, split
+from pdlab.analysis.shrinkage import RepeatStudy
+from pdlab.analysis.ttft_breakdown import TtftSplit, mean_split, split
 from pdlab.analysis.view import GPUS_PER_NODE, CountedRole, ThroughputMetric, View
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
@@ -129,7 +129,7 @@ class Point(Figures):
     valid: bool = True
     fresh: bool = False
     workloads: tuple[Workload, ...] = ()
-    study: InstanceOf[Study[Sample]] | None = Field(default=None, exclude=True, repr=False)
+    study: InstanceOf[RepeatStudy[Sample]] | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def repeats(self) -> int:
@@ -242,7 +242,7 @@ class Curve(Frozen):
     workload: str
     points: tuple[Point, ...]
     published: str | None = None
-    splits: dict[tuple[LoadKind, float], Split] = Field(default_factory=dict)
+    splits: dict[tuple[LoadKind, float], TtftSplit] = Field(default_factory=dict)
     searches: tuple[SloSearch, ...] = ()
     tuning: Tuning | None = None
     origin: Origin = "measured"
@@ -355,7 +355,7 @@ def _joined(same: Sequence[Curve]) -> str:
 def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
     """The same curves, each level's scatter moderated by that of all valid levels (`pdlab.analysis.shrinkage`)."""
     curves = tuple(curves)
-    study = Study([[point.samples for point in curve.points if point.valid] for curve in curves])
+    study = RepeatStudy([[point.samples for point in curve.points if point.valid] for curve in curves])
     return tuple(
         curve.model_copy(update={"points": tuple(point.model_copy(update={"study": study}) for point in curve.points)})
         for curve in curves
@@ -432,8 +432,8 @@ def without_tails(point: Point) -> Point:
     return point.model_copy(update={"latency_ms": kept})
 
 
-def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], Split]:
-    by_load: dict[tuple[LoadKind, float], list[Split]] = {}
+def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], TtftSplit]:
+    by_load: dict[tuple[LoadKind, float], list[TtftSplit]] = {}
     for run in runs:
         if run.validity.valid and (one := split(run)):
             by_load.setdefault((run.key.kind, run.key.value), []).append(one)

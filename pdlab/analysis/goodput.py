@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlab.analysis.bootstrap import LevelFigure, Line, line
+from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.curves import Curve, Figures, Point, own
 from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
@@ -282,7 +282,7 @@ def _worst(figures: Figures, slo: Slo) -> float | None:
 
 def _line(
     curve: Curve, points: Sequence[Point], slo: Slo, how: How, rate: Callable[[Figures], float], factor: float
-) -> Line:
+) -> DrawnLine:
     """Throughput (y) against the share that misses the SLO, or the worst ratio to a bound (x)."""
 
     def misses(point: Point) -> Estimate | None:

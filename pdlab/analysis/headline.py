@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlab.analysis.bootstrap import MAX_UNREACHED, Line
+from pdlab.analysis.bootstrap import MAX_UNREACHED, DrawnLine
 from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, groups, nature, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, own
 from pdlab.analysis.intervals import Array, Comparison, Estimate, compare
@@ -390,7 +390,7 @@ class _ThroughputWithin(NamedTuple):
     on: Mask
 
 
-def _within_own(line: Line, grid: Array) -> _ThroughputWithin:
+def _within_own(line: DrawnLine, grid: Array) -> _ThroughputWithin:
     reached = line.reach(grid)
     unreached = np.isnan(reached).mean(axis=0)
     on = ~np.isnan(reached[0]) & (unreached <= MAX_UNREACHED) & (grid <= line.x[0].max() + 1e-9 * abs(grid))
@@ -399,7 +399,7 @@ def _within_own(line: Line, grid: Array) -> _ThroughputWithin:
     return _ThroughputWithin(logs, on & np.isfinite(logs[0]))
 
 
-def _mean_of(line: Line, reached: _ThroughputWithin, on: Mask) -> Estimate | None:
+def _mean_of(line: DrawnLine, reached: _ThroughputWithin, on: Mask) -> Estimate | None:
     with np.errstate(invalid="ignore"):
         means = np.exp(reached.logs[:, on].mean(axis=1))
     return line.estimates(means[:, None])[0]

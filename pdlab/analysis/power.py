@@ -38,9 +38,9 @@ class LookSchedule(Frozen):
         return 1 - (1 - confidence) / self.count
 
 
-def detectable(sd: float, repeats: int, level: float, comparisons: int = 1, power: float = POWER) -> float:
+def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> float:
     """The ratio above 1 of two deployments that `pdlab.analysis.intervals.compare` tells from 1 with probability
-    ``power``.
+    `POWER`.
 
     ``sd`` is that of the logarithm of one repeat of either, between starts. Drawn, with a fixed seed: of three repeats
     the scatter of the scatter matters, which no formula with normal quantiles has. Of one repeat each, whose scatter
@@ -48,7 +48,7 @@ def detectable(sd: float, repeats: int, level: float, comparisons: int = 1, powe
     """
     tail = (1 - level) / 2 / max(1, comparisons)
     if repeats < 2:
-        return math.exp((student_t(1 - tail, math.inf) + student_t(power, math.inf)) * sd * math.sqrt(2))
+        return math.exp((student_t(1 - tail, math.inf) + student_t(POWER, math.inf)) * sd * math.sqrt(2))
     dof = repeats - 1
     # Welch's degrees of freedom lie between those of one and of both; t is smooth in their reciprocal.
     grid = [student_t(1 - tail, dof / (1 - step / (2 * STEPS))) for step in range(STEPS + 1)]
@@ -62,7 +62,7 @@ def detectable(sd: float, repeats: int, level: float, comparisons: int = 1, powe
         t = grid[low] + (grid[low + 1] - grid[low]) * (at - low)
         least.append(t * math.sqrt((first + second) / repeats) - draw.gauss(0, math.sqrt(2 / repeats)))
     least.sort()
-    return math.exp(min(sd * least[math.ceil(power * DRAWS) - 1], 100.0))
+    return math.exp(min(sd * least[math.ceil(POWER * DRAWS) - 1], 100.0))
 
 
 def repeats_for(ratio: float, sd: float, level: float, comparisons: int = 1, most: int = 1000) -> int | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import LevelFigure, Line, line
+from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, workloads_of
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import (
@@ -172,7 +172,7 @@ def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[Lev
     if not any(point.repeats > 1 for _, points in lines for point in points):
         return {}
     keys: list[LevelKey] = []
-    drawn: list[Line] = []
+    drawn: list[DrawnLine] = []
     for curve, points in lines:
         usable = [p for p in points if p.latency(view) is not None]
         curve_line = line_of(curve, usable, view)
@@ -217,7 +217,7 @@ def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
     return 0.0 if None in most else (most[0] or 0.0) - (most[1] or 0.0)
 
 
-def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
+def line_of(curve: Curve, points: Sequence[Point], view: View) -> DrawnLine | None:
     """Throughput (y) against latency (x, lower is better whatever the view) with draws; points valid and known."""
     sign = 1.0 if view.lower_is_better else -1.0
     metric = view.throughput_metric
@@ -231,7 +231,7 @@ def line_of(curve: Curve, points: Sequence[Point], view: View) -> Line | None:
     )
 
 
-def lines_of(curve: Curve, view: View) -> list[Line]:
+def lines_of(curve: Curve, view: View) -> list[DrawnLine]:
     """One per kind of load that has a valid level with that latency."""
     usable = [[p for p in ps if p.valid and p.latency(view) is not None] for ps in curve.lines().values()]
     return [curve_line for points in usable if (curve_line := line_of(curve, points, view))]

@@ -103,14 +103,14 @@ def _at(estimate: Estimate, repeats: int) -> Estimate:
     return estimate._replace(standard_error=error, dof=float(repeats - 1))
 
 
-class Scatter(NamedTuple):
+class StartScatter(NamedTuple):
     """Standard deviation from start to start of the logarithm of a figure, and its degrees of freedom."""
 
     log_sd: float
     dof: int
 
 
-def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> Scatter | None:
+def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> StartScatter | None:
     """Pooled over deployments; None where nothing was repeated."""
     estimates: dict[str, Estimate] = {}
     for headline in headlines:
@@ -123,4 +123,4 @@ def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> Sca
     dof = math.fsum(part[1] for part in parts)
     if not dof:
         return None
-    return Scatter(math.sqrt(math.fsum(variance * weight for variance, weight in parts) / dof), round(dof))
+    return StartScatter(math.sqrt(math.fsum(variance * weight for variance, weight in parts) / dof), round(dof))

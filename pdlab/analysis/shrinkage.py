@@ -30,20 +30,20 @@ S = TypeVar("S")
 LEAST = 5
 
 
-class Prior(NamedTuple):
+class VariancePrior(NamedTuple):
     """``variance`` (relative, s0^2) with the weight of ``dof`` (d0, may be infinite) degrees of freedom."""
 
     variance: float
     dof: float
 
 
-class Study(Generic[S]):
+class RepeatStudy(Generic[S]):
     """The repeats of every level that stands side by side: per curve, per level, one sample per repeat."""
 
     def __init__(self, curves: Sequence[Sequence[Sequence[S]]]) -> None:
         self._levels = [level for curve in curves for level in curve if len(level) > 1]
         self._dof = sum(max((len(level) - 1 for level in curve), default=0) for curve in curves)
-        self._priors: dict[Hashable, Prior | None] = {}
+        self._priors: dict[Hashable, VariancePrior | None] = {}
 
     def moderate(self, estimate: Estimate, key: Hashable, value_of: Callable[[S], float | None]) -> Estimate:
         """``estimate`` (of repeats) with its scatter moderated. ``key`` names the figure ``value_of`` a sample."""
@@ -54,7 +54,7 @@ class Study(Generic[S]):
         prior = self._priors[key]
         return estimate if prior is None else _shrunk(estimate, prior, self._dof)
 
-    def _prior(self, value_of: Callable[[S], float | None]) -> Prior | None:
+    def _prior(self, value_of: Callable[[S], float | None]) -> VariancePrior | None:
         variances = []
         for level in self._levels:
             values = [value for sample in level if (value := value_of(sample)) is not None]
@@ -90,7 +90,7 @@ def _variance(estimate: Estimate) -> float:
     return (estimate.relative_error or 0.0) ** 2 * ((estimate.dof or 0.0) + 1)
 
 
-def _shrunk(estimate: Estimate, prior: Prior, most_dof: float) -> Estimate:
+def _shrunk(estimate: Estimate, prior: VariancePrior, most_dof: float) -> Estimate:
     assert estimate.dof is not None
     if math.isinf(prior.dof):
         variance, dof = prior.variance, math.inf
@@ -110,7 +110,7 @@ class LevelVariance(NamedTuple):
     dof: int
 
 
-def estimate_prior(variances: Sequence[LevelVariance]) -> Prior | None:
+def estimate_prior(variances: Sequence[LevelVariance]) -> VariancePrior | None:
     """Smyth's moments of log variances; None for too few."""
     count = len(variances)
     if count < LEAST:
@@ -124,9 +124,9 @@ def estimate_prior(variances: Sequence[LevelVariance]) -> Prior | None:
     if excess <= 0:
         # No further apart than chance: the pooled variance, which the mean of logs would put too low.
         pooled = math.fsum(v * d for v, d in variances) / sum(d for _, d in variances)
-        return Prior(pooled, math.inf)
+        return VariancePrior(pooled, math.inf)
     half = inverse_trigamma(excess)
-    return Prior(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
+    return VariancePrior(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
 
 
 def _relative_variance(values: Sequence[float]) -> float:

@@ -31,23 +31,23 @@ from pdlab.core.schema import Frozen
 from pdlab.results.schema import EngineCounters, Run
 
 
-class Range(Frozen):
+class MeanRange(Frozen):
     """A mean in seconds that is at least ``low_s`` and at most ``high_s`` (None: no upper end is known)."""
 
     low_s: float
     high_s: float | None
 
-    def __add__(self, other: Range) -> Range:
+    def __add__(self, other: MeanRange) -> MeanRange:
         high_s = None if self.high_s is None or other.high_s is None else self.high_s + other.high_s
-        return Range(low_s=self.low_s + other.low_s, high_s=high_s)
+        return MeanRange(low_s=self.low_s + other.low_s, high_s=high_s)
 
-    def beyond(self, other: Range) -> Range:
+    def beyond(self, other: MeanRange) -> MeanRange:
         """This range minus ``other``, at least 0."""
         low_s = 0.0 if other.high_s is None else max(0.0, self.low_s - other.high_s)
-        return Range(low_s=low_s, high_s=None if self.high_s is None else max(0.0, self.high_s - other.low_s))
+        return MeanRange(low_s=low_s, high_s=None if self.high_s is None else max(0.0, self.high_s - other.low_s))
 
 
-class Split(Frozen):
+class TtftSplit(Frozen):
     """Means in seconds per request; None if the engines did not report it.
 
     ``engine`` is the prefill (or collocated) engine's whole part, of which ``queue`` and ``prefill``; ``decode_engine``
@@ -57,13 +57,13 @@ class Split(Frozen):
     """
 
     ttft_s: float
-    engine: Range | None = None
-    queue: Range | None = None
-    prefill: Range | None = None
-    decode_engine: Range | None = None
-    kv_transfer: Range | None = None
-    decode_wait: Range | None = None
-    first_step: Range | None = None
+    engine: MeanRange | None = None
+    queue: MeanRange | None = None
+    prefill: MeanRange | None = None
+    decode_engine: MeanRange | None = None
+    kv_transfer: MeanRange | None = None
+    decode_wait: MeanRange | None = None
+    first_step: MeanRange | None = None
     rest_low_s: float | None = None
     rest_high_s: float | None = None
 
@@ -71,7 +71,7 @@ class Split(Frozen):
 PARTS = ("engine", "queue", "prefill", "decode_engine", "kv_transfer", "decode_wait", "first_step")
 
 
-def split(run: Run) -> Split | None:
+def split(run: Run) -> TtftSplit | None:
     """The split of one level; None without the engines' counters or without a TTFT."""
     # The whole run: the counters cover all of its requests.
     if run.whole.ttft is None or run.whole.ttft.mean_s is None or not run.engines_after:
@@ -93,24 +93,28 @@ def split(run: Run) -> Split | None:
         parts["first_step"] = _mean(run, "decode", "prefill", "prefill_count")
     if all(part is None for part in parts.values()):
         return None
-    return _with_rest(Split(ttft_s=run.whole.ttft.mean_s, **parts))
+    return _with_rest(TtftSplit(ttft_s=run.whole.ttft.mean_s, **parts))
 
 
-def mean_split(repeats: Sequence[Split]) -> Split:
+def mean_split(repeats: Sequence[TtftSplit]) -> TtftSplit:
     """Mean over repeats of every part that each of them has."""
 
-    def mean(name: str) -> Range | None:
-        ranges: list[Range] = [part_range for repeat in repeats if (part_range := getattr(repeat, name)) is not None]
+    def mean(name: str) -> MeanRange | None:
+        ranges: list[MeanRange] = [
+            part_range for repeat in repeats if (part_range := getattr(repeat, name)) is not None
+        ]
         if len(ranges) < len(repeats):
             return None
         highs = [part_range.high_s for part_range in ranges if part_range.high_s is not None]
         high_s = fmean(highs) if len(highs) == len(ranges) else None
-        return Range(low_s=fmean(part_range.low_s for part_range in ranges), high_s=high_s)
+        return MeanRange(low_s=fmean(part_range.low_s for part_range in ranges), high_s=high_s)
 
-    return _with_rest(Split(ttft_s=fmean(repeat.ttft_s for repeat in repeats), **{part: mean(part) for part in PARTS}))
+    return _with_rest(
+        TtftSplit(ttft_s=fmean(repeat.ttft_s for repeat in repeats), **{part: mean(part) for part in PARTS})
+    )
 
 
-def _with_rest(breakdown: Split) -> Split:
+def _with_rest(breakdown: TtftSplit) -> TtftSplit:
     prefill_side = breakdown.engine or _sum(breakdown.queue, breakdown.prefill)
     decode_side = breakdown.decode_engine or _sum(breakdown.kv_transfer, breakdown.decode_wait, breakdown.first_step)
     engines = _sum(prefill_side, decode_side)
@@ -120,12 +124,12 @@ def _with_rest(breakdown: Split) -> Split:
     return breakdown.model_copy(update={"rest_low_s": low_s, "rest_high_s": breakdown.ttft_s - engines.low_s})
 
 
-def _sum(*parts: Range | None) -> Range | None:
+def _sum(*parts: MeanRange | None) -> MeanRange | None:
     known_parts = [part for part in parts if part is not None]
     return sum(known_parts[1:], known_parts[0]) if known_parts else None
 
 
-def _mean(run: Run, pool: str, name: str, count: str) -> Range | None:
+def _mean(run: Run, pool: str, name: str, count: str) -> MeanRange | None:
     """Of a sum and its count, else of buckets; None when nothing was counted, or an engine began anew."""
     after = run.engines_after.get(pool)
     before = run.engines_before.get(pool, EngineCounters())
@@ -133,11 +137,11 @@ def _mean(run: Run, pool: str, name: str, count: str) -> Range | None:
         return None
     count_difference, sum_s = (_difference(before, after, field) for field in (count, f"{name}_s"))
     if count_difference and count_difference > 0 and sum_s is not None and sum_s >= 0:
-        return Range(low_s=sum_s / count_difference, high_s=sum_s / count_difference)
+        return MeanRange(low_s=sum_s / count_difference, high_s=sum_s / count_difference)
     return _of_buckets(before.buckets.get(name, {}), after.buckets.get(name, {}))
 
 
-def _of_buckets(before: Mapping[str, float], after: Mapping[str, float]) -> Range | None:
+def _of_buckets(before: Mapping[str, float], after: Mapping[str, float]) -> MeanRange | None:
     """From cumulative counts by upper end: the mean is between those of the buckets' ends."""
     grown = sorted((float(end), count - before.get(end, 0.0)) for end, count in after.items())
     if not grown or grown[-1][0] != float("inf") or grown[-1][1] <= 0 or any(count < 0 for _, count in grown):
@@ -148,7 +152,7 @@ def _of_buckets(before: Mapping[str, float], after: Mapping[str, float]) -> Rang
         low += begin * inside
         high += end * inside if inside else 0.0
         counted, begin = cumulative, end
-    return Range(low_s=low / total, high_s=None if high == float("inf") else high / total)
+    return MeanRange(low_s=low / total, high_s=None if high == float("inf") else high / total)
 
 
 def _difference(before: EngineCounters, after: EngineCounters, name: str) -> float | None:

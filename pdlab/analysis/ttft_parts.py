@@ -116,10 +116,10 @@ def ttft_parts(label: str, runs: Iterable[tuple[Run, Sequence[RequestTimeline]]]
     return [each for each in found_parts if each is not None]
 
 
-def shown_parts(levels: Sequence[TtftParts], share: float = 0.01) -> list[str]:
-    """Names of the parts that are at least ``share`` of some TTFT, in the order of time."""
+def shown_parts(levels: Sequence[TtftParts]) -> list[str]:
+    """Names of the parts that are at least 1 % of some TTFT, in the order of time."""
     every = [around for level in levels for around in (level.mean, *level.around)]
-    return [name for name in PARTS if any(around.parts_s.get(name, 0.0) >= share * around.ttft_s for around in every)]
+    return [name for name in PARTS if any(around.parts_s.get(name, 0.0) >= 0.01 * around.ttft_s for around in every)]
 
 
 def _counts(run: Run, timeline: RequestTimeline) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.engine_cache import EngineCache
@@ -15,14 +17,16 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
+from pdlab.results.kept import Kept
 from pdlab.results.schema import RequestRecord
+from pdlab.results.texts import Places, Texts
 from pdlab.results.timeline import RequestTimeline
+from pdlab.traffic.bounded import LatestKeys
 
 if TYPE_CHECKING:
-    from pdlab.bench.client.protocol import ComputedTokens
+    from pdlab.results.texts import TextColumn
     from pdlab.traffic.host_cache import HostCache
     from pdlab.traffic.oracle import HitOracle
-    from pdlab.traffic.prompts import PromptBlocks
 
 # Engine arguments under which the rules are others.
 OTHER_RULES = ("enable_prefix_caching", "disable_hybrid_kv_cache_manager", "kv_transfer_config")
@@ -106,24 +110,34 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
     )
 
 
-def placed(
-    records: Sequence[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str
-) -> tuple[RequestRecord, ...]:
+def placed(records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str) -> Kept[RequestRecord]:
     """The records of a replay with the replicas that served them, as their timelines tell; ids there begin with
     ``prefix``."""
-    told = {each.id.removeprefix(prefix): each for each in timelines}
-    found = []
+    ids, replicas, same = Texts(), [], dict[_Replicas, _Replicas]()
+    for each in timelines:
+        ids.add(each.id.removeprefix(prefix))
+        both = _Replicas(each.role_d, each.role_p)
+        replicas.append(same.setdefault(both, both))
+    told, found = Places(ids.array()), Kept(RequestRecord)
     for record in records:
-        own, timeline = record.replayed, told.get(record.replayed.id) if record.replayed else None
-        if own is not None and timeline is not None:
-            own = own.model_copy(update={"replica": timeline.role_d, "prefill_replica": timeline.role_p})
-        found.append(record.model_copy(update={"replayed": own}))
-    return tuple(found)
+        own = record.replayed
+        at = None if own is None else told.of(own.id)
+        if own is not None and at is not None:
+            own = own.model_copy(update=replicas[at]._asdict())
+        found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
+    return found
+
+
+class _Replicas(NamedTuple):
+    """As in a `ReplayedRequest`."""
+
+    replica: str | None
+    prefill_replica: str | None
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Mapping[str, ComputedTokens]
-) -> tuple[RequestRecord, ...]:
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Sequence[ComputedTokens]
+) -> Sequence[RequestRecord]:
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
 
@@ -135,69 +149,98 @@ def foreseen(
     Caches are empty when the replay begins; requests meet them in the order in which they come, each when the one
     before has ended.
     """
-    of_id = {record.replayed.id: record for record in records if record.replayed is not None and record.ok}
-    engines = {name: _engine(record, rules) for name, record in of_id.items()}
+    answered = _answered(records, rules)
+    hits = None if answered is None else _hits(answered, told or _planned(plan, rules.block_tokens), rules)
+    if hits is None:
+        return records
+    each_hit, found = iter(hits), Kept(RequestRecord)
+    for record in records:
+        own = record.replayed
+        if own is not None:
+            own = own.model_copy(update={"foreseen_tokens": next(each_hit) if record.ok else None})
+        found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
+    return found
+
+
+class _Answered(NamedTuple):
+    """Of the requests that were answered, in the order of the records: their ids, when they came, and the engine that
+    computed each."""
+
+    ids: TextColumn
+    arrival_s: array[float]
+    engines: list[str]
+
+
+def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered | None:
+    """None where an engine is not known, or had decoded others before."""
     decodes_s = {} if rules.answers else _first_decoded(records)
-    if any(record.arrival_s >= decodes_s.get(engines[name] or "", math.inf) for name, record in of_id.items()):
-        return tuple(records)
-    if not set(engines.values()) <= rules.caches.keys():
-        return tuple(records)
-    blocks = _prompts_by_request(told, rules) if told else _planned(plan, rules)
-    if not of_id.keys() <= blocks.keys():
-        return tuple(records)
-    oracles = {replica: rules.oracle(replica) for replica in rules.caches}
-    hosts = {replica: rules.host(replica) for replica in rules.caches}
-    hits: dict[str, int] = {}
-    for name in sorted(of_id, key=lambda name: of_id[name].arrival_s):
-        prompt, answered = blocks[name]
-        oracle, host = oracles[engines[name] or ""], hosts[engines[name] or ""]
-        device = oracle.hit(prompt)
-        loaded = host.load(prompt, device).tokens
-        oracle.compute(prompt, answered if rules.answers else None, loaded)
-        if rules.host_blocks is not None:
-            host.computed(prompt, device, loaded)
-        hits[name] = min(device + loaded, prompt.tokens - 1)
-    if any(host.held > (rules.host_blocks or 0) for host in hosts.values()):
-        return tuple(records)
-    return tuple(
-        record.model_copy(
-            update={"replayed": record.replayed.model_copy(update={"foreseen_tokens": hits.get(record.replayed.id)})}
-        )
-        if record.replayed is not None
-        else record
-        for record in records
-    )
+    known = {name: name for name in rules.caches}
+    ids, arrival_s, engines = Texts(), array("d"), list[str]()
+    for record in records:
+        if record.replayed is None or not record.ok:
+            continue
+        engine = known.get(_engine(record, rules) or "")
+        if engine is None or record.arrival_s >= decodes_s.get(engine, math.inf):
+            return None
+        ids.add(record.replayed.id)
+        arrival_s.append(record.arrival_s)
+        engines.append(engine)
+    return _Answered(ids.array(), arrival_s, engines)
 
 
-def _prompts_by_request(
-    told: Mapping[str, ComputedTokens], rules: CacheRules
-) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """Prompts, and prompts with their answers, by the ids of the requests."""
+def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRules) -> array[int] | None:
+    """Tokens that each answered request had in a cache, in the order of the records; None: not known of one."""
+    import numpy as np
+
     from pdlab.traffic.prompts import PromptBlocks
 
-    return {
-        name: (
-            PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens]),
-            PromptBlocks(each.computed, each.keys),
-        )
-        for name, each in told.items()
-    }
+    count, places = len(answered.engines), Places(answered.ids)
+    order = np.argsort(np.asarray(answered.arrival_s), kind="stable")
+    turn = np.empty(count)
+    turn[order] = np.arange(count)
+    by_arrival = Kept(ComputedTokens)
+    for each in prompts:
+        at = places.of(each.id)
+        if at is not None:
+            by_arrival.add(each, float(turn[at]))
+    if len(by_arrival) < count:
+        return None
+    oracles = {replica: rules.oracle(replica) for replica in rules.caches}
+    hosts = {replica: rules.host(replica) for replica in rules.caches}
+    hits = array("q", bytes(8 * count))
+    for at, each in zip(order, by_arrival, strict=True):
+        oracle, host = oracles[answered.engines[at]], hosts[answered.engines[at]]
+        prompt = PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens])
+        device = oracle.hit(prompt)
+        loaded = host.load(prompt, device).tokens
+        oracle.compute(prompt, PromptBlocks(each.computed, each.keys) if rules.answers else None, loaded)
+        if rules.host_blocks is not None:
+            host.computed(prompt, device, loaded)
+            if host.held > rules.host_blocks:
+                return None
+        hits[at] = min(device + loaded, prompt.tokens - 1)
+    return hits
 
 
-def _planned(plan: Path, rules: CacheRules) -> dict[str, tuple[PromptBlocks, PromptBlocks]]:
-    """As `_prompts_by_request`, of a plan whose prompts are token ids; of another one none."""
+def _planned(plan: Path, block_tokens: int) -> Iterator[ComputedTokens]:
+    """What is computed for the requests of a plan whose prompts are token ids; of another one none."""
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_head, read_requests
 
-    prompts = TrafficPrompts(rules.block_tokens)
-    blocks: dict[str, tuple[PromptBlocks, PromptBlocks]] = {}
     if read_head(plan).endpoint == "chat":
-        return blocks
+        return
+    numbers, followers = LatestKeys[str, int](), array("i")
     for request in read_requests(plan):
         if request.messages is not None:
-            return {}
-        blocks[request.id] = prompts.of(request)
-    return blocks
+            return
+        if request.continues is not None:
+            followers[numbers[request.continues]] += 1
+        numbers[request.id] = len(followers)
+        followers.append(0)
+    prompts = TrafficPrompts(block_tokens)
+    for request, count in zip(read_requests(plan), followers, strict=True):
+        prompt, computed = prompts.of(request, count)
+        yield ComputedTokens(id=request.id, tokens=prompt.tokens, computed=computed.tokens, keys=computed.keys)
 
 
 def _first_decoded(records: Iterable[RequestRecord]) -> dict[str, float]:

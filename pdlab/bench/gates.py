@@ -7,7 +7,7 @@ passed but *unchecked*, with the reason. New gates join `GATES`; what they find 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -21,12 +21,13 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
-from pdlab.results.level_data import LevelData
-from pdlab.results.schema import CanaryResult, NixlCounters, ReplayedRequest, Run, Trend, Validity
+from pdlab.results.level_data import LevelData, ReplayedData
+from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
+from pdlab.results.texts import Places, text_of
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
-    from pdlab.results.level_data import Column
+    from pdlab.results.level_data import Codes, Column
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -95,7 +96,7 @@ class Evidence(Frozen):
     fluid: bool = False
     roles_changed: bool | None = None
     smoke: bool = False
-    timelines: tuple[RequestTimeline, ...] = ()
+    timelines: InstanceOf[Sequence[RequestTimeline]] = ()
     by_session: tuple[str, ...] = ()
 
     @property
@@ -139,17 +140,19 @@ class Evidence(Frozen):
 
 def failed_requests(evidence: Evidence) -> Iterator[Finding]:
     """Any request without a complete answer."""
+    import numpy as np
+
     total = evidence.run.num_requests
     requests = evidence.requests
     if len(requests) != total:
         yield found("requests_unrecorded", recorded=len(requests), requests=total)
-    unsent = [each is not None and not each.sent for each in requests.replayed]
-    failed = [number for number, ok in enumerate(requests.ok.tolist()) if not ok and not unsent[number]]
-    if failed:
+    unsent = ~requests.replayed.sent
+    failed = np.flatnonzero(~requests.ok & ~unsent)
+    if len(failed):
         first = requests.errors[failed[0]] or "no answer"
         yield found("requests_failed", failed=len(failed), requests=total, first=first)
-    if any(unsent):
-        yield found("follow_ups_unsent", unsent=sum(unsent), requests=total)
+    if unsent.any():
+        yield found("follow_ups_unsent", unsent=int(unsent.sum()), requests=total)
 
 
 def token_counts(evidence: Evidence) -> Iterator[Finding]:
@@ -335,13 +338,14 @@ def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
 
 
 def cache_hits(evidence: Evidence) -> Iterator[Finding]:
-    """The share of a replay's prompts from the prefix cache differs from the share by vLLM's rules."""
-    foreseen = [each.foreseen_tokens for each in evidence.answered.replayed if each is not None]
+    """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
+    import numpy as np
+
     tokens = float(evidence.answered.input_tokens.sum())
     hits = _replay_hits(evidence)
     if hits is None or not tokens:
         return
-    share, expected = hits / tokens, sum(each or 0 for each in foreseen) / tokens
+    share, expected = hits / tokens, float(np.nansum(evidence.answered.replayed.foreseen_tokens)) / tokens
     if abs(share - expected) > HITS_OFF:
         yield found("hits_unforeseen", share=share, foreseen=expected)
 
@@ -350,9 +354,10 @@ def _replay_hits(evidence: Evidence) -> float | None:
     """Prompt tokens that engines had which computed prompts; None: not known. Decode finds in its own cache what it
     would else transfer, and the counters of a fluid pool are of both."""
     if evidence.fluid:
-        told = [each.cached_tokens for each in evidence.answered.replayed if each is not None]
-        known = [tokens for tokens in told if tokens is not None]
-        return float(sum(known)) if known and len(known) == len(told) else None
+        replayed = evidence.answered.replayed
+        told = replayed.cached_tokens[replayed.known]
+        # One that is not told makes the sum NaN.
+        return float(told.sum()) if len(told) and told.sum() >= 0 else None
     computing = ["prefill"] if _has_prefill(evidence) else list(evidence.run.engines_after)
     hits = [each for pool in computing if (each := evidence.growth(pool, "prefix_cache_hits")) is not None]
     # What they get from a connector comes from memory of the host.
@@ -366,19 +371,22 @@ def _has_prefill(evidence: Evidence) -> bool:
 
 def affinity(evidence: Evidence) -> Iterator[Finding]:
     """A session's requests went to several engines of a pool that keeps sessions together."""
+    import numpy as np
+
+    replayed = evidence.answered.replayed
     for pool in evidence.by_session:
-        homes: dict[str, set[str]] = {}
-        for each in evidence.answered.replayed:
-            replica = each and _served_by(each, pool)
-            if each is not None and replica:
-                homes.setdefault(each.session, set()).add(replica)
-        moved = sum(len(replicas) > 1 for replicas in homes.values())
+        replicas = _served_by(replayed, pool)
+        named = replicas >= 0
+        _, sessions = np.unique(replayed.sessions[named], return_inverse=True)
+        count = int(replicas.max(initial=0)) + 1
+        homes = np.bincount(np.unique(sessions * count + replicas[named]) // count)
+        moved = int((homes > 1).sum())
         if moved:
             yield found("sessions_moved", moved=moved, sessions=len(homes), pool=pool)
 
 
-def _served_by(each: ReplayedRequest, pool: str) -> str | None:
-    return each.prefill_replica if pool == "prefill" else each.replica
+def _served_by(replayed: ReplayedData, pool: str) -> Codes:
+    return replayed.prefill_replicas if pool == "prefill" else replayed.replicas
 
 
 def decode_context(evidence: Evidence) -> Iterator[Finding]:
@@ -431,7 +439,7 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     in a closed loop fewer were in flight than the level's number.
     """
     late_s = _known_lateness_s(evidence)
-    if not late_s:
+    if not len(late_s):
         return
     if isinstance(evidence.run.load, Replay):
         p99_s = metrics.percentile(late_s, 99)
@@ -444,34 +452,30 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     else:
         limit_s, why = _late_limit({"median TTFT": _median(evidence.answered.ttft_s)})
         when = "after they were due"
-    p95_s = late_s[math.ceil(0.95 * len(late_s)) - 1]
+    p95_s = float(late_s[math.ceil(0.95 * len(late_s)) - 1])
     if p95_s > limit_s:
         yield found("sent_late", late_ms=1000 * p95_s, when=when, limit=why)
 
 
 def dependencies(evidence: Evidence) -> Iterator[Finding]:
-    """Requests of a replay were sent before the last token of the answers that they wait for: their prompts cannot
-    contain these, and the engines got another load than that of the sessions.
-    """
-    requests = evidence.requests
-    ended_s = {
-        each.id: float(moment)
-        for each, moment in zip(requests.replayed, requests.finish_s, strict=True)
-        if each is not None
-    }
-    waiting = [
-        (each, float(moment))
-        for each, moment in zip(requests.replayed, requests.arrival_s, strict=True)
-        if each is not None and each.sent and each.after
-    ]
+    """Requests of a replay were sent before the last token of what they wait for: their prompts cannot hold its
+    answer, and the engines got another load than the sessions make."""
+    import numpy as np
+
+    requests, replayed = evidence.requests, evidence.requests.replayed
+    places = Places(replayed.ids)
+    ended_s = np.fromiter(
+        (math.nan if (at := places.of(other)) is None else requests.finish_s[at] for other in replayed.after),
+        np.float64,
+    )
+    numbers = np.repeat(np.arange(len(requests)), replayed.after_counts)
     # Where nothing is known of an end, nothing can have waited for it.
-    violated = [
-        each.id
-        for each, moment in waiting
-        if not all(moment >= ended_s.get(other, math.nan) - ORDER_SLACK_S for other in each.after)
-    ]
-    if violated:
-        yield found("dependency_violated", violated=len(violated), waiting=len(waiting), first=violated[0])
+    early = ~(requests.arrival_s[numbers] >= ended_s - ORDER_SLACK_S)
+    waiting = replayed.sent & (replayed.after_counts > 0)
+    violated = np.flatnonzero(waiting & (np.bincount(numbers[early], minlength=len(requests)) > 0))
+    if len(violated):
+        first = text_of(replayed.ids[violated[0]])
+        yield found("dependency_violated", violated=len(violated), waiting=int(waiting.sum()), first=first)
 
 
 def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
@@ -484,13 +488,12 @@ def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
     return limit_s, f"{1000 * limit_s:.0f} ms, {LATE_SHARE:.0%} of the {name}"
 
 
-def _known_lateness_s(evidence: Evidence) -> list[float]:
+def _known_lateness_s(evidence: Evidence) -> Column:
     """Sorted."""
     import numpy as np
 
     late_s = evidence.requests.lateness_s
-    known: list[float] = np.sort(late_s[~np.isnan(late_s)]).tolist()
-    return known
+    return np.sort(late_s[~np.isnan(late_s)])
 
 
 def _median(values_s: Column) -> float | None:
@@ -705,7 +708,7 @@ def _front_missing(evidence: Evidence) -> Finding | None:
 
 
 def _lateness_missing(evidence: Evidence) -> Finding | None:
-    return None if _known_lateness_s(evidence) else found("due_times_unrecorded")
+    return None if len(_known_lateness_s(evidence)) else found("due_times_unrecorded")
 
 
 def _clock_missing(evidence: Evidence) -> Finding | None:
@@ -713,7 +716,9 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
 
 
 def _hits_missing(evidence: Evidence) -> Finding | None:
-    if all(each is None or each.foreseen_tokens is None for each in evidence.answered.replayed):
+    import numpy as np
+
+    if np.isnan(evidence.answered.replayed.foreseen_tokens).all():
         return found("hits_not_foreseen")
     if evidence.fluid:
         return found("hits_not_told") if _replay_hits(evidence) is None else None
@@ -723,19 +728,19 @@ def _hits_missing(evidence: Evidence) -> Finding | None:
 def _affinity_missing(evidence: Evidence) -> Finding | None:
     if evidence.fluid:
         return found("roles_move_sessions")
-    replayed = [each for each in evidence.answered.replayed if each is not None]
+    replayed = evidence.answered.replayed
+    requests = int(replayed.known.sum())
     if any(affinity(evidence)):
         return None  # what is known suffices
     for pool in evidence.by_session:
-        named = sum(_served_by(each, pool) is not None for each in replayed)
-        if not named or named < NAMED_LEAST * len(replayed):
-            return found("replicas_not_told", named=named, requests=len(replayed), pool=pool)
+        named = int((_served_by(replayed, pool) >= 0).sum())
+        if not named or named < NAMED_LEAST * requests:
+            return found("replicas_not_told", named=named, requests=requests, pool=pool)
     return None
 
 
 def _dependencies_missing(evidence: Evidence) -> Finding | None:
-    waits = any(each is not None and each.after for each in evidence.requests.replayed)
-    return None if waits else found("replay_recorded")
+    return None if len(evidence.requests.replayed.after) else found("replay_recorded")
 
 
 def _short(evidence: Evidence) -> Finding | None:
@@ -880,20 +885,26 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
     told, answers = evidence.timelines, len(evidence.answered)
     if not told or not answers:
         return
-    whole = sum(timeline.whole for timeline in told)
+    whole = wrong = reads = 0
+    worst_s = 0.0
+    for timeline in told:
+        whole += timeline.whole
+        reads += sum(read.reads for read in timeline.wire)
+        if timeline.err is not None:
+            continue
+        disorder_s, front_s = timeline.disorder_s, timeline.front_s or 0.0
+        if disorder_s > DISORDER_S or front_s < FRONT_LEAST_S:
+            wrong += 1
+            worst_s = max(worst_s, disorder_s, -front_s)
     if whole < TOLD_LEAST * answers:
         yield found("timelines_lacking", whole=whole, answers=answers)
-    exact = [timeline for timeline in told if timeline.err is None]
-    wrong = [each for each in exact if each.disorder_s > DISORDER_S or (each.front_s or 0.0) < FRONT_LEAST_S]
     if wrong:
-        worst_ms = 1e3 * max(max(each.disorder_s, -(each.front_s or 0.0)) for each in wrong)
-        yield found("timelines_disordered", wrong=len(wrong), told=len(told), worst_ms=worst_ms)
+        yield found("timelines_disordered", wrong=wrong, told=len(told), worst_ms=1e3 * worst_s)
     before, after = evidence.run.nixl_before, evidence.run.nixl_after
     counted = after.transfers if after else None
     if counted is None or whole < answers or evidence.settling != "whole" or evidence.went_back:
         return
     grown = counted - ((before.transfers if before else None) or 0.0)
-    reads = sum(read.reads for timeline in told for read in timeline.wire)
     if reads != grown:
         yield found("timelines_miss_reads", reads=reads, counted=grown)
 
@@ -902,7 +913,7 @@ def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:
     """What the load generator could not do, where that fails no gate."""
     load = evidence.run.load
     late_s = _known_lateness_s(evidence)
-    if not isinstance(load, Open | Ramp) or not late_s:
+    if not isinstance(load, Open | Ramp) or not len(late_s):
         return
     p99_s = metrics.percentile(late_s, 99)
     if p99_s > NOTED_LATE_S:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -85,9 +85,9 @@ class Driver:
         self._settling: gates.Settling = "whole"
         self._owed = 0
         """Answers that the counters had not counted when they were read last, because they were late."""
-        self._sent: tuple[RequestRecord, ...] = ()
+        self._sent: Sequence[RequestRecord] = ()
         self._timeline = timeline and target.manifest.rehearsal is None
-        self.timelines: tuple[RequestTimeline, ...] = ()
+        self.timelines: Sequence[RequestTimeline] = ()
         """Of the level that was driven last, where its servers told them."""
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
@@ -136,11 +136,11 @@ class Driver:
         self._client.restart()
         self.warm_up(attempt)
 
-    def died_level(self, level: Level, died: Finding) -> tuple[Run, tuple[RequestRecord, ...]]:
-        """The record of a level in which the deployment died, with the requests sent until then."""
+    def died_level(self, level: Level, died: Finding) -> tuple[Run, Sequence[RequestRecord]]:
+        """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(findings=(died,))
-        completed = sum(record.ok for record in self._sent)
-        whole = self._told(metrics.whole(LevelData.of(self._sent)))
+        requests = LevelData.of(self._sent)
+        whole, completed = self._told(metrics.whole(requests)), int(requests.ok.sum())
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
@@ -218,10 +218,9 @@ class Driver:
             request_timeout_s=self._request_timeout_s,
         )
 
-    def measure(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
-        """Measure one level. If the load generator was the bottleneck, the level is measured again with more processes
-        and new prompts, unless ``once``. Raises BenchError when the server or the load generator dies.
-        """
+    def measure(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
+        """Measure one level. Where the load generator was the bottleneck it is measured again with
+        more processes, and new prompts, but ``once``. Raises BenchError when the server or the load generator dies."""
         notes = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
@@ -239,7 +238,9 @@ class Driver:
         plan = self._plan
         if plan is None or not isinstance(level.load, Replay):
             return answer
-        records = placed(answer.records, answer.timelines, id_prefix(level.key.stem, level.seed))
+        records: Sequence[RequestRecord] = placed(
+            answer.records, answer.timelines, id_prefix(level.key.stem, level.seed)
+        )
         rules = self._rules()
         if rules is not None:
             records = foreseen(records, Path(plan.path), rules, answer.prompts)
@@ -317,9 +318,9 @@ class Driver:
 
     def _judge(self, level: Level, answer: ClientAnswer, before: Snapshot | None, notes: tuple[Finding, ...]) -> Run:
         after = self._snapshot
-        new = self._strangers(before, after, sum(record.ok for record in answer.records))
-        completed = sum(record.ok for record in answer.records)
         requests = LevelData.of(answer.records)
+        completed = int(requests.ok.sum())
+        new = self._strangers(before, after, completed)
         window = metrics.steady_window(requests, level.load)
         steady = metrics.steady(requests, level.load, window)
         run = self._run_of(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.bench.target import Target, answers
-from pdlab.bench.watch import APP, HEALTH_LAG_S, Health, read_health
+from pdlab.bench.watch import APP, HEALTH_LAG_S, ReplicaHealth, read_health
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import DeploymentDied, UsageError
 from pdlab.core.nodes import Role
@@ -33,10 +33,9 @@ class LiveReplicas(NamedTuple):
     missing: str | None
 
 
-def state(target: Target, health: Sequence[Health]) -> LiveReplicas:
-    """Check that each pool has as many healthy replicas as the deployment needs, and as many others (an ingress, a
-    router) as were published. If Ray Serve does not export the health of replicas, nothing counts as missing.
-    """
+def state(target: Target, health: Sequence[ReplicaHealth]) -> LiveReplicas:
+    """Whether as many replicas of each pool are healthy as the deployment has, and as many others (an ingress, a
+    router) as were published. Where Ray Serve's health of replicas is not exported, nothing is missed."""
     deployment = target.manifest.deployment
     if deployment is None or not target.replicas or not health:
         return LiveReplicas(target.replicas, dict(target.pools), None)

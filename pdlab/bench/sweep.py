@@ -293,7 +293,7 @@ def _check_again(target: Target, store: Store, measured: Collection[RunKey], pro
         if run.key in measured:
             judged = run.model_copy(update={"validity": gates.after_canary(run.validity, result)})
             if judged != run:
-                store.write(judged, store.read_records(run.key), store.read_timelines(run.key), force=True)
+                store.write_judged(judged)
     manifest = store.read_manifest()
     store.write_manifest(manifest.model_copy(update={"canaries_after": (*manifest.canaries_after, result)}))
 
@@ -434,8 +434,8 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
 
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
     """False where all that failed did so for want of time, as under a load beyond what is served."""
-    failed = [record for record in records if not record.ok]
-    return not failed or not all(record.timed_out for record in failed)
+    failed = Counter(record.timed_out for record in records if not record.ok)
+    return not failed or failed[False] > 0
 
 
 class _Sweeper:
@@ -482,7 +482,7 @@ class _Sweeper:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
-    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
+    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
         """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
         whole. Raises DeploymentDied where it does not come back, or where one dies again."""
         limit_s = self._options.recover_s
@@ -505,10 +505,10 @@ class _Sweeper:
         validity = run.validity.model_copy(update={"notes": (*run.validity.notes, note)})
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 
-    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, tuple[RequestRecord, ...], Finding | None]:
+    def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, Sequence[RequestRecord], Finding | None]:
         """A measurement (None: it did not come to its end), and how what it measured died (None: it did not)."""
         run: Run | None = None
-        records: tuple[RequestRecord, ...] = ()
+        records: Sequence[RequestRecord] = ()
         try:
             run, records = self._driver.measure(level, once=once)
             if SIGNS_OF_DEATH & set(run.validity.failed_gates) and _not_all_late(records):

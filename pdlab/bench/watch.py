@@ -60,11 +60,10 @@ def _read(pages: Iterable[str], names: Collection[str], prefix: str) -> Iterator
             yield from list(samples(page, names.__contains__, (prefix,)))
 
 
-class Health(NamedTuple):
-    """One Ray Serve replica, from its controller's metrics. ``healthy`` None: there is no current value, which alone is
-    no sign, because Ray drops a gauge two exports after its last report. ``failures``: all failed health checks.
-    ``application``: empty if the page does not have it.
-    """
+class ReplicaHealth(NamedTuple):
+    """One Ray Serve replica, as its controller's metrics tell it: ``healthy`` None where they say nothing now, which
+    is no sign by itself, for Ray drops a gauge two exports after its last report. ``failures`` of health checks are
+    counted for ever. ``application``: empty where the page does not say."""
 
     replica: str
     deployment: str
@@ -73,8 +72,8 @@ class Health(NamedTuple):
     application: str = ""
 
 
-def replica_health(pages: Iterable[str]) -> list[Health]:
-    """The replicas in Prometheus pages. Empty: Ray Serve exports no series per replica."""
+def replica_health(pages: Iterable[str]) -> list[ReplicaHealth]:
+    """The replicas that Prometheus pages tell of. Empty where Ray Serve exports no series per replica."""
     deployments: dict[str, tuple[str, str]] = {}
     healthy: dict[str, bool] = {}
     failures: dict[str, float] = {}
@@ -88,13 +87,13 @@ def replica_health(pages: Iterable[str]) -> list[Health]:
         else:
             failures[replica] = failures.get(replica, 0.0) + sample.value
     return [
-        Health(replica, deployment, healthy.get(replica), failures.get(replica, 0.0), application)
+        ReplicaHealth(replica, deployment, healthy.get(replica), failures.get(replica, 0.0), application)
         for replica, (deployment, application) in deployments.items()
     ]
 
 
-def read_health(pages: Iterable[str]) -> list[Health]:
-    """The same for the pages at those addresses; pages that do not answer are left out."""
+def read_health(pages: Iterable[str]) -> list[ReplicaHealth]:
+    """The same of the pages at those addresses, as far as they answer."""
     return replica_health(_read_pages(pages))
 
 
@@ -211,13 +210,13 @@ class Watch:
         for name in {name for node in nodes for name in node}:
             self._front.setdefault(name, []).append(max(node.get(name, 0.0) for node in nodes))
 
-    def _health(self) -> list[Health]:
+    def _health(self) -> list[ReplicaHealth]:
         return replica_health(self._read_pages())
 
     def _read_pages(self) -> list[str]:
         return _read_pages(self._pages if self._replicas else ())
 
-    def _dead(self, health: Sequence[Health]) -> DeploymentDied | None:
+    def _dead(self, health: Sequence[ReplicaHealth]) -> DeploymentDied | None:
         ours = [one for one in health if one.replica in self._replicas]
         # Ray Serve stops the router of a node that has no engine any more: that one's death is what happened.
         for one in sorted(ours, key=lambda one: one.deployment.startswith(ROUTER)):

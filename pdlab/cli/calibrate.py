@@ -15,11 +15,11 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, Text, not_given, parse, setting
+from pdlab.core.settings import Settings, Text, not_given, setting
 from pdlab.core.text import choices, numbers
 from pdlab.plan.accuracy import (
     NAMES,
@@ -36,7 +36,7 @@ from pdlab.plan.accuracy import (
 from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text, with_calibration
+from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -185,11 +185,6 @@ class CalibrateSettings(Settings):
             )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit; returns the exit code."""
-    return exit_code(lambda: _run(parse(CalibrateSettings, sys.argv[1:] if argv is None else argv)))
-
-
 def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
     models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
     if len(models) > 1:
@@ -336,7 +331,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
-    hardware = with_calibration(start, result)
+    hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
         print(f"Note: {each.text}.")
     print(calibration_text(result))
@@ -357,7 +352,9 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     return 0
 
 
-def _run(settings: CalibrateSettings) -> int:
+@command(CalibrateSettings)
+def main(settings: CalibrateSettings) -> int:
+    """Fit."""
     if settings.out is not None:
         check_writable(settings.out, "--out")  # before the minutes of a fit, not after
         if settings.out.exists():

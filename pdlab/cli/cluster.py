@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.settings import Settings, setting
 
 EPILOG = """\
 examples:
@@ -33,12 +30,9 @@ class ClusterSettings(Settings):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the file; returns the exit code."""
-    return exit_code(lambda: _run(parse(ClusterSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: ClusterSettings) -> int:
+@command(ClusterSettings)
+def main(settings: ClusterSettings) -> int:
+    """Print the file."""
     from pdlab.deploy import launch
 
     print(cluster_file(launch.live_view(), settings.name), end="")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import replace
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.settings import Settings, setting
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
 
 EPILOG = """\
@@ -40,13 +38,9 @@ class CodeZipSettings(Settings):
     )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the zip; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _run(parse(CodeZipSettings, words)))
-
-
-def _run(settings: CodeZipSettings) -> int:
+@command(CodeZipSettings)
+def main(settings: CodeZipSettings) -> int:
+    """Write the zip."""
     files = code()
     path = settings.out / file_name(files) if settings.out.is_dir() else settings.out
     if path.suffix != ".zip":

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.settings import Settings, setting
 
 EPILOG = """\
 examples:
@@ -49,12 +47,9 @@ class DashboardSettings(Settings):
     out: Path = setting(..., "folder for the files", WRITTEN, value="DIR")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the files; returns the exit code."""
-    return exit_code(lambda: _run(parse(DashboardSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: DashboardSettings) -> int:
+@command(DashboardSettings)
+def main(settings: DashboardSettings) -> int:
+    """Write the files."""
     from pdlab.deploy import dashboard
 
     for target in settings.target:

@@ -7,9 +7,7 @@ with the plot of what was measured.
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +15,10 @@ from typing import Annotated
 from pdlab.cli.bench import CONCURRENCIES
 from pdlab.cluster import machine
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Positive, Settings, parse, setting
+from pdlab.core.settings import Port, Positive, Settings, setting
 from pdlab.demo.choice import LEVELS, PORT, choose, describe, held_port, nodes_are_up, refuse_if_too_small
 from pdlab.demo.run import Demo
 
@@ -67,12 +65,9 @@ class DemoSettings(Settings):
     port: Port | None = setting(None, "port to serve on", WHERE, otherwise=f"{PORT}, or a free one if that is taken")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit code."""
-    return exit_code(lambda: _main(parse(DemoSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _main(settings: DemoSettings) -> int:
+@command(DemoSettings)
+def main(settings: DemoSettings) -> int:
+    """Run the demo."""
     from pdlab.core.catalog import load_model
     from pdlab.deploy.options import LOCAL_MODEL
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Settings, setting
 
 if TYPE_CHECKING:
     from pdlab.results.understood import UnderstoodCurve
@@ -37,12 +36,9 @@ class DescribeSettings(Settings):
     force: bool = setting(False, "overwrite the existing file; corrections that still fit are kept", "results")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Describe; returns the exit code."""
-    return exit_code(lambda: _run(parse(DescribeSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: DescribeSettings) -> int:
+@command(DescribeSettings)
+def main(settings: DescribeSettings) -> int:
+    """Describe."""
     from pdlab.core.files import replace
     from pdlab.results.description import DESCRIPTION
     from pdlab.results.published_folders import require_folder

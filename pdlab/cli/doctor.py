@@ -8,15 +8,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdlab.core.errors import ClusterError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Backends, Settings, not_given, parse, setting
+from pdlab.core.settings import Backends, Settings, not_given, setting
 
 if TYPE_CHECKING:
     from pdlab.transfer.doctor.findings import Concern
@@ -65,13 +64,9 @@ class DoctorSettings(Settings):
             not_given(self, ("backends",), "--quick, which creates none")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Examine the nodes; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _run(parse(DoctorSettings, words)), {ClusterError: CANNOT_RUN})
-
-
-def _run(settings: DoctorSettings) -> int:
+@command(DoctorSettings, {ClusterError: CANNOT_RUN})
+def main(settings: DoctorSettings) -> int:
+    """Examine the nodes."""
     from pdlab.core.catalog import found_model
     from pdlab.transfer.doctor import diagnosis
     from pdlab.transfer.doctor.settings_rules import QueryClock

@@ -11,13 +11,13 @@ from pathlib import Path
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Settings, parse, setting
+from pdlab.core.settings import Port, Settings, setting
 from pdlab.core.text import duration
 from pdlab.first_hour import archive
-from pdlab.first_hour.run import State, open_state, run
+from pdlab.first_hour.run import FirstHourState, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
 from pdlab.steps.runner import RAN
 
@@ -74,12 +74,9 @@ class FirstHourSettings(Settings):
             raise UsageError(f"--model {self.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the steps; returns the exit code."""
-    return exit_code(lambda: _run(parse(FirstHourSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: FirstHourSettings) -> int:
+@command(FirstHourSettings)
+def main(settings: FirstHourSettings) -> int:
+    """Run the steps."""
     local, rehearse, port = settings.local, settings.rehearse, settings.port
     model = settings.model or (LOCAL_MODEL if local else MODEL)
     try:
@@ -108,7 +105,7 @@ def _run(settings: FirstHourSettings) -> int:
     return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else INCOMPLETE
 
 
-def describe(steps: Sequence[Step], state: State | None = None) -> str:
+def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:
     """Every step with its estimate, its limit and its command, and the estimate of all."""
     lines = []
     for number, step in enumerate(steps, start=1):
@@ -124,7 +121,7 @@ def describe(steps: Sequence[Step], state: State | None = None) -> str:
     return "\n".join(lines)
 
 
-def verdicts(steps: Sequence[Step], state: State) -> str:
+def verdicts(steps: Sequence[Step], state: FirstHourState) -> str:
     """One line per step, and what to do about those that did not end well."""
     lines = []
     for step in steps:

@@ -6,12 +6,11 @@ import hashlib
 import re
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.core.errors import ClusterError, UsageError
-from pdlab.core.exit_code import exit_code, no_file
-from pdlab.core.settings import Backends, Settings, parse, setting
+from pdlab.core.exit_code import command, no_file
+from pdlab.core.settings import Backends, Settings, setting
 
 DIFFERENT, CANNOT_RUN = 3, 5
 
@@ -57,13 +56,9 @@ class InstallWheelSettings(Settings):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Install and compare; returns the exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _run(parse(InstallWheelSettings, words)), {ClusterError: CANNOT_RUN})
-
-
-def _run(settings: InstallWheelSettings) -> int:
+@command(InstallWheelSettings, {ClusterError: CANNOT_RUN})
+def main(settings: InstallWheelSettings) -> int:
+    """Install and compare."""
     if settings.wheel.suffix != ".whl":
         raise UsageError(f"{settings.wheel}: not a wheel; give a file that ends in .whl")
     if settings.target and not Path(settings.target).is_absolute():

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import ModelShape, known_models, resolve_model, why_no_shape
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes_per_token_layer, parameters
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.settings import Settings, setting
 from pdlab.core.text import table
 
 UNKNOWN = 3
@@ -44,12 +44,9 @@ class ModelsSettings(Settings):
     markdown: bool = setting(False, "as a table of Markdown", "output")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit code."""
-    return exit_code(lambda: _run(parse(ModelsSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: ModelsSettings) -> int:
+@command(ModelsSettings)
+def main(settings: ModelsSettings) -> int:
+    """Print the table."""
     rows, unknown = [], []
     for model in settings.model or known_models():
         shape = resolve_model(model).shape

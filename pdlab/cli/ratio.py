@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.analysis.phase_ratio import report
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Settings, setting
 from pdlab.results.published_folders import load_experiment
 
 EPILOG = """\
@@ -37,12 +35,9 @@ class RatioSettings(Settings):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the ratio; returns the exit code."""
-    return exit_code(lambda: _run(parse(RatioSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: RatioSettings) -> int:
+@command(RatioSettings)
+def main(settings: RatioSettings) -> int:
+    """Print the ratio."""
     prefill, decode = load_experiment(settings.prefill), load_experiment(settings.decode)
     for flag, experiment, mode in (("--prefill", prefill, "prefill-only"), ("--decode", decode, "decode-only")):
         modes = sorted({run.workload.mode for run in experiment.runs})

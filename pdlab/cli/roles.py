@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Settings, setting
 
 EPILOG = """\
 examples:
@@ -45,18 +42,10 @@ class RolesSettings(Settings):
             parse_split(self.split)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code(lambda: _run(parse(RolesSettings, words)))
-
-
-def _run(settings: RolesSettings) -> int:
+@command(RolesSettings)
+def main(settings: RolesSettings) -> int:
+    """Run the command line."""
     from pdlab.deploy.roles import RolesOrder, execute
 
     execute(RolesOrder(base_url=settings.base_url, split=settings.split, log=settings.log))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

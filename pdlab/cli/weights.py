@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
 from pdlab.core.commands import typed
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Seconds, Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Seconds, Settings, setting
 from pdlab.core.text import gigabytes
 
 MISSING = 3
@@ -39,12 +37,9 @@ class WeightsSettings(Settings):
     timeout_s: Seconds = setting(7200.0, "time limit of a download", "download", value="S")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Look or fetch; returns the exit code."""
-    return exit_code(lambda: _run(parse(WeightsSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: WeightsSettings) -> int:
+@command(WeightsSettings)
+def main(settings: WeightsSettings) -> int:
+    """Look or fetch."""
     shape, source = found_model(settings.model)
     if source is None:
         print(f"{settings.model} is built by pdlab at the first launch: there is nothing to fetch")

@@ -5,11 +5,8 @@ Runs the very commands that a person would type, and prints them. Needs root: th
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Numbers, Settings, parse, setting
+from pdlab.core.exit_code import command
+from pdlab.core.settings import Numbers, Settings, setting
 from pdlab.demo.wire import prove
 
 EPILOG = """\
@@ -37,10 +34,7 @@ class WireSettings(Settings):
     tokens: Numbers = setting((1000, 5000), "KV-cache sizes in tokens", "what is checked", value="N,N,...")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; returns the exit code."""
-    return exit_code(lambda: _run(parse(WireSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: WireSettings) -> int:
+@command(WireSettings)
+def main(settings: WireSettings) -> int:
+    """Run the checks."""
     return prove(settings.rate, settings.tokens)

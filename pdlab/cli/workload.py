@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Settings, not_given, parse, setting
+from pdlab.core.settings import Settings, not_given, setting
 
 EPILOG = """\
 examples:
@@ -61,12 +60,9 @@ class WorkloadSettings(Settings):
             not_given(self, ("describe", "force"), "no -o, which only prints figures")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Read and write; returns the exit code."""
-    return exit_code(lambda: _run(parse(WorkloadSettings, sys.argv[1:] if argv is None else argv)))
-
-
-def _run(settings: WorkloadSettings) -> int:
+@command(WorkloadSettings)
+def main(settings: WorkloadSettings) -> int:
+    """Read and write."""
     from pdlab.traffic.compiled import compiled
     from pdlab.traffic.describe import described
 

@@ -277,7 +277,7 @@ class Cluster:
         return tuple(f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in self.alive())
 
 
-class Imports:
+class BackgroundImports:
     """What a driver imports in the background, one thing after the other: in two threads at once some packages fail."""
 
     def __init__(self) -> None:
@@ -315,14 +315,14 @@ def _collect_seldom() -> None:
     gc.set_threshold(200_000, 50, 50)  # as in pdlab/cluster/site/sitecustomize.py: a quarter of the import
 
 
-def prepare(local: LocalNodes | None, env: Mapping[str, str], imports: Imports | None = None) -> Future[Any]:
+def prepare(local: LocalNodes | None, env: Mapping[str, str], imports: BackgroundImports | None = None) -> Future[Any]:
     """Set this process up as a driver and import Ray Serve LLM in the background (8 s of CPU).
 
     The environment comes first: Ray reads it when it is imported. ``ray.serve`` is imported here
     and now, because answers of its controller import it too, and two threads must not do that at
     once. Wait for the result before anything of ``ray.serve.llm`` is used. ``imports``: those that have begun.
     """
-    imports = imports or Imports()
+    imports = imports or BackgroundImports()
     if local:
         become_driver(local)
         if at_start := local.env.get(AT_START):  # as in the nodes' own processes

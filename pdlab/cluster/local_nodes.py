@@ -18,13 +18,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -52,6 +54,8 @@ LAST_LINES = 3
 JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
+LONGEST_TITLE = 300
+FIRST_SERVE_PORT = 20_000
 OBJECT_STORE_BYTES = 100_000_000
 # Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
 _SHARED = re.compile(
@@ -81,6 +85,15 @@ SELDOM = {
 _own: set[str] = set()  # variables
 # Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
 _children: list[subprocess.Popen[bytes]] = []
+
+
+class Template(NamedTuple):
+    """A process beside the nodes, of which workers are forked: its module, the variable that names its socket to them,
+    and what it has in its environment beside that of the nodes."""
+
+    module: str
+    socket: str
+    env: Mapping[str, str]
 
 
 class LocalNodes(Frozen):
@@ -169,8 +182,20 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{temp_dir}/haproxy",
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{temp_dir}/haproxy/server-state",
         }
+        | serve_ports(cluster_id)
         | (LOOPBACK_ONLY if address == LOOPBACK else {})
     )
+
+
+def serve_ports(cluster_id: str) -> dict[str, str]:
+    """Ports at which HAProxy finds replicas and Ray Serve's own proxy: one of 40 ranges of 300. Ray's own are the same
+    for every cluster. Where a replica has ended, HAProxy would send its requests to another cluster's."""
+    first = FIRST_SERVE_PORT + 300 * (zlib.crc32(cluster_id.encode()) % 40)
+    ends = {"MIN_HTTP": first + 2, "MAX_HTTP": first + 199, "MIN_GRPC": first + 200, "MAX_GRPC": first + 299}
+    return {f"RAY_SERVE_DIRECT_INGRESS_{end}_PORT": str(port) for end, port in ends.items()} | {
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 1),
+    }
 
 
 def set_own(name: str, value: str) -> None:
@@ -202,7 +227,7 @@ def _hosts(nodes: LocalNodes) -> tuple[Host, ...]:
 def start_made_up(
     cluster: ClusterView,
     env: Mapping[str, str],
-    announce: Callable[[str, str], None] = lambda cluster_id, folder: None,
+    announce: Callable[[str, str], None] | None = None,
 ) -> LocalNodes:
     """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has, and with
     ``env`` in the environment of their processes. Announces, returns and raises as `start`."""
@@ -211,24 +236,32 @@ def start_made_up(
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
         # The head's node is the first of them.
         nodes = tuple(sorted(cluster.nodes, key=lambda node: not node.head))
-        return _start(len(nodes), None, announce, cluster.model_copy(update={"nodes": nodes}), env)
+        return _start(len(nodes), None, announce or _tell_nobody, cluster.model_copy(update={"nodes": nodes}), env)
 
 
 def start(
-    count: int, link: LinkShape | None = None, announce: Callable[[str, str], None] = lambda cluster_id, folder: None
+    count: int,
+    link: LinkShape | None = None,
+    announce: Callable[[str, str], None] | None = None,
+    template: Template | None = None,
 ) -> LocalNodes:
     """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
 
     ``announce`` is told their id and their folder before anything of them is made. With ``link`` they are two, on two
-    hosts with that link between them. Raises UsageError when other local nodes are up or just being started, or where
-    two hosts cannot be made, ClusterError when Ray does not start.
+    hosts with that link between them. ``template``: of which the nodes' workers are forked; on two hosts there is
+    none, for a fork stays in its template's network. Raises UsageError when other local nodes are up or just being
+    started, or where two hosts cannot be made, ClusterError when Ray does not start.
     """
     if link is not None:
         two_hosts.require()
     with _lock(fcntl.LOCK_EX):
         if _verified(recorded()):
             raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        return _start(count, link, announce)
+        return _start(count, link, announce or _tell_nobody, template=None if link else template)
+
+
+def _tell_nobody(cluster_id: str, folder: str) -> None:
+    """Stands for ``announce`` where nobody listens."""
 
 
 def _start(
@@ -237,6 +270,7 @@ def _start(
     announce: Callable[[str, str], None],
     made_up: ClusterView | None = None,
     env: Mapping[str, str] | None = None,
+    template: Template | None = None,
 ) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
     # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
@@ -246,8 +280,12 @@ def _start(
     Path(_scratch(temp_dir)).mkdir()
     _write_token(Path(temp_dir) / TOKEN_FILE)
     own: dict[str, Any] = {"made_up": made_up, "env": dict(env or {})}
+    if template is not None:
+        own["env"][template.socket] = f"{temp_dir}/template"
     nodes = LocalNodes(id=cluster_id, count=count, gcs_port=0, temp_dir=temp_dir, pids=(), **own)
     try:
+        if template is not None:
+            _start_template(nodes, template)
         if link is None:
             return _start_ray(nodes)
         end_strays()
@@ -257,6 +295,15 @@ def _start(
     except BaseException:
         stop(nodes)
         raise
+
+
+def _start_template(nodes: LocalNodes, template: Template) -> None:
+    env = environment(nodes.id, nodes.temp_dir) | nodes.env | dict(template.env)
+    with (Path(nodes.temp_dir) / "template.log").open("w") as log:
+        options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        # A fork's title takes the place of the command: as long as those of Ray's workers.
+        command = [sys.executable, "-u", "-m", template.module, nodes.id.ljust(LONGEST_TITLE)]
+        _children.append(subprocess.Popen(command, start_new_session=True, **options))
 
 
 def _start_ray(nodes: LocalNodes) -> LocalNodes:
@@ -271,7 +318,7 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
     _wait_for(nodes, head)
     others = []
     for number in range(2, nodes.count + 1):
-        _await_fewer(nodes, range(2, number), AT_ONCE)
+        _await_room(nodes, range(2, number))
         others.append(_ray_start(number, [f"--address={nodes.address}"], nodes, {}))
     nodes = nodes.model_copy(update={"pids": (head.pid, *(other.pid for other in others))})
     _write(nodes)
@@ -313,11 +360,11 @@ def _left_of(nodes: LocalNodes, number: int) -> list[int]:
     return left
 
 
-def _await_fewer(nodes: LocalNodes, started: Iterable[int], most: int) -> None:
-    """Until fewer than ``most`` of the nodes that were started have yet to join, or time is over. Whoever needs a node
+def _await_room(nodes: LocalNodes, started: Iterable[int]) -> None:
+    """Until fewer than `AT_ONCE` of the nodes that were started have yet to join, or time is over. Whoever needs a node
     says so when it does not come."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while sum(JOINED not in _log(nodes, number) for number in started) >= most and time.monotonic() < deadline:
+    while sum(JOINED not in _log(nodes, number) for number in started) >= AT_ONCE and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -434,7 +481,7 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
 def _mapped(pids: Iterable[int]) -> set[Path]:
     """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a
     semaphore under another name, links it to its own and removes the first, which is what the maps go on showing."""
-    inodes = machine.mapped_inodes(pids, "/dev/shm")
+    inodes = machine.mapped_shared_inodes(pids)
     paths = set()
     for path in Path("/dev/shm").glob("*"):
         with contextlib.suppress(OSError):

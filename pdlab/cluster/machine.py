@@ -20,7 +20,7 @@ LOOK_S = 1.0
 BUSY_CORES = 0.2
 
 
-class Process(NamedTuple):
+class BusyProcess(NamedTuple):
     """A process and the cores that it used on average while the machine was observed."""
 
     pid: int
@@ -37,7 +37,7 @@ class Machine(NamedTuple):
     memory_free_bytes: int | None
     memory_bytes: int | None
     load_average: float | None
-    busy: tuple[Process, ...] = ()
+    busy: tuple[BusyProcess, ...] = ()
 
 
 def observe(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
@@ -48,7 +48,7 @@ def observe(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
     elapsed_s = max(time.monotonic() - began, 1e-3)
     after, idle_after_s = _cpu_seconds(), _idle_seconds()
     every = [
-        Process(process.pid, process.info["name"], (used_s - before[process]) / elapsed_s)
+        BusyProcess(process.pid, process.info["name"], (used_s - before[process]) / elapsed_s)
         for process, used_s in after.items()
         if process in before and process.pid != os.getpid()
     ]
@@ -81,14 +81,14 @@ def usable_cores(root: Path = Path("/")) -> float:
     return cores
 
 
-class Memory(NamedTuple):
+class FreeMemory(NamedTuple):
     """Bytes: what can be had without swapping, and in all."""
 
     free: int
     total: int
 
 
-def memory(root: Path = Path("/")) -> Memory:
+def memory(root: Path = Path("/")) -> FreeMemory:
     """Of this machine, within the limits of the control groups."""
     import psutil
 
@@ -103,7 +103,7 @@ def memory(root: Path = Path("/")) -> Memory:
         cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # it gives way
         left = max(0, int(limit) - int(used) + cache)
         free, total = min(free, left), int(limit)
-    return Memory(free, total)
+    return FreeMemory(free, total)
 
 
 def disk_free_bytes(path: Path) -> int | None:
@@ -143,13 +143,13 @@ def command_line(pid: int) -> list[str]:
     return []
 
 
-def mapped_inodes(pids: Iterable[int], folder: str) -> set[int]:
-    """Inodes of the files in ``folder`` that the processes have mapped."""
+def mapped_shared_inodes(pids: Iterable[int]) -> set[int]:
+    """Inodes of the files in /dev/shm that the processes have mapped."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            inodes |= {int(line.split()[4]) for line in text.splitlines() if f"{folder}/" in line}
+            inodes |= {int(line.split()[4]) for line in text.splitlines() if "/dev/shm/" in line}
     return inodes
 
 

@@ -308,11 +308,11 @@ def whole_shape(model: str) -> ModelShape | str:
     return shape
 
 
-def require_shape(model: str, flag: str = "--model") -> ModelShape:
+def require_shape(model: str) -> ModelShape:
     """`whole_shape`. Raises UsageError where it is not known."""
     shape = whole_shape(model)
     if isinstance(shape, str):
-        raise UsageError(f"{flag} {model}: {shape}")
+        raise UsageError(f"--model {model}: {shape}")
     return shape
 
 

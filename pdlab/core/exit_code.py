@@ -6,15 +6,44 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pdlab.core.commands import not_installed
 from pdlab.core.errors import BenchError, PdlabError, WriteError
 from pdlab.core.failure import failure_file, write_failure
 
+if TYPE_CHECKING:
+    from pdlab.core.settings import Settings
+
+    S = TypeVar("S", bound=Settings)
+
 INTERRUPTED = 130
 READER_GONE = 141  # as a shell tells of SIGPIPE
+
+
+class CommandLine(Protocol):
+    """``argv`` None: the words of this process. Returns the exit code."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+def command(
+    settings: type[S], codes: Mapping[type[PdlabError], int] | None = None
+) -> Callable[[Callable[[S], int]], CommandLine]:
+    """Make a function of these settings the main function of a command. ``codes``: as of `exit_code`."""
+
+    def decorate(run: Callable[[S], int]) -> CommandLine:
+        def main(argv: Sequence[str] | None = None) -> int:
+            from pdlab.core.settings import parse  # pydantic takes a while, and some failures come before it
+
+            words = sys.argv[1:] if argv is None else argv
+            return exit_code(lambda: run(parse(settings, words)), codes)
+
+        return main
+
+    return decorate
 
 
 def exit_code(

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,26 @@ from pdlab.core.errors import StoreError, UsageError, WriteError
 COMMAND_CHARS = 200
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write ``path`` in one step: a reader or a crash never sees half a file, and a failure leaves none behind.
 
-    Raises WriteError, a full disk included.
+    ``data``: all of it, or its pieces. Raises WriteError, a full disk included.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            file.writelines((data,) if isinstance(data, bytes) else data)
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         reason = f"{error.strerror or error}"
         raise WriteError(
             f"{path} cannot be written ({reason}): its previous content is unchanged; free disk space, or give this "
             "user permission to write there"
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_output(path: Path, text: str, flag: str) -> None:

@@ -8,6 +8,7 @@ finding compares its code or reads its numbers, never its text. To add one: writ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -71,22 +72,14 @@ def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ")
     return FindingCode(source="gates", gate=gate, rule=rule, template=template, fix=fix, joint=joint)
 
 
-def _unchecked(rule: str, template: str) -> FindingCode:
-    return FindingCode(source="unchecked", rule=rule, template=template, severity="note")
+def _noted(source: Source, rule: str, template: str, fix: str = "") -> FindingCode:
+    return FindingCode(source=source, rule=rule, template=template, fix=fix, severity="note")
 
 
-def _note(rule: str, template: str, fix: str = "") -> FindingCode:
-    return FindingCode(source="notes", rule=rule, template=template, fix=fix, severity="note")
-
-
-def _of_plan(rule: str, template: str) -> FindingCode:
-    """What a plan's step times rest on."""
-    return FindingCode(source="plan", rule=rule, template=template, severity="note")
-
-
-def _of_replay(rule: str, template: str) -> FindingCode:
-    """Which of several deployments is best for a replay, and why."""
-    return FindingCode(source="replay", rule=rule, template=template, severity="note")
+_unchecked, _note = partial(_noted, "unchecked"), partial(_noted, "notes")
+_of_plan = partial(_noted, "plan")  # what a plan's step times rest on
+_of_replay = partial(_noted, "replay")  # which of several deployments is best for a replay, and why
+_remark = partial(_noted, "transfer")  # what a verdict on a wire rests on
 
 
 def _cause(rule: str, what: str) -> FindingCode:
@@ -128,11 +121,6 @@ def _doctor(topic: str, rule: str, severity: Severity = "error") -> FindingCode:
 def _wire(rule: str, template: str, fix: str) -> FindingCode:
     """The likely cause of a wrong or slow wire."""
     return FindingCode(source="transfer", rule=rule, template=template, fix=fix, joint="; try: ")
-
-
-def _remark(rule: str, template: str) -> FindingCode:
-    """What a verdict on a wire rests on."""
-    return FindingCode(source="transfer", rule=rule, template=template, severity="note")
 
 
 _PACE_FIX = "launch with a larger --slow-down"

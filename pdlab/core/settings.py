@@ -2,14 +2,13 @@
 
 A field has a type with its bounds, a default, a description and a group. From the fields come the parser of the
 command line and its help (`parse`), the name of a flag in a message, the command line that gives the same settings
-(`to_words`), and the reference page (`reference`).
+(`to_words`), and the page of all flags (docs/flags.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +50,6 @@ class Settings(Frozen):
         """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
 
 
-PAGE_COLUMNS = 100
 S = TypeVar("S", bound=Settings)
 
 
@@ -537,26 +535,3 @@ def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:
         if value is None:
             break
     return holder, value
-
-
-def reference(kind: type[Settings]) -> str:
-    """The flags of a command as a table in Markdown."""
-    lines = [f"## `{program(kind.COMMAND)}`", "", textwrap.fill(kind.ABOUT, PAGE_COLUMNS, replace_whitespace=False)]
-    group = None
-    for each in declared(kind):
-        if each.flag.group != group:
-            group = each.flag.group
-            lines += ["", f"**{group}**", "", "| flag | what | default |", "|---|---|---|"]
-        rows = [(f"`{name}`", text, "") for name, _, text in each.flag.implies]
-        value = "" if each.kind is bool or each.flag.positional else f" `{_placeholder(each)}`"
-        advanced = " (advanced)" if each.flag.advanced else ""
-        names = ", ".join(f"`{name}`" for name in each.flags)
-        rows.append((f"{names}{value}", f"{each.info.description}{advanced}", default_text(each)))
-        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join(lines)
-
-
-def _placeholder(each: Declared) -> str:
-    if get_origin(each.kind) is Literal:
-        return ",".join(map(str, get_args(each.kind)))
-    return each.flag.value or ("N" if each.kind in (int, float) else each.name.upper())

@@ -8,7 +8,6 @@ failures appears with the first failure, which ``increase`` misses: alerts there
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,8 +74,8 @@ def _or_none(expression: str) -> str:
     return f"{expression} or vector(0)"
 
 
-def _quantile(share: float, metric: str, by: str = "le", only: str = "", window: str = RATE) -> str:
-    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{window})))"
+def _quantile(share: float, metric: str, by: str = "le", only: str = "") -> str:
+    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE})))"
 
 
 def _of_pool(gauge: str) -> str:
@@ -247,8 +246,8 @@ ROWS = (
 )
 
 
-def _recent(metric: str, by: str = "") -> str:
-    return _rate(metric, by, f"[{MINUTES}m]")
+def _recent(metric: str) -> str:
+    return _rate(metric, window=f"[{MINUTES}m]")
 
 
 ALERTS = (
@@ -303,17 +302,6 @@ ALERTS = (
         "The KV cache of an engine is full: requests wait for room or are preempted.",
     ),
 )
-
-
-def queries() -> list[str]:
-    """Every expression of the dashboard and of the alerts."""
-    of_panels = [query.expression for row in ROWS for panel in row.panels for query in panel.queries]
-    return [*of_panels, *(alert.expression for alert in ALERTS)]
-
-
-def metrics() -> set[str]:
-    """Names of the metrics that the dashboard and the alerts read."""
-    return {name for each in queries() for name in re.findall(r"\bray_[a-z0-9_]+", each)}
 
 
 def dashboard() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdlab.cluster import local_nodes, run_on_host
-from pdlab.cluster.connection import Cluster, Imports, prepare
+from pdlab.cluster.connection import BackgroundImports, Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
@@ -31,12 +31,13 @@ from pdlab.core.nodes import ClusterView, LinkShape, Placement
 from pdlab.core.served_model import in_bucket, not_on_this_machine, served_model
 from pdlab.deploy import preflight, serving_path, wire_proof
 from pdlab.deploy.application import Application, AppState, deployment_names
+from pdlab.deploy.cpu_engine import engine_template
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
 from pdlab.deploy.endpoint import OnHost, Running, clear_running, launching, load_running, measured_lock, save_running
 from pdlab.deploy.options import LaunchRequest, request_from_json, request_to_json
 from pdlab.deploy.orphan_cleanup import CleanupProcess, cleanup_process
 from pdlab.deploy.prepared import Prepared, prepare_deployment
-from pdlab.deploy.serve_config import ServeApp, transport_env, with_secrets
+from pdlab.deploy.serve_config import ServeApp, cpu_env, transport_env, with_secrets
 from pdlab.deploy.verify import LaunchProgress, check
 from pdlab.placement.actual import observe
 from pdlab.placement.place import fits
@@ -107,7 +108,7 @@ def _launch(
             # Before anything else is imported in the background: `from transformers import ...` in two threads
             # at once fails, for the package puts another module in its own place while it loads.
             source = str(ensure_tiny_model(shape, cache_dir()))
-        imports = Imports()
+        imports = BackgroundImports()
         local = _local(request, undo, progress, cleanup, substitutes, imports)
         loading = prepare(local, env, imports)
         with Cluster(local, env, progress) as cluster, contextlib.ExitStack() as taken_down:
@@ -197,7 +198,7 @@ def _local(
     progress: LaunchProgress,
     cleanup: CleanupProcess | None = None,
     substitutes: Substitutes | None = None,
-    imports: Imports | None = None,
+    imports: BackgroundImports | None = None,
 ) -> LocalNodes | None:
     """The local nodes to serve on: those that are up, or new ones that fall again if this launch fails. While they
     start, ``imports`` go on."""
@@ -234,7 +235,8 @@ def _local(
         link = (request.link or LinkShape()) if request.two_hosts else None
         if imports is not None:
             imports.ahead()
-        up = local_nodes.start(request.local_nodes, link, *([cleanup.nodes] if cleanup else []))
+        template = local_nodes.Template(engine_template.__name__, engine_template.SOCKET, cpu_env())
+        up = local_nodes.start(request.local_nodes, link, cleanup.nodes if cleanup else None, template)
         undo.callback(local_nodes.stop, up)
     if INSIDE not in os.environ and up.two_hosts:
         link = request.link or up.two_hosts.shape

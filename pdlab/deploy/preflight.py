@@ -66,7 +66,7 @@ def examine(
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
         facts = _ask(cluster, deployment, view, placement, node.thorough, ports, backends)
-        if optional and all_load(facts, LIBFABRIC):
+        if optional and _libfabric_loads(facts):
             print_line(
                 f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
             )
@@ -164,10 +164,10 @@ def may_choose(deployment: Deployment) -> bool:
     return tls is None and not any(name.startswith("UCX_") for name in variables)
 
 
-def all_load(facts: Facts, backend: str) -> bool:
-    """Whether the backend was created on every examined node."""
+def _libfabric_loads(facts: Facts) -> bool:
+    """Whether LIBFABRIC was created on every node that was asked."""
     loaded = [(fact.get("loaded") or {}).get("backends", {}) for fact in facts.values()]
-    return bool(loaded) and all(backends.get(backend, "not asked") is None for backends in loaded)
+    return bool(loaded) and all(backends.get(LIBFABRIC, "not asked") is None for backends in loaded)
 
 
 def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -44,14 +44,14 @@ class LaunchProgress:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """``answers``: the deployment's own, for the canary after a sweep; empty if answers have no meaning."""
+class CheckedLaunch:
+    """``answers``: the deployment's own, for the canary after a sweep; none where they mean nothing."""
 
     result: CanaryResult
     answers: tuple[canary.CanaryAnswer, ...] = ()
 
 
-def check(app: Application, deployment: Deployment, running: Running, progress: LaunchProgress) -> Checked:
+def check(app: Application, deployment: Deployment, running: Running, progress: LaunchProgress) -> CheckedLaunch:
     """Warm every pair, compare the canary's tokens, prove the transfers. Raises CanaryError, DeployError."""
     topology = deployment.topology
     key = _reference_key(deployment, running)
@@ -62,13 +62,17 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         raise CanaryError(f"{error}{_engines_say(app)}") from error
     if deployment.decode_bench:
         progress("no canary: the KV cache of prompts is filled with random values")
-        return Checked(CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared"))
+        return CheckedLaunch(
+            CanaryResult(equal=None, detail="decode bench: answers mean nothing, nothing was compared")
+        )
     _check_shapes(deployment, running, canary_answers, progress)
     if isinstance(topology, Collocated):
         assert key is not None, "one pool has one key"
         canary.save_reference(cache_dir(), key, canary_answers)
         progress("canary: answers kept as the collocated reference")
-        return Checked(CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(canary_answers))
+        return CheckedLaunch(
+            CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(canary_answers)
+        )
     if isinstance(topology, Disaggregated) and topology.prefill.replicas * topology.prefill.dp > 1:
         progress(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
     tps = [pool.tp for pool in deployment.pools.values()]
@@ -105,7 +109,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         )
     if counters.failed_transfers:
         raise CanaryError(f"vLLM counts {counters.failed_transfers:g} failed KV transfers{_engines_say(app)}")
-    return Checked(result, tuple(canary_answers))
+    return CheckedLaunch(result, tuple(canary_answers))
 
 
 def _engines_say(app: Application) -> str:

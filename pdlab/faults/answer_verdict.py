@@ -12,7 +12,7 @@ from pdlab.results.chaos import RequestOutcome
 SHOWN_CHARS = 160
 
 
-class Received(NamedTuple):
+class ReceivedAnswer(NamedTuple):
     """What a client got of one request. ``tops``: per token the log-probabilities of the likeliest, by token id; with
     ``bare`` they were not asked for, and those of the reference alone say what may be rounded.
 
@@ -37,7 +37,7 @@ class AnswerVerdict(NamedTuple):
     rounded: bool = False
 
 
-def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> AnswerVerdict:
+def judge(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> AnswerVerdict:
     """The request's outcome. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if
     an error, the client's leaving or nothing at all followed."""
     tokens = received.tokens
@@ -61,7 +61,7 @@ def judge(received: Received, reference: CanaryAnswer, rounding: float = canary.
     return AnswerVerdict("right", rounded=tokens != reference.tokens)
 
 
-def _unlike(received: Received, reference: CanaryAnswer, rounding: float) -> str | None:
+def _unlike(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float) -> str | None:
     """How the tokens so far differ from the reference's beginning; None: they do not, or within rounding."""
     count = len(received.tokens)
     if count > len(reference.tokens):

@@ -14,7 +14,7 @@ from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import Load
 from pdlab.faults.on_node import PREPARATION_S
 from pdlab.faults.plan import DueFault, FaultPlan
-from pdlab.faults.targets import Member, NodeActors, NodeSurvey, choose
+from pdlab.faults.targets import DeploymentProcess, NodeActors, NodeSurvey, choose
 from pdlab.results.chaos import InjectedFault
 
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
@@ -30,7 +30,7 @@ class FaultContext(NamedTuple):
     the engines do not say). ``restart``: start a node again, by its name (None: nothing here can). ``names``: of nodes,
     by Ray's id. ``more``: requests that take the memory of expired blocks."""
 
-    look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[Member]]]
+    look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[DeploymentProcess]]]
     prefilled: Callable[[], float | None]
     names: Callable[[], dict[str, str]]
     restart: Callable[[str], None] | None
@@ -53,7 +53,7 @@ class Injector:
         self.node_actors = node_actors
         self.link = link
         self.context = context
-        self._stopped: dict[Member, tuple[int, int]] = {}
+        self._stopped: dict[DeploymentProcess, tuple[int, int]] = {}
         self._link_touched = False
 
     def inject(self, due: DueFault) -> InjectedFault:
@@ -96,7 +96,7 @@ class Injector:
                     self.link.drop(0.0, self.node_actors.survey())
             self._link_touched = False
 
-    def stop(self, member: Member, most_s: float) -> None:
+    def stop(self, member: DeploymentProcess, most_s: float) -> None:
         """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises NoTarget, ClusterError."""
         process = [(member.pid, member.started)]
         watcher = self.node_actors.call(member.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
@@ -104,7 +104,7 @@ class Injector:
         if not self.node_actors.call(member.node, "send", process, int(signal.SIGSTOP)):
             raise NoTarget(f"process {member.pid} ended before SIGSTOP reached it")
 
-    def go_on(self, member: Member) -> None:
+    def go_on(self, member: DeploymentProcess) -> None:
         """SIGCONT, and nothing that would send another one into a later stop of the same process."""
         self.node_actors.call(member.node, "send", [(member.pid, member.started)], int(signal.SIGCONT))
         watcher = self._stopped.pop(member, None)
@@ -128,7 +128,7 @@ class _FaultInProgress:
         self.plan = injector.plan
         self.done: list[str] = []
         self.named: list[str] = []
-        self._chosen: dict[FaultTarget, Member] = {}
+        self._chosen: dict[FaultTarget, DeploymentProcess] = {}
         self._surveys: Sequence[NodeSurvey] = ()
         self._prefilled_before: float | None = None
         self._node_name = ""
@@ -255,16 +255,16 @@ class _FaultInProgress:
         self.injector.load.send_more(self.injector.context.more)
         return f" ({self.injector.context.more} requests)"
 
-    def _of(self, act: FaultAction) -> Member:
+    def _of(self, act: FaultAction) -> DeploymentProcess:
         assert act.target is not None
         return self._chosen[act.target]
 
-    def _send(self, member: Member, number: signal.Signals) -> None:
+    def _send(self, member: DeploymentProcess, number: signal.Signals) -> None:
         hit = self.injector.node_actors.call(member.node, "send", [(member.pid, member.started)], int(number))
         if not hit:
             raise NoTarget(f"process {member.pid} ended before {number.name} reached it")
 
-    def _later(self, act: FaultAction, member: Member, signals: list[tuple[float, int]]) -> None:
+    def _later(self, act: FaultAction, member: DeploymentProcess, signals: list[tuple[float, int]]) -> None:
         processes = [(member.pid, member.started)]
         if act.target is not None and act.target.part == "node":
             survey = next(each for each in self._surveys if each.node == member.node)

@@ -57,7 +57,7 @@ class FaultAction(NamedTuple):
     wait: Literal["hold", "lease"] | float = 0.0
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     """``phase``: where clients leave. ``needs_link``: two hosts with a link; ``needs_relay``: a link with a delay."""
 
     name: str
@@ -86,7 +86,7 @@ class Kind(NamedTuple):
         return all(count > 1 for role, count in replicas.items() if role in hit)
 
 
-def _signals() -> Iterator[Kind]:
+def _signals() -> Iterator[FaultKind]:
     targets = [FaultTarget(part, role) for role in ROLES for part in PARTS]
     targets += [
         FaultTarget("router"),
@@ -103,8 +103,8 @@ def _signals() -> Iterator[Kind]:
             if target.part in ("raylet", "node")
             else ()
         )
-        yield Kind(f"kill_{name}", f"kill -9 of a {target.text}", (FaultAction("kill", target), *back))
-        yield Kind(
+        yield FaultKind(f"kill_{name}", f"kill -9 of a {target.text}", (FaultAction("kill", target), *back))
+        yield FaultKind(
             f"stop_{name}",
             f"SIGSTOP of a {target.text}, SIGCONT later",
             (FaultAction("stop", target), FaultAction("wait", wait="hold"), FaultAction("continue", target)),
@@ -115,8 +115,8 @@ _P, _D = FaultTarget("engine", "prefill"), FaultTarget("engine", "decode")
 _SEND, _LEAVE = FaultAction("send_leaving"), FaultAction("leave")
 
 
-def _composed() -> Iterator[Kind]:
-    yield Kind(
+def _composed() -> Iterator[FaultKind]:
+    yield FaultKind(
         "kill_prefill_before_read",
         "kill -9 of a prefill engine core between its answer and decode's read of its KV blocks",
         (
@@ -127,7 +127,7 @@ def _composed() -> Iterator[Kind]:
             FaultAction("continue", _D),
         ),
     )
-    yield Kind(
+    yield FaultKind(
         "stop_prefill_before_read",
         "SIGSTOP of a prefill engine core between its answer and decode's read, SIGCONT later",
         (
@@ -136,7 +136,7 @@ def _composed() -> Iterator[Kind]:
             FaultAction("continue", _P),
         ),
     )  # fmt: skip
-    yield Kind(
+    yield FaultKind(
         "expire_before_read",
         "decode's engine core is stopped for longer than the lease of the KV blocks that it must read; other "
         "requests then take their memory",
@@ -146,7 +146,7 @@ def _composed() -> Iterator[Kind]:
             FaultAction("await_prefill"), FaultAction("continue", _D),
         ),
     )  # fmt: skip
-    yield Kind(
+    yield FaultKind(
         "leave_before_prefill",
         "clients leave before prefill has computed their prompts",
         (
@@ -159,7 +159,7 @@ def _composed() -> Iterator[Kind]:
         ),
         phase="before prefill",
     )
-    yield Kind(
+    yield FaultKind(
         "leave_between",
         "clients leave between prefill's answer and decode's read",
         (
@@ -172,7 +172,7 @@ def _composed() -> Iterator[Kind]:
         ),
         phase="between",
     )
-    yield Kind(
+    yield FaultKind(
         "leave_in_transfer",
         "clients leave while decode reads KV blocks of a stopped prefill engine core",
         (
@@ -182,25 +182,25 @@ def _composed() -> Iterator[Kind]:
         ),
         phase="in transfer",
     )  # fmt: skip
-    yield Kind(
+    yield FaultKind(
         "leave_while_streaming",
         "clients leave after the first tokens of their answers",
         (_SEND, FaultAction("await_chunks"), _LEAVE),
         phase="while streaming",
     )
-    yield Kind(
+    yield FaultKind(
         "link_down",
         "the link between the two hosts goes down, and up again",
         (FaultAction("link_down"), FaultAction("wait", wait="hold"), FaultAction("link_up")),
         needs_link=True,
     )
-    yield Kind(
+    yield FaultKind(
         "link_slow",
         "the link between the two hosts gets slow, and as fast as before",
         (FaultAction("link_slow"), FaultAction("wait", wait="hold"), FaultAction("link_restore")),
         needs_link=True,
     )
-    yield Kind(
+    yield FaultKind(
         "relay_drop",
         "the relay that delays the link drops a share of the frames",
         (FaultAction("drop"), FaultAction("wait", wait="hold"), FaultAction("drop_end")),
@@ -209,10 +209,10 @@ def _composed() -> Iterator[Kind]:
     )
 
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_composed(), *_signals())}
+KINDS: dict[str, FaultKind] = {kind.name: kind for kind in (*_composed(), *_signals())}
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> FaultKind:
     """Raises UsageError with the nearest names."""
     if name not in KINDS:
         raise UsageError(f"fault {name!r} is not known; {choices(name, KINDS)}")
@@ -230,7 +230,7 @@ class DeploymentFeatures(NamedTuple):
     relay: bool = False
 
 
-def why_not(kind: Kind, possible: DeploymentFeatures) -> str | None:
+def why_not(kind: FaultKind, possible: DeploymentFeatures) -> str | None:
     """Why a deployment cannot have a kind of fault, in words; None where it can."""
     if kind.needs_link and not possible.link:
         return "there is no link between two hosts here (launch_gptoss.py --local --two-hosts)"

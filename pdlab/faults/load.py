@@ -24,7 +24,7 @@ from pdlab.core.errors import BenchError
 from pdlab.deploy import canary
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.deploy.http_client import NoAnswer, async_client, streamed_async
-from pdlab.faults.answer_verdict import Received, judge
+from pdlab.faults.answer_verdict import ReceivedAnswer, judge
 from pdlab.results.chaos import ChaosRequest
 
 BACK_OFF_S = 0.2  # after an error: what is down is not asked a thousand times a second
@@ -40,7 +40,7 @@ class Prompt(NamedTuple):
     reference: CanaryAnswer
 
 
-class Service(NamedTuple):
+class LoadTarget(NamedTuple):
     """Where requests go. ``key``: the endpoint's API key."""
 
     base_url: str
@@ -59,7 +59,7 @@ def token_prompts(count: int, lengths: Sequence[int], seed: int, most_tokens: in
 
 
 def request_of(
-    service: Service, ids: Sequence[int], salt: str | None, *, stream: bool = True, bare: bool = False
+    service: LoadTarget, ids: Sequence[int], salt: str | None, *, stream: bool = True, bare: bool = False
 ) -> dict[str, Any]:
     """The body of one completion request; ``bare``: without log-probabilities."""
     body = {
@@ -74,7 +74,7 @@ class Load:
     """A closed loop. ``keep`` gets every finished request, in the loop's thread."""
 
     def __init__(
-        self, service: Service, prompts: Sequence[Prompt], concurrency: int, seed: int,
+        self, service: LoadTarget, prompts: Sequence[Prompt], concurrency: int, seed: int,
         keep: Callable[[ChaosRequest], None],
     ) -> None:  # fmt: skip
         self.service = service
@@ -226,7 +226,7 @@ class _RequestReader:
         self._done = False
         self._error: str | None = None
 
-    async def ask(self, client: Any, service: Service, body: dict[str, Any]) -> Received:
+    async def ask(self, client: Any, service: LoadTarget, body: dict[str, Any]) -> ReceivedAnswer:
         """Send it and read until it ends, the limit is over, or the client is to leave."""
         work = asyncio.ensure_future(self._read(client, service, body))
         waits = {work} if self._leave is None else {work, asyncio.ensure_future(self._leave.wait())}
@@ -237,12 +237,12 @@ class _RequestReader:
             with contextlib.suppress(asyncio.CancelledError):
                 await each
         left = not ended and self._leave is not None and self._leave.is_set()
-        return Received(
+        return ReceivedAnswer(
             status=self._status, tokens=tuple(self._tokens), tops=tuple(self._tops), done=self._done,
             timed_out=not ended and not left, left=left, error=self._error,
         )  # fmt: skip
 
-    async def _read(self, client: Any, service: Service, body: dict[str, Any]) -> None:
+    async def _read(self, client: Any, service: LoadTarget, body: dict[str, Any]) -> None:
         try:
             async with streamed_async(client, service.base_url, body, service.key) as events:
                 self._status = 200

@@ -12,7 +12,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
-from pdlab.faults.kinds import KINDS, DeploymentFeatures, Kind, kind_of, why_not
+from pdlab.faults.kinds import KINDS, DeploymentFeatures, FaultKind, kind_of, why_not
 
 ALL = "all"
 MOST_MORE = 200
@@ -106,7 +106,7 @@ class DueFault(NamedTuple):
     """``at_s``: seconds after the load begins. ``draw``: from 0 to 1, chooses among replicas."""
 
     number: int
-    kind: Kind
+    kind: FaultKind
     at_s: float
     draw: float
 
@@ -125,7 +125,7 @@ def schedule(plan: FaultPlan, possible: DeploymentFeatures) -> FaultSchedule:
     left = [kind_of(name) for name in names if name not in impossible]
     rng = random.Random(f"faults {plan.seed}")
     due: list[DueFault] = []
-    order: list[Kind] = []
+    order: list[FaultKind] = []
     while left:
         if not order:
             order = list(left)
@@ -159,7 +159,7 @@ def describe(plan: FaultPlan, made: FaultSchedule, subject: str, replicas: dict[
     return "\n".join(lines)
 
 
-def act_text(kind: Kind, plan: FaultPlan) -> str:
+def act_text(kind: FaultKind, plan: FaultPlan) -> str:
     """Its acts in words."""
     words = []
     for act in kind.acts:

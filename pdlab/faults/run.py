@@ -35,10 +35,18 @@ from pdlab.faults import plan as plans
 from pdlab.faults.inject import FaultContext, Injector
 from pdlab.faults.kinds import DeploymentFeatures, Role
 from pdlab.faults.link import ShapedLink
-from pdlab.faults.load import LEAVING_TIMES, Load, Prompt, Service, request_of, token_prompts
+from pdlab.faults.load import LEAVING_TIMES, Load, LoadTarget, Prompt, request_of, token_prompts
 from pdlab.faults.node_restart import request_restart
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, FaultSchedule
-from pdlab.faults.targets import Member, NodeActors, NodeSurvey, classify, counted, present_parts, resident_mib
+from pdlab.faults.targets import (
+    DeploymentProcess,
+    NodeActors,
+    NodeSurvey,
+    classify,
+    counted,
+    present_parts,
+    resident_mib,
+)
 from pdlab.results.chaos import ChaosRun, ChaosSample, InjectedFault, Leftovers, append, finish
 from pdlab.results.provenance import now
 from pdlab.results.schema import Manifest
@@ -170,7 +178,7 @@ class _FaultRun:
 
     # What there is
 
-    def look(self, *, ports: bool = False) -> tuple[list[NodeSurvey], list[Member]]:
+    def look(self, *, ports: bool = False) -> tuple[list[NodeSurvey], list[DeploymentProcess]]:
         """Processes now. Raises ClusterError."""
         from ray._private import state as ray_state
 
@@ -243,12 +251,12 @@ class _FaultRun:
 
     # References
 
-    def _service(self) -> Service:
+    def _service(self) -> LoadTarget:
         model_id = self.subject.model_id or self._only_model()
         topology = self.subject.deployment.topology if self.subject.deployment else None
         prefill, decode = getattr(topology, "prefill", None), getattr(topology, "decode", None)
         unequal = prefill is not None and decode is not None and prefill.tp != decode.tp
-        return Service(
+        return LoadTarget(
             base_url=self.subject.base_url,
             model_id=model_id,
             max_tokens=self.plan.max_tokens,
@@ -263,7 +271,7 @@ class _FaultRun:
             raise UsageError(f"{self.subject.base_url}: nothing there is an engine of Ray Serve LLM")
         return names[0].replace("--", "/")
 
-    def _prompts(self, service: Service, replicas: Mapping[Role, int]) -> list[Prompt]:
+    def _prompts(self, service: LoadTarget, replicas: Mapping[Role, int]) -> list[Prompt]:
         """Every prompt with the answer of an engine alone, and each asked once of the whole. Raises CanaryError where
         that answers wrongly before any fault, DeployError where nothing answers."""
         deployment = self.subject.deployment
@@ -288,7 +296,7 @@ class _FaultRun:
         self.progress(f"references: {result.detail}")
         return [Prompt(tuple(each), answer) for each, answer in zip(ids, references, strict=True)]
 
-    def _ask(self, service: Service, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, service: LoadTarget, request: dict[str, Any]) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = complete(service.base_url, request, service.key, ASK_S)
         except NoAnswer as error:
@@ -439,7 +447,9 @@ class _FaultRun:
 
     # What is left
 
-    def _inventory(self, surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[Counter[str], ...]:
+    def _inventory(
+        self, surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]
+    ) -> tuple[Counter[str], ...]:
         """Processes, ports and actors, by kind."""
         from ray._private import state as ray_state
 
@@ -449,7 +459,7 @@ class _FaultRun:
         return processes, ports, actors
 
     def _leftovers(
-        self, service: Service, prompts: Sequence[Prompt], before: tuple[Counter[str], ...], ended: float
+        self, service: LoadTarget, prompts: Sequence[Prompt], before: tuple[Counter[str], ...], ended: float
     ) -> Leftovers:  # fmt: skip
         limit_s = self.plan.lease_s + LEFT_GRACE_S
         last: dict[str, float] = {}

@@ -26,7 +26,7 @@ _HAPROXY = re.compile(r"(?:\S*/)?haproxy\s")
 _ENDED = ("DEAD",)
 
 
-class Member(NamedTuple):
+class DeploymentProcess(NamedTuple):
     """One process of the deployment. ``node``: Ray's id of its node; ``started``: in ticks since boot. ``replica``: of
     Ray Serve, where it belongs to one."""
 
@@ -72,22 +72,24 @@ def classify(
     roles: Mapping[str, Role],
     actors: Iterable[Mapping[str, Any]],
     jobs: Iterable[Mapping[str, Any]] = (),
-) -> list[Member]:
+) -> list[DeploymentProcess]:
     """Every process that a fault may hit, by node and number.
 
     ``roles``: Serve's name of an engine deployment -> its role; other deployments' replicas are routers. ``actors``,
     ``jobs``: Ray's tables, by which a worker that is a Ray actor is known: the driver of its job is an engine core.
     """
     by_node = {survey.node: survey for survey in surveys}
-    members: dict[tuple[str, int], Member] = {}
+    members: dict[tuple[str, int], DeploymentProcess] = {}
     driver_of = {job["JobID"]: (job.get("DriverIPAddress"), job.get("DriverPid")) for job in jobs}
-    engines: dict[tuple[str, int], Member] = {}
+    engines: dict[tuple[str, int], DeploymentProcess] = {}
 
-    def add(node: str, pid: int, part: Part, role: Role | None = None, replica: str | None = None) -> Member | None:
+    def add(
+        node: str, pid: int, part: Part, role: Role | None = None, replica: str | None = None
+    ) -> DeploymentProcess | None:
         survey = by_node.get(node)
         if survey is None or pid not in survey.processes:
             return None
-        each = Member(node, pid, int(survey.processes[pid]["started"]), part, role, replica)
+        each = DeploymentProcess(node, pid, int(survey.processes[pid]["started"]), part, role, replica)
         members.setdefault((node, pid), each)
         return each
 
@@ -125,20 +127,20 @@ def classify(
     return sorted(members.values())
 
 
-def present_parts(members: Sequence[Member]) -> frozenset[tuple[Role | None, Part]]:
+def present_parts(members: Sequence[DeploymentProcess]) -> frozenset[tuple[Role | None, Part]]:
     """Role and part of everything there is; a node is there where its raylet is."""
     present: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in members}
     return frozenset(present | ({(None, "node")} if (None, "raylet") in present else set()))
 
 
-def choose(members: Sequence[Member], target: FaultTarget, draw: float) -> Member | None:
+def choose(members: Sequence[DeploymentProcess], target: FaultTarget, draw: float) -> DeploymentProcess | None:
     """One of them, by a number from 0 to 1; None where there is none. The same for all acts of a fault."""
     part = "raylet" if target.part == "node" else target.part
     some = sorted(each for each in members if (each.role, each.part) == (target.role, part))
     return some[min(len(some) - 1, int(draw * len(some)))] if some else None
 
 
-def counted(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[Counter[str], Counter[str]]:
+def counted(surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]) -> tuple[Counter[str], Counter[str]]:
     """Processes, and TCP ports that they listen on, by kind of process; each once, also where nodes share a machine."""
     names = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
     processes: Counter[str] = Counter()
@@ -157,7 +159,7 @@ def counted(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> tuple[C
     return processes, ports
 
 
-def resident_mib(surveys: Sequence[NodeSurvey], members: Sequence[Member]) -> dict[str, float]:
+def resident_mib(surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]) -> dict[str, float]:
     """Resident MiB by part of the deployment; what is no part of it that a fault hits is ``other``."""
     names = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
     sums: dict[str, float] = {}

@@ -42,7 +42,7 @@ class StepOutcome(Frozen):
     started_at: str | None = None
 
 
-class State(Frozen):
+class FirstHourState(Frozen):
     """``first-hour.json``: every step's last outcome. ``asked`` is what the steps were made for."""
 
     schema_version: int = 1
@@ -50,7 +50,7 @@ class State(Frozen):
     outcomes: dict[str, StepOutcome] = Field(default_factory=dict)
 
 
-def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
+def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> FirstHourState:
     """The state of an earlier run, or a new one. Raises UsageError or StoreError where the folder and --resume do not
     agree."""
     path = out / STATE
@@ -58,8 +58,8 @@ def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
         if resume:
             raise UsageError(f"--resume: {out} has no {STATE}; leave it out, or give the --out of the first run")
         check_folder_is_new(out, STATE)
-        return State(asked=settings)
-    state = read_model(path, State)
+        return FirstHourState(asked=settings)
+    state = read_model(path, FirstHourState)
     check_same_run(out, state.asked, settings, resume=resume)
     return state
 
@@ -67,10 +67,10 @@ def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> State:
 def run(
     steps: tuple[Step, ...],
     out: Path,
-    state: State,
+    state: FirstHourState,
     print_line: Callable[[str], None],
     front: Sequence[str] = ("-m", "pdlab"),
-) -> State:
+) -> FirstHourState:
     """Run what is left; a step that fails stops only the steps that need it.
 
     ``front``: what the interpreter gets before the words of a step's command. Raises KeyboardInterrupt when it is

@@ -64,7 +64,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Deployed:
+class FirstHourDeployment:
     """One deployment of the first hour: the label is its folder's name too."""
 
     name: str
@@ -73,17 +73,17 @@ class Deployed:
 
 
 _ON_GPUS = (
-    Deployed("collocated", "collocated-1xtp2", ("--collocated", "--num", "1", "--tp", "2")),
-    Deployed("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
-    Deployed("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
+    FirstHourDeployment("collocated", "collocated-1xtp2", ("--collocated", "--num", "1", "--tp", "2")),
+    FirstHourDeployment("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
+    FirstHourDeployment("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
 )
-DEPLOYMENTS: dict[RunsOn, tuple[Deployed, ...]] = {
+DEPLOYMENTS: dict[RunsOn, tuple[FirstHourDeployment, ...]] = {
     "cluster": _ON_GPUS,
     "rehearsal": _ON_GPUS,
     "local": (
-        Deployed("collocated", "collocated-1xtp1", ("--collocated", "--num", "1", "--tp", "1")),
-        Deployed("pack", "pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-tp", "1", "--d-tp", "1")),
-        Deployed("spread", "pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-tp", "1", "--d-tp", "1")),
+        FirstHourDeployment("collocated", "collocated-1xtp1", ("--collocated", "--num", "1", "--tp", "1")),
+        FirstHourDeployment("pack", "pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-tp", "1", "--d-tp", "1")),
+        FirstHourDeployment("spread", "pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-tp", "1", "--d-tp", "1")),
     ),
 }
 DOCTOR_FIX = "each ERROR in its log has its fix on the line 'fix:'; apply it, then go on with --resume"
@@ -201,7 +201,7 @@ def _transfer(out: Path, strategy: str, where: RunsOn, backends: str, model: str
 
 
 def _deployment(
-    deployed: Deployed, out: Path, where: RunsOn, model: str, port: int, lengths: tuple[int, int]
+    deployed: FirstHourDeployment, out: Path, where: RunsOn, model: str, port: int, lengths: tuple[int, int]
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")

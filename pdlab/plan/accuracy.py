@@ -102,7 +102,7 @@ def _compared(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
     return [point for point in points if lowest_load[point.experiment] != point.load]
 
 
-class Coverage(NamedTuple):
+class IntervalCoverage(NamedTuple):
     """Share of measured values within 90 % intervals, and the median half-width of these as a factor minus 1."""
 
     held: float
@@ -122,7 +122,9 @@ def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str
     return parts
 
 
-def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None) -> dict[str, Coverage]:
+def coverage(
+    points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None
+) -> dict[str, IntervalCoverage]:
     """Of each metric, the intervals of an experiment made from the errors of the others; lowest loads left out.
 
     ``days_percent``: the difference between days to be taken into them, none by default.
@@ -139,7 +141,7 @@ def coverage(points: Sequence[PredictedPoint], days_percent: Mapping[str, float]
                 )
                 held[point.metric].append(abs(point.log_error) <= widths[point.metric][-1])
     return {
-        name: Coverage(statistics.fmean(held[name]), math.expm1(statistics.median(widths[name])))
+        name: IntervalCoverage(statistics.fmean(held[name]), math.expm1(statistics.median(widths[name])))
         for name in NAMES
         if held[name]
     }
@@ -151,7 +153,7 @@ def parts_text(parts: Mapping[str, ErrorParts]) -> str:
     )
 
 
-def coverage_text(coverages: Mapping[str, Coverage]) -> str:
+def coverage_text(coverages: Mapping[str, IntervalCoverage]) -> str:
     return "90 % intervals, each experiment's from the others' errors, hold " + ", ".join(
         f"{each.held:.0%} of {name} (half of them within {each.half_width:.1%})" for name, each in coverages.items()
     )
@@ -270,17 +272,15 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return means[group]
 
 
-def rank_correlations(
-    predicted: Mapping[str, Curve], measured: Mapping[str, Curve], targets_s: Sequence[float] = TARGETS_S
-) -> list[TargetCorrelation]:
-    """Spearman's rank correlation of the configurations by throughput per node at each TPOT target.
+def rank_correlations(predicted: Mapping[str, Curve], measured: Mapping[str, Curve]) -> list[TargetCorrelation]:
+    """Spearman's rank correlation of the configurations by throughput per node at each of `TARGETS_S`.
 
     A configuration counts at a target where its predicted and its measured curve both pass through it: one
     that never reaches the target, or only beyond its lowest or highest level, is left out there, because
     curves are not extrapolated. A target with fewer than three configurations, or where all are equal, is left out.
     """
     reached_targets = []
-    for tpot_s in targets_s:
+    for tpot_s in TARGETS_S:
         rates = {
             name: (ours, theirs)
             for name in predicted

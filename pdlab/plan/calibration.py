@@ -165,7 +165,7 @@ def _means(trials: Sequence[LevelFigures]) -> LevelFigures:
     return LevelFigures(tpot, ttft, rate, middle, tail)
 
 
-class Slopes(NamedTuple):
+class FigureSlopes(NamedTuple):
     """Of one experiment: (weight, logarithm of predicted over measured) of every known figure, (n, 2), and what those
     logarithms change by with the logarithm of each fitted constant, (n, constants)."""
 
@@ -176,7 +176,7 @@ class Slopes(NamedTuple):
 def residuals(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Those of `Slopes`. Raises UsageError where the experiment cannot run."""
+    """Those of `FigureSlopes`. Raises UsageError where the experiment cannot run."""
     rows = []
     predicted_values = predict(hardware, shape, experiment, seeds)
     for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
@@ -192,7 +192,9 @@ def fitted_names(hardware: Hardware) -> list[str]:
     return [name for name, each in hardware.constants.items() if each.basis == "fitted" and each.value > 0]
 
 
-def slopes(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = SEEDS) -> Slopes:
+def slopes(
+    hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = SEEDS
+) -> FigureSlopes:
     """Over a tenth to either side of each fitted constant."""
 
     def residuals_at(name: str, factor: float) -> NDArray[np.float64]:
@@ -203,7 +205,7 @@ def slopes(hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, see
         (residuals_at(name, math.exp(ASIDE)) - residuals_at(name, math.exp(-ASIDE))) / (2 * ASIDE)
         for name in fitted_names(hardware)
     ]
-    return Slopes(residuals(hardware, shape, experiment, seeds), np.array(each).T)
+    return FigureSlopes(residuals(hardware, shape, experiment, seeds), np.array(each).T)
 
 
 def _loss(weighted: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
@@ -221,7 +223,7 @@ def fit(
     seeds: Sequence[int] = SEEDS,
     rounds: int = 12,
     print_line: Callable[[str], None] = lambda _: None,
-    known: Sequence[Slopes] | None = None,
+    known: Sequence[FigureSlopes] | None = None,
 ) -> Hardware:
     """``start`` with its fitted constants set to the values that fit the experiments best.
 
@@ -333,7 +335,7 @@ def _held_out(
     experiments: Sequence[MeasuredSweep],
     number: int,
     rounds: int,
-    known: Sequence[Slopes],
+    known: Sequence[FigureSlopes],
 ) -> list[PredictedPoint]:
     training_set, of_training = ([*some[:number], *some[number + 1 :]] for some in (experiments, known))
     fitted = fit(start, shape, training_set, rounds=rounds, known=of_training)

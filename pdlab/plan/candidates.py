@@ -22,7 +22,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
-from pdlab.plan.rate_matching import Matcher, Unit, UnitKind
+from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit, UnitKind
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.steps import steps_of
@@ -89,7 +89,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     )
 
 
-def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[Unit]:
+def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[ReplicaUnit]:
     """Every unit within the GPUs that vLLM accepts, collocated ones first. ``gpus``: of each type, if ``shapes`` are of
     two; prefill is then on the first, and all others on the second."""
     mixed = shapes[0].gpu_type != shapes[-1].gpu_type
@@ -97,7 +97,7 @@ def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> It
     decodes_on = [pool for pool in shapes if pool.gpu_type == shapes[-1].gpu_type]
     for pool in decodes_on:
         fill = node if gpus % node == 0 and pool.gpus <= node else gpus
-        yield Unit(pool, fill // pool.gpus, None, 0)
+        yield ReplicaUnit(pool, fill // pool.gpus, None, 0)
     for prefill in prefills_on:
         for decode in decodes_on:
             if not _accepted(Disaggregated(prefill=prefill, decode=decode, placement="spread"), shape):
@@ -106,10 +106,10 @@ def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> It
                 decode_gpus = gpus if mixed else gpus - prefills * prefill.gpus
                 for decodes in range(1, min(decode_gpus // decode.gpus, MOST_REPLICAS) + 1):
                     if math.gcd(prefills, decodes) == 1:
-                        yield Unit(prefill, prefills, decode, decodes)
+                        yield ReplicaUnit(prefill, prefills, decode, decodes)
 
 
-def most_copies(unit: Unit, gpus: int) -> int:
+def most_copies(unit: ReplicaUnit, gpus: int) -> int:
     """Of a unit, within that many GPUs, or within that many of each of its two types."""
     if unit.decode is None or unit.decode.gpu_type == unit.prefill.gpu_type:
         return gpus // unit.gpus
@@ -124,7 +124,7 @@ def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
     return True
 
 
-def bounds(matcher: Matcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
+def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
     """TPOT bounds at which units are compared: around the SLO's, or above the fastest decode step."""
     if tpot_s is not None:
         return tuple(share * tpot_s for share in TIGHTER)
@@ -140,7 +140,7 @@ class Shortlist(NamedTuple):
 
 
 def shortlist(
-    matcher: Matcher,
+    matcher: RateMatcher,
     model: str,
     view: ClusterView,
     gpus: int,
@@ -160,10 +160,10 @@ def shortlist(
         for unit in units(shapes, gpus, node, matcher.shape)
         if unit.decode is None or placement != "pack" or unit.gpus <= node
     ]
-    chosen: dict[Unit, SizedDeployment] = {}
-    refused: set[Unit] = set()
+    chosen: dict[ReplicaUnit, SizedDeployment] = {}
+    refused: set[ReplicaUnit] = set()
 
-    def take(unit: Unit) -> bool:
+    def take(unit: ReplicaUnit) -> bool:
         if unit not in chosen and unit not in refused:
             sized = _sized(matcher, model, view, gpus, unit, tpot_s, placement)
             if sized is None:
@@ -178,7 +178,7 @@ def shortlist(
     targets = bounds(matcher, shapes, tpot_s)
     for bound_s in targets:
         last_bound = bound_s == targets[-1]
-        order: list[tuple[float, int, int, Unit]] = []
+        order: list[tuple[float, int, int, ReplicaUnit]] = []
         for unit in every:
             if unit.decode is not None:
                 rps = matcher.serves(unit, bound_s).rps
@@ -202,11 +202,11 @@ def view_gpus(view: ClusterView, gpus: int) -> int:
 
 
 def _sized(
-    matcher: Matcher,
+    matcher: RateMatcher,
     model: str,
     view: ClusterView,
     gpus: int,
-    unit: Unit,
+    unit: ReplicaUnit,
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> SizedDeployment | None:

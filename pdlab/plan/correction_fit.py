@@ -9,6 +9,7 @@ levels of one configuration do not count as four of four. Large residuals count 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -35,7 +36,7 @@ class ErrorSds(Frozen):
     load: Annotated[float, Ge(0)] = 0.0
 
 
-class Setting(NamedTuple):
+class LevelSetting(NamedTuple):
     """What a level has in common with others: its parallelism, lengths and load, as labels."""
 
     parallelism: str
@@ -49,7 +50,7 @@ class Response(NamedTuple):
     ln prefill_factor, sync_us). ``level``: figures of one level have the same number."""
 
     metric: str
-    setting: Setting
+    setting: LevelSetting
     level: int
     residual: float
     slopes: tuple[float, float, float, float]
@@ -60,6 +61,38 @@ class CorrectionDistribution(NamedTuple):
 
     mean: Array
     covariance: Array
+
+
+TPOT, TTFT = "TPOT", "mean TTFT"
+ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
+# What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
+WIDE = CorrectionDistribution(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
+ERRORS = {
+    TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
+    TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
+}
+
+
+def correction_at(theta: Array) -> Correction:
+    """The correction of (host_ms, ln factor, ln prefill_factor, sync_us)."""
+    return Correction(
+        host_ms=max(float(theta[0]), 0.0),
+        factor=math.exp(float(theta[1])),
+        prefill_factor=math.exp(float(theta[2])),
+        sync_us=max(float(theta[3]), 0.0),
+        sequence_us=SEQUENCE_US,
+    )
+
+
+def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float, float]:
+    """Of the logarithm of a figure, from its values `ASIDE` of each parameter."""
+    host, factor, prefill, sync = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
+    return host, factor, prefill, sync
+
+
+def perturbed(theta: Array) -> list[Array]:
+    """The corrections aside of one."""
+    return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
 
 
 def distribution_of_correction(correction: Correction) -> CorrectionDistribution:
@@ -113,7 +146,7 @@ def errors_covariance(responses: Sequence[Response], sds: Mapping[str, ErrorSds]
         for j, other in enumerate(responses):
             if one.metric != other.metric:
                 continue
-            for name in Setting._fields:
+            for name in LevelSetting._fields:
                 if getattr(one.setting, name) == getattr(other.setting, name):
                     covariance[i, j] += (getattr(each, name) / 100) ** 2
     return covariance

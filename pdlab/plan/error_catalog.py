@@ -6,10 +6,8 @@ such a stack are off, and of what kinds the stacks were: outside of these there 
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -18,30 +16,15 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.core.workload import Closed
-from pdlab.plan.correction_fit import CorrectionDistribution, correction_of
+from pdlab.plan.correction_fit import TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
 from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
-from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack
-from pdlab.plan.scoring import (
-    NEAR,
-    TPOT,
-    TTFT,
-    WIDE,
-    Found,
-    GroupScore,
-    ReferenceStacks,
-    StackScore,
-    errors_after,
-    others_of,
-    shares_of,
-    with_correction,
-)
 from pdlab.plan.stack_prior import (
+    UNSTATED,
     EffectSds,
     ErrorComponents,
+    Stack,
     StackFit,
-    error_components,
     group_of,
     prior_of,
     unseen,
@@ -51,6 +34,7 @@ from pdlab.sim.computed_hardware import host_of
 from pdlab.sim.hardware import ErrorParts, FitError, Hardware
 from pdlab.sim.step_source import Correction
 
+NEAR = (0.86, 0.94)  # share of points in a 90 % band that counts as held
 PUBLIC = CONFIGS / "errors" / "public.yaml"
 PARAMETERS = ("host_ms", "ln_factor", "ln_prefill_factor", "sync_us")
 SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
@@ -96,7 +80,7 @@ class ErrorsAfterLevels(Frozen):
     near: dict[str, int] = Field(default_factory=dict)
 
 
-class Covered(Frozen):
+class CoveredRange(Frozen):
     """What the public points are of: least and most of input and output tokens as they are asked for, and of requests
     in flight per GPU; TP degrees; formats of weights (`weights_of`)."""
 
@@ -130,7 +114,7 @@ class ErrorCatalog(Frozen):
     components: dict[str, ErrorComponents]
     after: dict[int, ErrorsAfterLevels]
     left_out: dict[str, dict[str, float]] = Field(default_factory=dict)
-    covered: Covered
+    covered: CoveredRange
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
         """Of the correction of a stack, whether it is one of these or not. Of home's engine version also by home, whose
@@ -153,93 +137,10 @@ class ErrorCatalog(Frozen):
         return [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
 
 
-def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks], count: int) -> ErrorsAfterLevels:
-    medians: dict[str, list[float]] = {}
-    held: dict[str, list[float]] = {}
-    for stack, others in without.items():
-        theirs = errors_after(others.found, others, count)
-        for metric, own in errors_after({stack: everything.found[stack]}, others, count).items():
-            if own:
-                errors = [abs(each.error) for each in own]
-                half = error_components(metric, theirs[metric]).half_width(())
-                medians.setdefault(metric, []).append(statistics.median(errors))
-                held.setdefault(metric, []).append(statistics.fmean(error <= half for error in errors))
-    return ErrorsAfterLevels(
-        components={
-            metric: error_components(metric, each)
-            for metric, each in errors_after(everything.found, everything, count).items()
-        },
-        median_percent={metric: round(100 * statistics.median(each), 1) for metric, each in medians.items()},
-        held={metric: round(statistics.fmean(each), 2) for metric, each in held.items()},
-        near={metric: sum(NEAR[0] <= share <= NEAR[1] for share in each) for metric, each in held.items()},
-    )
-
-
-LEVELS = (1, 2, 3, 4)
-
-
 def weights_of(hardware: Hardware, shape: ModelShape) -> str:
     """The format of the weights that the tables are asked for."""
     assert hardware.steps is not None
     return hardware.steps.quant.get("gemm") or shape.weight_dtype
-
-
-def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> Covered:
-    """What these points are of."""
-    rows = [point.row for point in points]
-    inputs = [row.workload.input_tokens for row in rows]
-    outputs = [row.workload.output_tokens for row in rows]
-    loads = [row.load.concurrency / row.deployment.gpus for row in rows if isinstance(row.load, Closed)]
-    return Covered(
-        tp=tuple(sorted({pool.tp for row in rows for pool in row.deployment.pools.values()})),
-        weights=tuple(sorted(set(weights))),
-        input_tokens=(min(inputs), max(inputs)),
-        output_tokens=(min(outputs), max(outputs)),
-        in_flight_per_gpu=(min(loads), max(loads)),
-    )
-
-
-def catalog_of(
-    found: Found,
-    without: Mapping[Stack, ReferenceStacks],
-    scores: Sequence[StackScore],
-    groups: Sequence[GroupScore],
-    points: int,
-    of: Covered,
-) -> ErrorCatalog:
-    """Of all stacks together, for one that is none of them. ``without``: each of them left out; ``groups``: each group
-    of them."""
-    everything = others_of(found)
-    by_stack = {score.left_out.stack: score for score in scores}
-
-    def rounded(values: Iterable[float]) -> tuple[Any, ...]:
-        return tuple(round(float(value), 4) for value in values)
-
-    def significant(values: Iterable[float]) -> tuple[Any, ...]:
-        return tuple(float(f"{value:.4g}") for value in values)
-
-    return ErrorCatalog(
-        points=points,
-        stacks=tuple(
-            KnownStack(
-                **fit.stack._asdict(),
-                correction=rounded(fit.mean),
-                covariance=tuple(significant(row) for row in fit.covariance),
-                points=score.points,
-                errors_percent={name: round(each.error, 1) for name, each in score.ours.items()},
-                alone_percent={name: round(each.error, 1) for name, each in score.alone.items()},
-                held={name: round(each.share, 2) for name, each in score.held.items()},
-                unseen=score.left_out.unseen,
-            )
-            for fit in everything.fits
-            for score in [by_stack[fit.stack]]
-        ),
-        effects=tuple(rounded(each) for each in everything.effects),
-        components=everything.components,
-        after={count: _after(everything, without, count) for count in LEVELS},
-        left_out=shares_of(groups),
-        covered=of,
-    )
 
 
 @cache
@@ -289,7 +190,7 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
     catalog, stack = public_errors(), stack_of(hardware, shape)
     if not any(each.engine == stack.engine for each in catalog.stacks):
         return hardware
-    return with_correction(hardware, catalog.correction(stack))
+    return hardware.with_correction(catalog.correction(stack))
 
 
 def error_after(levels: int) -> FitError:

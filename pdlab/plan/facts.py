@@ -23,8 +23,8 @@ from pdlab.plan import TEMPLATES
 from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
-from pdlab.plan.planner import Candidate, Gain, Plan, gain, outside
-from pdlab.plan.rate_matching import Matcher, Rates
+from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, outside
+from pdlab.plan.rate_matching import RateMatcher, Rates
 from pdlab.plan.scattered_blocks import CHECK
 from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import bounds_text
@@ -82,7 +82,7 @@ class PlanVerdict:
     split: Candidate | None = None
     base: Candidate | None = None
     rate_rps: float | None = None
-    gain: Gain | None = None
+    gain: ThroughputGain | None = None
     sides: tuple[SizedForRate, ...] = ()
     extrapolated: Candidate | None = None
     outside: tuple[OutsideFit, ...] = ()
@@ -96,7 +96,7 @@ class RankedRow(NamedTuple):
     number: int
     candidate: Candidate
     output_tokens_per_s: float
-    gain: Gain | None
+    gain: ThroughputGain | None
     outside: tuple[OutsideFit, ...]
     experimental: bool
     depends: bool
@@ -106,9 +106,9 @@ class BothCases(NamedTuple):
     """One deployment with scattered blocks copied one by one, and merged."""
 
     copied: Candidate
-    copied_gain: Gain | None
+    copied_gain: ThroughputGain | None
     merged: Candidate
-    merged_gain: Gain | None
+    merged_gain: ThroughputGain | None
 
 
 class RegimeMap(NamedTuple):
@@ -282,7 +282,7 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
 
     def said(
         code: VerdictCode,
-        advantage: Gain | None = None,
+        advantage: ThroughputGain | None = None,
         sides: tuple[SizedForRate, ...] = (),
         extrapolated: Candidate | None = None,
         nearest: Candidate | None = None,
@@ -350,7 +350,7 @@ def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
 
 def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
     """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
-    matcher = Matcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
+    matcher = RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
     pairs: dict[tuple[Pool, Pool], MatchedPair] = {}
     for candidate in plan.candidates:
         topology = candidate.deployment.topology
@@ -440,7 +440,7 @@ class Explanation:
         topology, scenario = self.candidate.deployment.topology, self.scenario
         if not isinstance(topology, Disaggregated):
             return None
-        matcher = Matcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
+        matcher = RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
         return matcher.rates(topology.prefill.one_replica, topology.decode.one_replica, math.inf)
 
 

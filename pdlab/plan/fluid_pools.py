@@ -24,7 +24,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Level, Slo, Workload
 from pdlab.plan.candidates import engine_shapes
-from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import stresses
 from pdlab.roles.spec import AUTO
@@ -82,7 +82,7 @@ def matched(
             of_mix = matched(hardware, shape, alone, pool, slo, prefix_hit_rate)
             parts.append(MatchedSplit(of_mix.prefill, of_mix.rps / mix.rate))
         return min(parts, key=lambda part: part.rps)
-    matcher = Matcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
+    matcher = RateMatcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
     rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
 
     def served(prefill: int) -> float:

@@ -30,7 +30,7 @@ from pdlab.placement.copies import copies_of
 from pdlab.plan import open_loop
 from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist
 from pdlab.plan.extrapolation import OutsideFit
-from pdlab.plan.rate_matching import Matcher, unit_of
+from pdlab.plan.rate_matching import RateMatcher, unit_of
 from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
 from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import TO_90, FitError
@@ -213,7 +213,7 @@ def plan(
 ) -> Plan:
     """Enumerate, simulate, rank. Raises UsageError when the model does not fit the GPUs."""
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
-    matcher = Matcher(
+    matcher = RateMatcher(
         scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
     )
     chosen, possible = shortlist(matcher, model, view, gpus, shapes, scenario.slo.tpot_s, placement)
@@ -294,7 +294,7 @@ def sized_alone(
     scenario: Scenario, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> SizedDeployment:
     """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
-    matcher = Matcher(
+    matcher = RateMatcher(
         scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
     )
     rps, in_flight = matcher.serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
@@ -306,7 +306,7 @@ def sized_alone(
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class ThroughputGain:
     """Served per GPU over that of another candidate, minus 1; ``interval``: from low to high, which holds it in 90 % of
     cases; None: one of the two is extrapolated, so no error is known."""
 
@@ -319,7 +319,7 @@ def outside(candidate: Candidate, scenario: Scenario) -> tuple[OutsideFit, ...]:
     return scenario.outside(candidate.deployment, candidate.best_or_nearest)
 
 
-def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Gain | None:
+def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> ThroughputGain | None:
     """None where one of them does not meet the SLO. Raises ValueError for a goodput beside a closed loop's capacity.
 
     How far capacity moves when latencies are longer or shorter by the errors of the model (held-out medians,
@@ -333,13 +333,13 @@ def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Gain 
     value = math.log(candidate.served_per_gpu / baseline.served_per_gpu)
     error = scenario.hardware.error
     if error is None or outside(candidate, scenario) or outside(baseline, scenario):
-        return Gain(math.expm1(value), None)
+        return ThroughputGain(math.expm1(value), None)
     down, up = _swing(candidate, scenario, error)
     baseline_down, baseline_up = _swing(baseline, scenario, error)
     rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
     low = value - math.sqrt(down**2 + baseline_up**2 + 2 * rate**2)
     high = value + math.sqrt(up**2 + baseline_down**2 + 2 * rate**2)
-    return Gain(math.expm1(value), (math.expm1(low), math.expm1(high)))
+    return ThroughputGain(math.expm1(value), (math.expm1(low), math.expm1(high)))
 
 
 def _swing(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[float, float]:

@@ -43,7 +43,7 @@ class Rates(NamedTuple):
         return f"{ratio:.1f}:1" if ratio >= 1 else f"1:{1 / ratio:.1f}"
 
 
-class Unit(NamedTuple):
+class ReplicaUnit(NamedTuple):
     """``prefills`` replicas of one kind and ``decodes`` of another, each kind as a pool of one replica.
 
     ``decode`` None: a collocated pool.
@@ -77,7 +77,7 @@ class UnitRate(NamedTuple):
     in_flight: float
 
 
-class Matcher:
+class RateMatcher:
     """Rates of engine shapes for one model, GPU and workload; every figure is computed once."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Matcher:
         decode_rps, _ = self.decode(decode, tpot_s)
         return Rates(self.prefill(prefill), decode_rps)
 
-    def serves(self, unit: Unit, tpot_s: float) -> UnitRate:
+    def serves(self, unit: ReplicaUnit, tpot_s: float) -> UnitRate:
         """By rate matching."""
         prefill_s = self.prefill_s(unit.prefill)
         if unit.decode is None:
@@ -204,15 +204,15 @@ class Matcher:
         return UnitRate(rps, busy * batch * engines + rps * waits_s)
 
 
-def unit_of(deployment: Deployment) -> Unit:
+def unit_of(deployment: Deployment) -> ReplicaUnit:
     """The unit that a deployment is one copy of; a fluid pool counts as its fixed split, or as half and half."""
     pools, topology = deployment.pools, deployment.topology
     if isinstance(topology, Fluid):
         prefills, decodes = topology.split or (topology.pool.replicas // 2, -(-topology.pool.replicas // 2))
-        return Unit(topology.pool.one_replica, prefills, topology.pool.one_replica, decodes)
+        return ReplicaUnit(topology.pool.one_replica, prefills, topology.pool.one_replica, decodes)
     first_pool = pools.get("prefill") or pools["collocated"]
     decode = pools.get("decode")
-    return Unit(
+    return ReplicaUnit(
         first_pool.one_replica,
         first_pool.replicas,
         decode.one_replica if decode else None,

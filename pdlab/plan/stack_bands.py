@@ -22,11 +22,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
-from pdlab.plan.error_catalog import ErrorCatalog, parts_of, public_errors, stack_of, weights_of
+from pdlab.plan.error_catalog import NEAR, ErrorCatalog, parts_of, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
-from pdlab.plan.public_points import Stack
-from pdlab.plan.scoring import NEAR
-from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, group_of
+from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, Stack, group_of
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.steps import has_wide_experts

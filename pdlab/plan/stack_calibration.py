@@ -22,19 +22,24 @@ from pdlab.core.workload import Closed, Level, Workload
 from pdlab.plan.accuracy import MeasuredSweep, name_of
 from pdlab.plan.calibration import predict
 from pdlab.plan.correction_fit import (
+    ERRORS,
+    TPOT,
+    TTFT,
     Array,
     CorrectionDistribution,
     ErrorSds,
+    LevelSetting,
     Response,
-    Setting,
     bounded,
+    correction_at,
     correction_of,
     distribution_of_correction,
     gains,
+    perturbed,
     posterior,
     prediction_variance,
+    slopes_at,
 )
-from pdlab.plan.scoring import ERRORS, TPOT, TTFT, at, perturbed, slopes_at, with_correction
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -83,7 +88,7 @@ def calibrated(
     sweeps: Sequence[MeasuredSweep],
     errors: dict[str, ErrorSds] | None = None,
 ) -> StackCalibration:
-    """The correction after these levels. ``errors``: of levels within a stack (None: `pdlab.plan.scoring.ERRORS`).
+    """The correction after these levels. ``errors``: of levels within a stack (None: `ERRORS`).
 
     Raises UsageError for hardware whose steps are no tables, or whose correction has no covariance.
     """
@@ -133,10 +138,11 @@ def sweep_responses(
     number = 0
     for sweep in sweeps:
         base, *aside = (
-            predict(with_correction(hardware, at(each)), shape, sweep, SEED) for each in (theta, *perturbed(theta))
+            predict(hardware.with_correction(correction_at(each)), shape, sweep, SEED)
+            for each in (theta, *perturbed(theta))
         )
         for index, (level, truth) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
-            setting = Setting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
+            setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
             for metric, place in ((TPOT, 0), (TTFT, 1)):
                 measured, predicted = truth[place], base[index][place]
                 others = [each[index][place] for each in aside]
@@ -172,12 +178,12 @@ def candidates(
             for load in LOADS:
                 try:
                     values = [
-                        _tpot_s(with_correction(hardware, at(each)), shape, deployment, workload, load)
+                        _tpot_s(hardware.with_correction(correction_at(each)), shape, deployment, workload, load)
                         for each in (theta, *perturbed(theta))
                     ]
                 except UsageError:
                     continue
-                setting = Setting(deployment.label, workload.label, name_of(Closed(concurrency=load)))
+                setting = LevelSetting(deployment.label, workload.label, name_of(Closed(concurrency=load)))
                 level = LevelToMeasure(deployment.label, input_tokens, output_tokens, load, 0.0)
                 slopes = slopes_at(values[0], values[1:])
                 found.append(PossibleLevel(level, Response(TPOT, setting, -1 - len(found), 0.0, slopes)))
@@ -232,11 +238,6 @@ def _next(
         if best is None or share > best.share:
             best = each.level._replace(share=share)
     return best
-
-
-def with_calibration(hardware: Hardware, calibration: StackCalibration) -> Hardware:
-    """The hardware with the correction after the measured levels."""
-    return with_correction(hardware, calibration.correction)
 
 
 def calibration_text(calibration: StackCalibration) -> str:

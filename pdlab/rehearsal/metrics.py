@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.util import metrics
 
-from pdlab.rehearsal.realtime import Times
+from pdlab.rehearsal.realtime import EngineTimes
 
 _SECONDS = [
     0.001,
@@ -90,7 +90,7 @@ class EngineMetrics:
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value, tags=self._tags)
 
-    def ended(self, times: Times, input_tokens: int, output_tokens: int, *, fetched: bool) -> None:
+    def ended(self, times: EngineTimes, input_tokens: int, output_tokens: int, *, fetched: bool) -> None:
         """A request ended here: prefilled, answered, or decoded from KV that was ``fetched``."""
         self.count("vllm_request_success")
         self.count("vllm_prompt_tokens", input_tokens)

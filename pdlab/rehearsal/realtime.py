@@ -61,7 +61,7 @@ class SimulatedRequest:
 
 
 @dataclass(slots=True)
-class Log:
+class LiveRequestLog:
     """`pdlab.sim.stepping.RequestLog` of requests that come and go."""
 
     input_tokens: dict[int, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Log:
 
 
 @dataclass(slots=True)
-class Times:
+class EngineTimes:
     """What an engine did with one request: moments in simulated seconds (0: not done here), and prompt tokens."""
 
     queued_s: float
@@ -119,7 +119,7 @@ class RealTime(Stepping):
         self.forget_prompts()
         self.block_tokens = self._caches[self.engines[0]].block_tokens
         self.every_token = every_token
-        self.log: Log = Log()
+        self.log: LiveRequestLog = LiveRequestLog()
         self.late_s = 0.0
         self.changed: Callable[[], None] = _nothing
         """Called when something has happened."""
@@ -190,12 +190,12 @@ class RealTime(Stepping):
                 self._arm()
                 return
 
-    def times(self, number: int) -> Times:
+    def times(self, number: int) -> EngineTimes:
         """Of a request that was told to have ended, or to be prefilled, just now."""
         log = self.log
         served = log.input_tokens[number]
         computed = log.computed_tokens.get(number, 0.0)
-        return Times(
+        return EngineTimes(
             queued_s=log.queued_s[number],
             prefill_start_s=log.prefill_start_s[number],
             prefill_end_s=log.prefill_end_s[number],

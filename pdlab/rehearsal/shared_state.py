@@ -14,12 +14,12 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from pdlab.sim.kv_transfer import End, Links, TransferCosts
+from pdlab.sim.kv_transfer import LinkEnd, Links, TransferCosts
 
 _TWO = struct.Struct("dd")
 
 
-class Numbers:
+class SharedNumbers:
     """Two numbers in a file: 0 until somebody writes them."""
 
     def __init__(self, file: Path) -> None:
@@ -44,7 +44,7 @@ class SharedEnd:
     """One side of a link (`pdlab.sim.kv_transfer.Sender`) that several processes use: an engine that is fetched from,
     or the network of a node. ``capacity`` and ``allocated`` are as they were told."""
 
-    def __init__(self, numbers: Numbers, capacity: float = 0.0, allocated: float = 0.0) -> None:
+    def __init__(self, numbers: SharedNumbers, capacity: float = 0.0, allocated: float = 0.0) -> None:
         self._numbers = numbers
         self.capacity, self.allocated = capacity, allocated
 
@@ -83,7 +83,7 @@ class SharedLinks(Links):
         for wire in self._wires:
             wire.link_free_s = max(wire.link_free_s, moment_s)
 
-    def carry(self, sender: End, receiver: End, size: float, now_s: float) -> float:
+    def carry(self, sender: LinkEnd, receiver: LinkEnd, size: float, now_s: float) -> float:
         with self._folder.locked():
             return super().carry(sender, receiver, size, now_s)
 
@@ -94,11 +94,11 @@ class RehearsalFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._numbers: dict[str, Numbers] = {}
+        self._numbers: dict[str, SharedNumbers] = {}
 
-    def numbers(self, name: str) -> Numbers:
+    def numbers(self, name: str) -> SharedNumbers:
         if name not in self._numbers:
-            self._numbers[name] = Numbers(self.path / name)
+            self._numbers[name] = SharedNumbers(self.path / name)
         return self._numbers[name]
 
     def end(self, name: str, capacity: float = 0.0, allocated: float = 0.0) -> SharedEnd:

@@ -2,7 +2,8 @@
 
 What is drawn is decided here and nowhere else: looks and names of series, which levels a line joins, intervals, which
 levels compete for the frontier, and names and scales of axes. `pdlab.report.plots` draws it with matplotlib, and
-``assets/report.js`` from its JSON. Both only look up columns and place marks and names.
+``assets/report.js`` from its JSON. Both only look up columns and place marks and names;
+the page also finds the ends of axes and the frontiers of what its reader leaves visible.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.curves import METRICS, Curve, Point, Rate, own
+from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import pareto
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
@@ -40,7 +42,8 @@ LOAD_METRICS: tuple[Metric, ...] = ("tpot", "ttft")
 METRIC_OF: dict[str, Metric] = {"token": "tpot", "first_token": "ttft", "e2el": "e2el"}
 
 Value = tuple[float, ...]
-"""A figure, and where its interval is known the ends of that."""
+"""A figure, and where its interval is known the better and the worse end of that."""
+TextTable = tuple[tuple[str, ...], ...]
 Column = tuple[Value | None, ...]
 """One figure of every level; None where it is not known or has no place."""
 
@@ -70,7 +73,7 @@ class Band(NamedTuple):
     ttft: float
 
     def around(self, value: float, metric: str) -> Value:
-        """Higher is a factor, lower its inverse."""
+        """Worse is a factor, better its inverse."""
         error = 1 + (self.tpot if metric == "tpot" else self.ttft)
         return value, value / error, value * error
 
@@ -89,27 +92,29 @@ class FigureSeries(NamedTuple):
 
 
 class FigureLevel(NamedTuple):
-    """A load of a series. ``note``: its requests/s, written beside it. ``spread``: its intervals are of several starts
-    (or of a prediction) and tell of the configuration, not of one run."""
+    """A load of a series. ``note``: its requests/s, written beside it. ``summary``: load, repeats and window;
+    ``verdict``: whether it is valid, or why not; ``left_out``: why repeats of a valid one are. ``tables``: its
+    latencies and rates in rows of text, heads first; only for a page."""
 
     series: int
     load: str
     valid: bool
-    spread: bool
     note: str
-    repeats: int
-    excluded: int
-    window: str
-    reasons: tuple[str, ...]
+    summary: str
+    verdict: str
+    left_out: str
+    tables: tuple[TextTable, ...]
 
 
 class SeriesLine(NamedTuple):
-    """Levels of one kind of load, by load. ``joined``: valid ones; ``off``: the others. ``mark``: size of the marks in
-    points, to which the width of the line is in proportion."""
+    """Levels of one kind of load, by load. ``joined``: valid ones; ``off``: the others. ``banded``: those of ``joined``
+    whose intervals are shown. ``mark``: size of the marks in points, to which the width of the line is in proportion.
+    """
 
     series: int
     joined: tuple[int, ...]
     off: tuple[int, ...]
+    banded: tuple[int, ...]
     mark: float
 
 
@@ -227,18 +232,13 @@ class CurveFigure(NamedTuple):
             x, y, log_x, log_y, lines, at, [[level for level in each if level in at] for each in frontiers]
         )
 
-    def band(self, shown: ShownPanel, line: SeriesLine, *, main: bool) -> list[tuple[float, float]]:
+    def band(self, shown: ShownPanel, line: SeriesLine) -> list[tuple[float, float]]:
         """The outline of the area that the intervals of a line cover: along the better ends of both figures, and back
         along the worse ones. Empty where fewer than two levels have them."""
-        better, worse = [], []
-        for level in line.joined if not self.series[line.series].style.quiet else ():
-            x, y = self.columns[shown.x.column][level], self.columns[shown.y.column][level]
-            across = x[1:] if x and shown.x.better else (x[0], x[0]) if x else ()
-            if across and y and y[1:] and (self.levels[level].spread or not main):
-                quick, slow = across if shown.x.better != "right" else across[::-1]
-                better.append((quick, y[2]))
-                worse.append((slow, y[1]))
-        return [*better, *reversed(worse)] if len(better) > 1 else []
+        pairs = [(self.columns[shown.x.column][level], self.columns[shown.y.column][level]) for level in line.banded]
+        ends = [(x[1:], y[1:]) for x, y in pairs if x and y and x[1:] and y[1:]]
+        better, worse = ([(x[side], y[side]) for x, y in ends] for side in (0, 1))
+        return [*better, *reversed(worse)] if len(ends) > 1 else []
 
     def page(self) -> dict[str, Any]:
         """What the page draws, as plain values."""
@@ -328,15 +328,11 @@ class _Builder:
         rates = tables.RATES if self.every else (view.throughput_metric,)
         shown = [self._main(latencies, statistics, rates)]
         shown += [self._load(kind, metric, statistics) for kind in self.kinds for metric in LOAD_METRICS]
-        if self.every:  # and what the page tells of a level
-            for metric in METRICS:
-                for statistic in statistics:
-                    self.column(f"{metric}.{statistic}")
         return CurveFigure(
             title=captions.title(curves, view),
             subtitle=captions.subtitle(curves, view),
             series=tuple(map(self._series, curves, self.groups_of)),
-            levels=tuple(self._level(*each) for each in self.levels),
+            levels=tuple(self._level(*each, statistics) for each in self.levels),
             columns=self.columns,
             panels=tuple(shown),
             rivals=tuple(self._rivals()),
@@ -384,14 +380,14 @@ class _Builder:
 
     def _value(self, curve: Curve, point: Point, of: str, choice: Any) -> Value | None:
         if of in LOAD_AXES:
-            return (point.value,) if point.kind == of else None
+            return (point.value,) * 3 if point.kind == of else None
         band, estimate = self.bands.get(curve.name), None
         if of in tables.RATES:
             rate: Any = of
             estimate = point.rate_estimate(rate).scaled(curve.scale(self.views[choice][0]))
             if band:
                 return (estimate.value,) * 3
-        elif of in LATENCIES:
+        elif of in LATENCIES and of not in METRIC_OF:
             estimate = point.latency_estimate(_with(self.view, statistic=choice, **LATENCIES[of]))
         else:
             metric: Any = of
@@ -401,7 +397,11 @@ class _Builder:
         if estimate is None:
             return None
         interval = estimate.interval(self.view.confidence)
-        return (estimate.value, interval.low, interval.high) if interval else (estimate.value,)
+        if interval is None:
+            return (estimate.value,)
+        rises = of in tables.RATES or of == "interactivity"
+        ends = (interval.high, interval.low) if rises else (interval.low, interval.high)
+        return estimate.value, *ends
 
     def _series(self, curve: Curve, groups_of: tuple[str, ...]) -> FigureSeries:
         look, gpus = self.looks[id(curve)], curve.gpus
@@ -412,18 +412,41 @@ class _Builder:
             curve.label, curve.name, facts, look, text_color(look.color), groups_of, curve.published is not None
         )
 
-    def _level(self, number: int, curve: Curve, point: Point) -> FigureLevel:
+    def _level(self, number: int, curve: Curve, point: Point, statistics: Sequence[Statistic]) -> FigureLevel:
+        load = LOAD_AXES[point.kind].level.format(f"{point.value:g}")
+        more = f" ({point.excluded} more left out)" if point.excluded else ""
+        window = "steady window" if point.window == "steady" else "whole run"
+        why = "; ".join(point.reasons)
         return FigureLevel(
             series=number,
-            load=LOAD_AXES[point.kind].level.format(f"{point.value:g}"),
+            load=load,
             valid=point.valid,
-            spread=point.repeats > 1 or curve.name in self.bands,
             note=core_text.number(point.requests_per_s * curve.scale(self.view)),
-            repeats=point.repeats,
-            excluded=point.excluded,
-            window=point.window,
-            reasons=point.reasons,
+            summary=f"{load}, {core_text.counted(point.repeats, 'repeat')}{more}, {window}",
+            verdict="valid" if point.valid else f"not valid: {why}",
+            left_out=f"left out: {why}" if point.valid and why else "",
+            tables=self._tables(curve, point, statistics) if self.every else (),
         )
+
+    def _tables(self, curve: Curve, point: Point, statistics: Sequence[Statistic]) -> tuple[TextTable, TextTable]:
+        def told(estimate: Estimate | None) -> str:
+            return tables.figure(estimate, self.view.confidence)
+
+        known = [each for each in statistics if any(point.ms(metric, each) is not None for metric in METRICS)]
+        latencies = [
+            (metric.upper(), *(told(point.ms_estimate(metric, each)) for each in known))
+            for metric in METRICS
+            if any(point.ms(metric, each) is not None for each in known)
+        ]
+        rates = [
+            (
+                _rate_name(rate).removesuffix("/s"),
+                *(told(point.rate_estimate(rate).scaled(curve.scale(view))) for view, _ in self.views.values()),
+            )
+            for rate in tables.RATES
+        ]
+        counted = (name for _, name in self.views.values())
+        return (("ms", *known), *latencies), (("per second", *counted), *rates)
 
     def _rivals(self) -> Iterator[tuple[int, ...]]:
         """Of each group and kind of load the valid levels: what a closed loop serves beats nothing that arrives by
@@ -439,15 +462,20 @@ class _Builder:
                 )
 
     def _line(self, series: int, kind: LoadKind, mark: float, kept: Collection[int] | None = None) -> SeriesLine:
-        of = [
-            (number, point.valid)
-            for number, (i, _, point) in enumerate(self.levels)
+        of = {
+            number: (curve, point)
+            for number, (i, curve, point) in enumerate(self.levels)
             if i == series and point.kind == kind and (kept is None or number in kept)
-        ]
+        }
         quiet = self.looks[id(self.curves[series])].quiet
-        joined = tuple(number for number, valid in of if valid)
-        off = () if quiet else tuple(number for number, valid in of if not valid)
-        return SeriesLine(series, joined, off, QUIET_MARK if quiet else mark)
+        joined = tuple(number for number, (_, point) in of.items() if point.valid)
+        off = () if quiet else tuple(number for number, (_, point) in of.items() if not point.valid)
+        # Beside throughput only intervals of several starts, or of a prediction: they tell of the configuration.
+        banded = joined if kept is not None else tuple(number for number in joined if self._has_spread(*of[number]))
+        return SeriesLine(series, joined, off, () if quiet else banded, QUIET_MARK if quiet else mark)
+
+    def _has_spread(self, curve: Curve, point: Point) -> bool:
+        return point.repeats > 1 or curve.name in self.bands
 
     def _main(self, latencies: Sequence[str], statistics: Sequence[Statistic], rates: Sequence[Rate]) -> CurvePanel:
         lines = tuple(

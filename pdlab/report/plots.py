@@ -117,7 +117,7 @@ def _panel(axes: Any, spec: CurveFigure, panel: CurvePanel, shown: ShownPanel) -
             _ticks_at(axis, sorted({*values}), log)
     for line in shown.lines:
         style = spec.series[line.series].style
-        if outline := spec.band(shown, line, main=panel.main):
+        if outline := spec.band(shown, line):
             # Light enough that fourteen of them lie over each other.
             axes.fill(*zip(*outline, strict=True), color=style.color, alpha=0.11, lw=0, zorder=1.8)
         _plot(axes, line, shown.at, style)

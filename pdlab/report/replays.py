@@ -222,7 +222,7 @@ def figure(each: ReplayedLevel) -> TimeFigure:
     shown = [("measured" if each.run.origin == "measured" else each.run.origin, each.measured)]
     shown += [("simulated", each.simulated)] if each.simulated else []
     series = [
-        timelines.Series(timelines.bins(one.records), HUES[number], f"{each.label}, {word}")
+        timelines.TimelineSeries(timelines.bins(one.records), HUES[number], f"{each.label}, {word}")
         for number, (word, one) in enumerate(shown)
     ]
     return TimeFigure(timelines.panels(series, replayed=True), timelines.TIME_NAME, "s")

@@ -39,7 +39,7 @@ class Timeline(NamedTuple):
         return isinstance(self.run.load, Replay)
 
 
-class Bin(NamedTuple):
+class TimeBin(NamedTuple):
     """The requests that came within a while: its middle (seconds since the level began), what came per second, and the
     median and the 95th percentile of their latencies in seconds (None: none has one). ``in_flight``: mean number of
     requests in it. ``hit_share``: of the prompt tokens that came in it, those from a cache (None: not known)."""
@@ -80,7 +80,7 @@ def as_launched(deployment: Deployment | None) -> tuple[RoleChange, ...]:
     return (RoleChange(0.0, *topology.split, "as launched"),)
 
 
-def bins(records: Sequence[RequestRecord]) -> list[Bin]:
+def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
     """What came, in whiles of equal length: about `BINS` of them, a second at least."""
     if not records:
         return []
@@ -97,7 +97,7 @@ def bins(records: Sequence[RequestRecord]) -> list[Bin]:
             begins_s = index * width_s
             busy_s[index] += max(0.0, min(ended_s, begins_s + width_s) - max(record.arrival_s, begins_s))
     return [
-        Bin(
+        TimeBin(
             middle_s=(index + 0.5) * width_s,
             requests_per_s=len(group) / width_s,
             prompt_tokens_per_s=sum(record.input_tokens for record in group) / width_s,
@@ -134,27 +134,27 @@ def section(each: Timeline) -> Section:
     return Section(f"Roles over time (prefill:decode): {each.label}", "\n".join(lines))
 
 
-class Series(NamedTuple):
+class TimelineSeries(NamedTuple):
     """One line of each panel: whiles, colour, and name in the legend."""
 
-    bins: Sequence[Bin]
+    bins: Sequence[TimeBin]
     color: str
     label: str
 
 
-def panels(series: Sequence[Series], *, replayed: bool) -> list[TimePanel]:
+def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[TimePanel]:
     """Load and latencies over time: medians, and the 95th percentiles dashed. ``replayed``: with the number in flight
     and the hit share."""
 
-    def panel(name: str, value: Callable[[Bin], float | None], legend: Literal["", "above"] = "") -> TimePanel:
+    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Literal["", "above"] = "") -> TimePanel:
         lines = [
             TimeLine([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
             for each in series
         ]
         return TimePanel(name, lines, height_in=PANEL_IN, legend=legend)
 
-    def latency_panel(name: str, pair_of: Callable[[Bin], tuple[float, float] | None], factor: float) -> TimePanel:
-        def line(each: Series, statistic: int) -> TimeLine:
+    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> TimePanel:
+        def line(each: TimelineSeries, statistic: int) -> TimeLine:
             pairs = [(one.middle_s, pair_of(one)) for one in each.bins]
             points = [(x, None if pair is None else factor * pair[statistic]) for x, pair in pairs]
             return TimeLine(
@@ -180,7 +180,7 @@ def figure(timelines: Sequence[Timeline]) -> TimeFigure:
     """At most `MOST` of them on one axis of time."""
     shown = timelines[:MOST]
     colors = [HUES[number % len(HUES)] for number in range(len(shown))]
-    series = [Series(bins(each.records), color, each.label) for each, color in zip(shown, colors, strict=True)]
+    series = [TimelineSeries(bins(each.records), color, each.label) for each, color in zip(shown, colors, strict=True)]
     made = panels(series, replayed=any(each.replays for each in shown))
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)

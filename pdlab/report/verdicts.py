@@ -246,11 +246,6 @@ def _doubt_code(ahead: Comparison | None) -> DoubtCode:
     return "too_wide" if too_wide else "interval"
 
 
-def doubt(ahead: Comparison | None, label: str) -> str:
-    """The uncertainty of a lead over ``label`` in words."""
-    return said(WORDS, "doubt", doubt_of(ahead, label))
-
-
 def deciding_doubt(ranking: Sequence[Ranked]) -> LeadLimit | None:
     """Of the first that is tied with the best, else of the second; None with fewer than two."""
     close = next((ranked for ranked in ranking[1:] if ranked.tied), ranking[1] if len(ranking) > 1 else None)

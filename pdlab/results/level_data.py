@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, compress
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdlab.results.schema import ReplayedRequest, RequestRecord
+from pdlab.results.texts import Texts
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pdlab.results.texts import TextColumn
+
     Column = NDArray[np.float64]
+    Codes = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
 
@@ -27,6 +32,105 @@ class Chunks(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class ReplayedData:
+    """Which request of a compiled workload each is, as `pdlab.results.schema.ReplayedRequest` says it, one element of
+    each column per request.
+
+    ``known``: it is of one. ``cached_tokens``, ``foreseen_tokens``: NaN where nobody says. ``replicas``,
+    ``prefill_replicas``: each has a number, -1: not known. ``after``: the ids of what all requests wait for in one row,
+    of which ``after_counts`` belong to each. Texts are UTF-8.
+    """
+
+    known: Mask
+    sent: Mask
+    cached_tokens: Column
+    foreseen_tokens: Column
+    ids: TextColumn
+    sessions: TextColumn
+    replicas: Codes
+    prefill_replicas: Codes
+    after_counts: Codes
+    after: TextColumn
+
+    @classmethod
+    def none(cls, count: int) -> ReplayedData:
+        """Of so many requests that are of no compiled workload."""
+        import numpy as np
+
+        unknown, nameless, nowhere = np.full(count, math.nan), np.zeros(count, "S1"), np.full(count, -1)
+        return cls(
+            known=np.zeros(count, dtype=np.bool_),
+            sent=np.ones(count, dtype=np.bool_),
+            cached_tokens=unknown,
+            foreseen_tokens=unknown,
+            ids=nameless,
+            sessions=nameless,
+            replicas=nowhere,
+            prefill_replicas=nowhere,
+            after_counts=np.zeros(count, dtype=np.int64),
+            after=np.zeros(0, "S1"),
+        )
+
+    def part(self, selected: Mask) -> ReplayedData:
+        """Of some of the requests."""
+        import numpy as np
+
+        own = {name: getattr(self, name)[selected] for name in self.__dataclass_fields__ if name != "after"}
+        return ReplayedData(**own, after=self.after[np.repeat(selected, self.after_counts)])
+
+    def ordered(self, order: Codes) -> ReplayedData:
+        """In another order."""
+        own = {name: getattr(self, name)[order] for name in self.__dataclass_fields__ if name != "after"}
+        return ReplayedData(**own, after=_ordered(self.after, self.after_counts, order))
+
+
+class _ReplayedColumns:
+    def __init__(self) -> None:
+        self._known, self._sent = bytearray(), bytearray()
+        self._cached, self._foreseen = array("d"), array("d")
+        self._ids, self._sessions, self._after = Texts(), Texts(), Texts()
+        self._replicas, self._prefill_replicas, self._after_counts = array("q"), array("q"), array("q")
+        self._numbers: dict[str | None, int] = {None: -1}
+
+    def add(self, each: ReplayedRequest | None) -> None:
+        self._known.append(each is not None)
+        each = each or _NOT_REPLAYED
+        self._sent.append(each.sent)
+        self._cached.append(_or_nan(each.cached_tokens))
+        self._foreseen.append(_or_nan(each.foreseen_tokens))
+        self._ids.add(each.id)
+        self._sessions.add(each.session)
+        self._replicas.append(self._number(each.replica))
+        self._prefill_replicas.append(self._number(each.prefill_replica))
+        after = each.after
+        self._after_counts.append(len(after))
+        for other in after:
+            self._after.add(other)
+
+    def _number(self, replica: str | None) -> int:
+        return self._numbers.setdefault(replica, len(self._numbers))
+
+    def data(self) -> ReplayedData:
+        import numpy as np
+
+        return ReplayedData(
+            known=np.array(self._known, dtype=np.bool_),
+            sent=np.array(self._sent, dtype=np.bool_),
+            cached_tokens=np.array(self._cached),
+            foreseen_tokens=np.array(self._foreseen),
+            ids=self._ids.array(),
+            sessions=self._sessions.array(),
+            replicas=np.array(self._replicas),
+            prefill_replicas=np.array(self._prefill_replicas),
+            after_counts=np.array(self._after_counts),
+            after=self._after.array(),
+        )
+
+
+_NOT_REPLAYED = ReplayedRequest(id="", session="")
+
+
+@dataclass(frozen=True, eq=False)
 class LevelData:
     """The requests of one level in the order of arrival, one element of each column per request.
 
@@ -34,7 +138,7 @@ class LevelData:
     request that was not answered, ``ended_s`` is when the client stopped waiting for it, answered or not.
     ``asked_input`` and ``asked_output``: tokens asked of a request that does not have the workload's lengths.
     ``gaps_s``: the gaps between the chunks of all requests in one row, of which ``gap_counts`` belong to each request.
-    ``replayed``: which of a compiled workload each is (None: of none).
+    ``replayed``: which of a compiled workload each is.
     """
 
     arrival_s: Column
@@ -49,33 +153,35 @@ class LevelData:
     gap_counts: NDArray[np.int64]
     gaps_s: Column
     errors: tuple[str | None, ...]
-    replayed: tuple[ReplayedRequest | None, ...]
+    replayed: ReplayedData
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
-        """All that records hold."""
+        """All that records hold. Each is looked at once, and not kept."""
         import numpy as np
 
-        rows = sorted(records, key=lambda record: record.arrival_s)
-
-        def column(values: Iterable[float | None]) -> Column:
-            return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-
-        return cls(
-            arrival_s=column(row.arrival_s for row in rows),
-            first_token_s=column(row.first_token_s for row in rows),
-            finish_s=column(row.finish_s if row.ok else None for row in rows),
-            output_tokens=column(row.output_tokens for row in rows),
-            input_tokens=column(row.input_tokens for row in rows),
-            ended_s=column(row.finish_s for row in rows),
-            lateness_s=column(row.lateness_s for row in rows),
-            asked_input=column(row.asked and row.asked[0] for row in rows),
-            asked_output=column(row.asked and row.asked[1] for row in rows),
-            gap_counts=np.array([len(row.itl_s) for row in rows], dtype=np.int64),
-            gaps_s=column(gap_s for row in rows for gap_s in row.itl_s),
-            errors=tuple(row.error for row in rows),
-            replayed=tuple(row.replayed for row in rows),
+        columns = [array("d") for _ in _COLUMNS]
+        gap_counts, gaps_s, replayed = array("q"), array("d"), _ReplayedColumns()
+        errors: list[str | None] = []
+        same: dict[str, str] = {}
+        for row in records:
+            asked_input, asked_output = row.asked or (None, None)
+            finish_s = row.finish_s if row.ok else None
+            values = (row.arrival_s, row.first_token_s, finish_s, row.output_tokens, row.input_tokens, row.finish_s)
+            for column, value in zip(columns, (*values, row.lateness_s, asked_input, asked_output), strict=True):
+                column.append(_or_nan(value))
+            gap_counts.append(len(row.itl_s))
+            gaps_s.extend(row.itl_s)
+            errors.append(None if row.error is None else same.setdefault(row.error, row.error))
+            replayed.add(row.replayed)
+        data = cls(
+            **dict(zip(_COLUMNS, map(np.asarray, columns), strict=True)),
+            gap_counts=np.asarray(gap_counts),
+            gaps_s=np.asarray(gaps_s),
+            errors=tuple(errors),
+            replayed=replayed.data(),
         )
+        return data._by_arrival()
 
     @classmethod
     def of_times(
@@ -108,7 +214,7 @@ class LevelData:
             gap_counts=np.zeros(len(order), dtype=np.int64),
             gaps_s=np.zeros(0),
             errors=(None,) * len(order),
-            replayed=(None,) * len(order),
+            replayed=ReplayedData.none(len(order)),
         )
 
     def __len__(self) -> int:
@@ -145,10 +251,13 @@ class LevelData:
 
         counts = self.gap_counts[self.ok]
         first_s, gaps_s = self.first_token_s[self.ok], self.gaps_s[np.repeat(self.ok, self.gap_counts)]
-        moments_s = first_s
-        if len(gaps_s):
-            parts = zip(first_s.tolist(), np.split(gaps_s, counts.cumsum()[:-1]), strict=True)
-            moments_s = np.array([each for first, gaps in parts for each in accumulate(gaps.tolist(), initial=first)])
+        moments_s = np.repeat(first_s, 1 + counts)
+        begin = 0
+        for end in (1 + counts).cumsum().tolist():
+            own = moments_s[begin:end]
+            own[1:] = gaps_s[: end - begin - 1]
+            np.cumsum(own, out=own)
+            gaps_s, begin = gaps_s[end - begin - 1 :], end
         return Chunks(moments_s, np.repeat(self.output_tokens[self.ok] / (1 + counts), 1 + counts))
 
     @property
@@ -160,15 +269,41 @@ class LevelData:
         """Some of the requests."""
         import numpy as np
 
-        own = {
-            name: getattr(self, name)[selected]
-            for name in self.__dataclass_fields__
-            if name not in ("gaps_s", "errors", "replayed")
-        }
-        kept = selected.tolist()
+        if selected.all():
+            return self
         return LevelData(
-            **own,
+            **{name: getattr(self, name)[selected] for name in _COLUMNS},
+            gap_counts=self.gap_counts[selected],
             gaps_s=self.gaps_s[np.repeat(selected, self.gap_counts)],
-            errors=tuple(compress(self.errors, kept)),
-            replayed=tuple(compress(self.replayed, kept)),
+            errors=tuple(compress(self.errors, selected.tolist())),
+            replayed=self.replayed.part(selected),
         )
+
+    def _by_arrival(self) -> LevelData:
+        import numpy as np
+
+        order = np.argsort(self.arrival_s, kind="stable")
+        if (order[1:] > order[:-1]).all():
+            return self
+        return LevelData(
+            **{name: getattr(self, name)[order] for name in _COLUMNS},
+            gap_counts=self.gap_counts[order],
+            gaps_s=_ordered(self.gaps_s, self.gap_counts, order),
+            errors=tuple(self.errors[at] for at in order),
+            replayed=self.replayed.ordered(order),
+        )
+
+
+_COLUMNS = tuple(name for name, kind in LevelData.__annotations__.items() if kind == "Column" and name != "gaps_s")
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _ordered(values: NDArray[Any], counts: Codes, order: Codes) -> NDArray[Any]:
+    """Values in a row, of which ``counts`` belong to each request, with the requests in another order."""
+    import numpy as np
+
+    own = np.split(values, counts.cumsum()[:-1])
+    return np.concatenate([own[at] for at in order])

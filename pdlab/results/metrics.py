@@ -26,7 +26,8 @@ A ramp has no steady state, and a replay need not have one. The rules after whic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.core.workload import Closed, Load, Ramp, Replay
@@ -40,6 +41,7 @@ OPEN_LEAST = 20
 BATCH = 5  # requests whose mean is one value of MSER-5
 CLOSED_LEAST = 2  # times the concurrency
 MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
+AT_ONCE = 10_000  # values
 MOST_T = 1e6  # stands for a fit without any residue
 
 
@@ -66,12 +68,12 @@ class LoadWindow(NamedTuple):
         return arrived & ((requests.finish_s <= self.closes_s) | ~requests.ok)
 
 
-def percentile(ordered: Sequence[float], q: float) -> float:
+def percentile(ordered: Sequence[float] | Column, q: float) -> float:
     """The ``q``-th percentile (0 to 100) of sorted values, linear between neighbours (numpy's default)."""
     position = (len(ordered) - 1) * q / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return float(ordered[low] + (ordered[high] - ordered[low]) * (position - low))
 
 
 def distribution(values_s: Iterable[float]) -> Distribution | None:
@@ -79,13 +81,19 @@ def distribution(values_s: Iterable[float]) -> Distribution | None:
     import numpy as np
 
     values = np.asarray(values_s if isinstance(values_s, np.ndarray) else list(values_s), dtype=np.float64)
-    ordered = np.sort(values[~np.isnan(values)]).tolist()
-    if not ordered:
+    ordered = np.sort(values)
+    ordered = ordered[: np.searchsorted(ordered, math.inf, side="right")]  # NaN is sorted behind all
+    if not len(ordered):
         return None
     return Distribution(
-        mean_s=math.fsum(ordered) / len(ordered),
+        mean_s=math.fsum(_each(ordered)) / len(ordered),
         percentiles_s={f"p{q}": percentile(ordered, q) for q in PERCENTILES},
     )
+
+
+def _each(values: Column) -> Iterator[float]:
+    """One after the other: a list of all would take four times the column's memory."""
+    return chain.from_iterable(values[at : at + AT_ONCE].tolist() for at in range(0, len(values), AT_ONCE))
 
 
 def asked_tokens(requests: LevelData) -> tuple[float, float] | None:
@@ -117,7 +125,7 @@ def steady(requests: LevelData, load: Load, window: LoadWindow | None = None) ->
     if is_short(load, len(finished), len(counted)):
         return None
     moment_s, tokens = requests.chunks
-    return _summary(window.length_s, finished, sum(tokens[window.holds(moment_s)].tolist()), counted)
+    return _summary(window.length_s, finished, sum(_each(tokens[window.holds(moment_s)])), counted)
 
 
 def is_short(load: Load, finished: int, judged: int) -> bool:

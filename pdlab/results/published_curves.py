@@ -83,14 +83,14 @@ class PublishedCurve(NamedTuple):
     settings: dict[str, str]
 
 
-class Separated(NamedTuple):
+class SeparatedCurves(NamedTuple):
     """The curves of a folder, and by what its files differ."""
 
     curves: tuple[PublishedCurve, ...]
     differences: tuple[Difference, ...]
 
 
-def separated(levels: Sequence[PublishedLevel]) -> Separated:
+def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
     """The curves in the files of one folder, in the order of their first files."""
     values = [_values(level) for level in levels]
     for value, arrivals, lengths in zip(values, _arrivals(levels), _lengths(levels), strict=True):
@@ -122,7 +122,7 @@ def separated(levels: Sequence[PublishedLevel]) -> Separated:
         PublishedCurve(name, tuple(levels[i] for i in group), values[group[0]] if keys else {})
         for name, group in zip(short_names([values[group[0]] for group in parts], keys, BARE), parts, strict=True)
     ]
-    return Separated(tuple(curves), tuple(differences))
+    return SeparatedCurves(tuple(curves), tuple(differences))
 
 
 def _values(level: PublishedLevel) -> dict[str, str]:

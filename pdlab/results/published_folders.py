@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
@@ -20,30 +20,18 @@ from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
-from pdlab.results.readers import RequestTimes, may_be_read
-from pdlab.results.schema import Experiment, Manifest, Run
+from pdlab.results.readers import may_be_read
+from pdlab.results.schema import Experiment, Manifest
 from pdlab.results.store import MANIFEST, Store, searched
 
 BELOW = "below a folder that has levels itself; give its own folder to read it"
 
 
-class SourcedRun(NamedTuple):
-    """A run, the file of others that it came from, the part of that file, what it says in the keys of ``vllm bench
-    serve``, the SHA-256 of the file, and the requests that it kept."""
-
-    run: Run
-    file: Path
-    part: str
-    data: dict[str, Any]
-    sha256: str
-    requests: RequestTimes | None = None
-
-
 class SourcedExperiment(NamedTuple):
-    """An experiment and its runs with their files; without files where the folder is ours."""
+    """An experiment, and the level that each of its runs was read from; none where the folder is ours."""
 
     experiment: Experiment
-    runs: tuple[SourcedRun, ...] = ()
+    runs: tuple[PublishedLevel, ...] = ()
 
 
 def load_experiments(path: Path, stated: Stated | int | None = None) -> tuple[Experiment, ...]:
@@ -244,14 +232,14 @@ def _experiment(
     topology, total = deployed(curve, topology, differences, gpus)
     if total is None:
         raise _unknown_size(path)
-    runs: list[SourcedRun] = []
+    runs: list[PublishedLevel] = []
     repeats: dict[tuple[str, float], int] = {}
     for level in curve.levels:
         key = level.run.key
         repeat = repeats.get((key.kind, key.value), 0)
         repeats[key.kind, key.value] = repeat + 1
         run = level.run.model_copy(update={"key": key.model_copy(update={"repeat": repeat})})
-        runs.append(SourcedRun(run, level.file, level.part, level.data, level.sha256, level.requests))
+        runs.append(level._replace(run=run))
     runs.sort(key=lambda each: (each.run.key.kind, each.run.key.value, each.run.key.repeat))
     model = next((each.run.model for each in runs if each.run.model), None)
     deployment = None

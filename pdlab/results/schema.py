@@ -12,6 +12,7 @@ from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
+from pdlab.results.kept import Row
 from pdlab.traffic.requests import TrafficHead
 
 SLO_PREFIX = "slo-"
@@ -53,7 +54,7 @@ class ReplayedRequest(Frozen):
         return (*((self.parent,) if self.parent is not None else ()), *self.waits)
 
 
-class RequestRecord(Frozen):
+class RequestRecord(Row):
     """One request, times in seconds since the level began; None where it did not get that far.
 
     ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
@@ -564,7 +565,7 @@ class Manifest(Frozen):
         return self.local or self.rehearsal is not None
 
 
-class Visit(Frozen):
+class VisitRecord(Frozen):
     """One deployment started and measured once in an experiment of several.
 
     ``failed``: it did not start or did not live through its levels; ``error`` says why.
@@ -594,7 +595,7 @@ class ExperimentRecord(Frozen):
     file: str
     experiment: dict[str, Any]
     folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    visits: tuple[Visit, ...]
+    visits: tuple[VisitRecord, ...]
     stopped: str | None = None
     tuned: dict[str, Tuning] = Field(default_factory=dict)
     tunes: str | None = None

@@ -13,14 +13,16 @@ import contextlib
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pdlab.core.errors import StoreError
 from pdlab.core.files import locked, replace
 from pdlab.core.schema import read_model
 from pdlab.core.workload import RunKey
+from pdlab.results.kept import Row, lines_of
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
     SLO_PREFIX,
@@ -39,6 +41,11 @@ CHAOS = "chaos.json"  # of `pdlab.results.chaos`: no level
 RECORD = ".experiment.json"
 REPLACED = "replaced"
 LOCK = ".lock"
+GZIP = 31  # zlib's window with gzip's header, which has no time then: equal requests are equal files
+SMALLEST = 9
+READ_BYTES = 1 << 20
+
+R = TypeVar("R", bound=Row)
 
 
 class FileVersion(NamedTuple):
@@ -104,16 +111,20 @@ class Store:
             raise StoreError(
                 f"{self.path(run.key)} is already measured; use --resume to skip it or --force to replace it"
             )
-        raw = _raw(records)
-        kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
-        replace(self.records_path(run.key), gzip.compress(raw, mtime=0))
-        told = _lines(timelines)
+        digest = hashlib.sha256()
+        replace(self.records_path(run.key), _packed(lines_of(records), digest.update))
+        kept = run.model_copy(update={"raw_sha256": digest.hexdigest()})
+        told = _packed_if_any(timelines)
         if told:
-            replace(self.timelines_path(run.key), gzip.compress(told, mtime=0))
+            replace(self.timelines_path(run.key), told)
         else:
             self.timelines_path(run.key).unlink(missing_ok=True)  # of what was measured before
-        replace(self.path(run.key), kept.model_dump_json(indent=2).encode())
+        self.write_judged(kept)
         return kept
+
+    def write_judged(self, run: Run) -> None:
+        """Keep another judgement of a level whose requests are here."""
+        replace(self.path(run.key), run.model_dump_json(indent=2).encode())
 
     def replace(self, run: Run, records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline] = ()) -> Run:
         """Keep a second measurement of a level in place of the first, which moves to ``replaced/``; returns it.
@@ -122,23 +133,26 @@ class Store:
         no first one.
         """
         earlier = read_model(self.path(run.key), Run)
-        requests = _bytes_of(self.records_path(run.key))
-        told = _bytes_of(self.timelines_path(run.key))
-        replaced = self._set_aside(earlier, self.path(run.key).read_bytes(), requests, told)
+        requests, told = _pieces(self.records_path(run.key)), _pieces(self.timelines_path(run.key))
+        replaced = self._set_aside(earlier, self.path(run.key).read_bytes, requests, told)
         return self.write(run.model_copy(update={"replaces": replaced}), records, timelines, force=True)
 
     def set_aside(
-        self, run: Run, records: Sequence[RequestRecord], timelines: Iterable[RequestTimeline] = ()
+        self, run: Run, records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline] = ()
     ) -> ReplacedLevel:
         """Keep a measurement that does not stand for its level, in ``replaced/`` alone: the level is not finished by
         it. Returns what the measurement in its place is to name in ``replaces``."""
-        raw = _raw(records)
-        kept = run.model_copy(update={"raw_sha256": hashlib.sha256(raw).hexdigest()})
-        lines = _lines(timelines)
-        told = gzip.compress(lines, mtime=0) if lines else None
-        return self._set_aside(kept, kept.model_dump_json(indent=2).encode(), gzip.compress(raw, mtime=0), told)
+        digest = hashlib.sha256()
 
-    def _set_aside(self, run: Run, text: bytes, records: bytes | None, timelines: bytes | None) -> ReplacedLevel:
+        def text() -> bytes:
+            return run.model_copy(update={"raw_sha256": digest.hexdigest()}).model_dump_json(indent=2).encode()
+
+        return self._set_aside(run, text, _packed(lines_of(records), digest.update), _packed_if_any(timelines))
+
+    def _set_aside(
+        self, run: Run, text: Callable[[], bytes], records: Iterable[bytes] | None, timelines: Iterable[bytes] | None
+    ) -> ReplacedLevel:
+        """``text``: of the run, asked for when the records are written. Files in pieces; None: there is none."""
         folder, stem, number = self.folder / REPLACED, run.key.stem, 1
         while (folder / f"{stem}.json").exists():
             number += 1
@@ -147,15 +161,17 @@ class Store:
             replace(folder / f"{stem}.records.json.gz", records)
         if timelines is not None:
             replace(folder / f"{stem}.timelines.jsonl.gz", timelines)
-        replace(folder / f"{stem}.json", text)
+        replace(folder / f"{stem}.json", text())
         return ReplacedLevel(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
 
     def read_records(self, key: RunKey) -> tuple[RequestRecord, ...]:
         """Every request of one level. Raises StoreError."""
+        return tuple(self._records(key))
+
+    def _records(self, key: RunKey) -> Iterator[RequestRecord]:
         path = self.records_path(key)
         try:
-            text = gzip.decompress(path.read_bytes()).decode()
-            return tuple(RequestRecord.model_validate_json(line) for line in text.splitlines())
+            yield from _rows(path, RequestRecord)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
 
@@ -165,24 +181,26 @@ class Store:
         if not path.exists():
             return ()
         try:
-            text = gzip.decompress(path.read_bytes()).decode()
-            return tuple(RequestTimeline.model_validate_json(line) for line in text.splitlines())
+            return tuple(_rows(path, RequestTimeline))
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: timelines cannot be read ({error}); remove it") from error
 
     def requests(self, key: RunKey) -> LevelData:
         """`read_records` in columns."""
-        return LevelData.of(self.read_records(key))
+        return LevelData.of(self._records(key))
 
     def check_records(self, run: Run) -> None:
         """Raises StoreError unless the level's requests are there as they were when it was measured."""
         path = self.records_path(run.key)
         fix = f"remove {self.path(run.key)} and {path.name} beside it, and --resume measures that level again"
+        sha256 = hashlib.sha256()
         try:
-            raw = gzip.decompress(path.read_bytes())
+            with gzip.open(path) as file:
+                while piece := file.read(READ_BYTES):
+                    sha256.update(piece)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: the level's requests cannot be read ({error}); {fix}") from error
-        digest = hashlib.sha256(raw).hexdigest()
+        digest = sha256.hexdigest()
         if run.raw_sha256 not in (None, digest):
             raise StoreError(
                 f"{path}: the level's requests are not those that were measured (SHA-256 {digest[:12]}..., "
@@ -317,13 +335,33 @@ def read_record(folder: Path) -> ExperimentRecord | None:
     return read_model(path, ExperimentRecord) if path.exists() else None
 
 
-def _raw(records: Iterable[RequestRecord]) -> bytes:
-    return "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+def _packed(lines: Iterable[bytes], passing: Callable[[bytes], object] = lambda text: None) -> Iterator[bytes]:
+    """The pieces of a file of these lines; ``passing`` is told what is packed."""
+    packer = zlib.compressobj(SMALLEST, wbits=GZIP)
+    for number, line in enumerate(lines):
+        text = b"\n" + line if number else line
+        passing(text)
+        yield packer.compress(text)
+    yield packer.flush()
 
 
-def _lines(timelines: Iterable[RequestTimeline]) -> bytes:
-    return "\n".join(each.model_dump_json(by_alias=True, exclude_none=True) for each in timelines).encode()
+def _packed_if_any(rows: Iterable[Row]) -> Iterator[bytes] | None:
+    lines = lines_of(rows)
+    first = next(lines, None)
+    return None if first is None else _packed(chain((first,), lines))
 
 
-def _bytes_of(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+def _rows(path: Path, kind: type[R]) -> Iterator[R]:
+    with gzip.open(path) as file:
+        yield from map(kind.model_validate_json, file)
+
+
+def _pieces(path: Path) -> Iterator[bytes] | None:
+    """A file as it is; None: there is none."""
+    return _read_in_pieces(path) if path.exists() else None
+
+
+def _read_in_pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(READ_BYTES):
+            yield piece

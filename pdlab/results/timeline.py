@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
-from pdlab.core.schema import Frozen
+from pdlab.results.kept import Row
 
 # Marks of a timeline in the order in which they happen, and the part that ends at each. `answer` ends four.
 MARKS: Mapping[str, str] = {
@@ -76,7 +76,7 @@ class KvRead(NamedTuple):
     reads: int = 1
 
 
-class RequestTimeline(Frozen):
+class RequestTimeline(Row):
     """One request as its server saw it. Times in ms.
 
     ``t``: marks of `MARKS` since the request reached the server that answers it. ``p``: durations of the engine that
@@ -109,6 +109,10 @@ class RequestTimeline(Frozen):
     early: bool = False
     arrival_s: float | None = None
     ttft_s: float | None = None
+
+    def line(self) -> str:
+        """See `Row`."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
 
     def shifted(self, by_s: float) -> RequestTimeline:
         """The same request on a clock of the client's that began ``by_s`` earlier; see `RequestRecord.shifted`."""

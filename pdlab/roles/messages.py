@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdlab.roles.observed import Count
+from pdlab.roles.observed import RequestCount
 from pdlab.roles.spec import AUTO
 
 
@@ -57,8 +57,8 @@ class ReportedSince:
     computed_tokens: int = 0
     prefill_busy_s: float = 0.0
     generated_tokens: int = 0
-    prompts: dict[int, Count] = field(default_factory=dict)
-    answers: dict[int, Count] = field(default_factory=dict)
+    prompts: dict[int, RequestCount] = field(default_factory=dict)
+    answers: dict[int, RequestCount] = field(default_factory=dict)
     local: dict[int, int] = field(default_factory=dict)
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
@@ -74,8 +74,8 @@ class ReportedSince:
         """The requests that came and went, and their latencies."""
         for total, more in ((self.prompts, report.prompts), (self.answers, report.answers)):
             for size, (requests, tokens) in more.items():
-                before = total.get(size, Count(0, 0))
-                total[size] = Count(before.requests + requests, before.tokens + tokens)
+                before = total.get(size, RequestCount(0, 0))
+                total[size] = RequestCount(before.requests + requests, before.tokens + tokens)
         for size, requests in report.local.items():
             self.local[size] = self.local.get(size, 0) + requests
         self.ttft_s.extend(report.ttft_s)

@@ -29,7 +29,7 @@ class EngineLoad:
     kv_used_share: float | None = None
 
 
-class Count(NamedTuple):
+class RequestCount(NamedTuple):
     """So many requests, and their tokens."""
 
     requests: int
@@ -43,15 +43,15 @@ def size_class(prompt_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ObservedWindow:
     """What happened within the last ``seconds``, by `size_class` of the prompt: ``prompts`` that came and their tokens,
     ``answers`` that ended and theirs, and ``local`` requests whose prompts are computed where they are decoded, which
     are not among ``prompts``. And latencies in seconds: TTFT of the requests that got their first token, TPOT of those
     that ended."""
 
     seconds: float
-    prompts: Mapping[int, Count]
-    answers: Mapping[int, Count]
+    prompts: Mapping[int, RequestCount]
+    answers: Mapping[int, RequestCount]
     ttft_s: tuple[float, ...] = ()
     tpot_s: tuple[float, ...] = ()
     local: Mapping[int, int] = field(default_factory=dict)
@@ -63,4 +63,4 @@ class ObservedPool:
 
     now_s: float
     engines: tuple[EngineLoad, ...]
-    window: Window
+    window: ObservedWindow

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdlab.roles.assign import assign
-from pdlab.roles.observed import EngineLoad, ObservedPool, Role, Window
+from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow, Role
 from pdlab.roles.rates import AnswerTokens, DecayingSum, DecodeStep, PrefillRate
 from pdlab.roles.spec import FluidSpec
 
@@ -47,7 +47,7 @@ MOST_MARGIN = 1.3
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RoleDecision:
     """So many engines prefill (those that drain first included) and decode, why, and the role of each."""
 
     prefill: int
@@ -128,7 +128,7 @@ class Policy:
     margin: Margin = field(default_factory=Margin)
     _requests: dict[int, DecayingSum] = field(default_factory=dict)
     _prompts: DecayingSum = field(init=False)
-    _latest: deque[Window] = field(default_factory=deque)
+    _latest: deque[ObservedWindow] = field(default_factory=deque)
     _prompt_tokens: DecayingSum = field(init=False)
     _seconds: DecayingSum = field(init=False)
     _running: dict[str, int] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Policy:
         self._prompt_tokens = DecayingSum(WINDOW_S)
         self._seconds = DecayingSum(WINDOW_S)
 
-    def decide(self, observed: ObservedPool) -> Decision:
+    def decide(self, observed: ObservedPool) -> RoleDecision:
         """The split from now on. Raises ValueError where there are fewer engines than the rules want."""
         engines = observed.engines
         spec = self.spec
@@ -164,7 +164,7 @@ class Policy:
         if prefill != now:
             self._direction = 1 if prefill > now else -1
             self._changed_s = observed.now_s
-        return Decision(
+        return RoleDecision(
             prefill=prefill,
             decode=len(engines) - prefill,
             changed=prefill != now,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pdlab.roles.observed import Count, EngineLoad
+from pdlab.roles.observed import EngineLoad, RequestCount
 
 HALF_LIFE_S = 10.0  # of an engine's own time
 ANSWERS_HALF_LIFE_S = 60.0
@@ -134,7 +134,7 @@ class AnswerTokens:
     requests: dict[int, DecayingSum] = field(default_factory=dict)
     tokens: dict[int, DecayingSum] = field(default_factory=dict)
 
-    def learn(self, answers: Mapping[int, Count], seconds: float) -> None:
+    def learn(self, answers: Mapping[int, RequestCount], seconds: float) -> None:
         # Time without answers of a class makes nothing of it forgotten.
         for size, count in answers.items():
             if count.requests:

@@ -26,7 +26,7 @@ from pdlab.core.errors import UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
-from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
+from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 INSTALL = f"pip install 'pdlab[perf]', which installs {PACKAGE} {VERSION} (Python 3.11 or later)"
@@ -248,7 +248,7 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
 
     axes = _axes()
     return Tabulated(
-        shared=Polyline(xs=axes.tokens, ys=tuple(map(shared_s, axes.tokens))),
+        shared=LinearTable(xs=axes.tokens, ys=tuple(map(shared_s, axes.tokens))),
         decode=_plane(axes.batches, axes.contexts, decode_s),
         generation_attention=_plane(axes.batches, axes.contexts, generation_s),
         context_attention=_plane(axes.chunks, axes.prefixes, attention_s),
@@ -282,8 +282,8 @@ def _axes() -> _Axes:
     )
 
 
-def _plane(xs: tuple[float, ...], ys: tuple[float, ...], at: Callable[[float, float], float]) -> Plane:
-    return Plane(xs=xs, ys=ys, z=tuple(tuple(at(x, y) for y in ys) for x in xs))
+def _plane(xs: tuple[float, ...], ys: tuple[float, ...], at: Callable[[float, float], float]) -> BilinearTable:
+    return BilinearTable(xs=xs, ys=ys, z=tuple(tuple(at(x, y) for y in ys) for x in xs))
 
 
 def _geometric(low: float, high: float, per_doubling: int) -> Iterator[float]:

@@ -58,8 +58,8 @@ class PrefixCache:
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A request that is not completely prefilled. ``tokens_left`` None: its cache was not looked up yet.
+class PendingPrefill:
+    """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet.
 
     If preempted: ``generated`` is the engine's total of generated tokens at that time. Its blocks are free, but stay
     cached until other requests use them, last first.
@@ -93,7 +93,7 @@ class Engine:
     step_tokens: int
     cache: PrefixCache
     prefills_only: bool = False
-    waiting: deque[Waiting] = field(default_factory=deque)
+    waiting: deque[PendingPrefill] = field(default_factory=deque)
     running: list[tuple[int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
     steps_in_flight: int = 0
@@ -106,7 +106,7 @@ class Engine:
     unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # can decode in the next step
     joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
-    prefilled: list[Waiting] = field(default_factory=list)  # prefill completes at the end of this step
+    prefilled: list[PendingPrefill] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
     held_tokens: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
     context: float = 0.0  # sum of the running sequences' contexts, tokens
@@ -271,7 +271,7 @@ class Engine:
             context = system.preempt(newest[1], newest[0] - self.step)
             self.held_tokens -= context
             self.context -= context
-            self.waiting.appendleft(Waiting(newest[1], context, generated=self.generated))
+            self.waiting.appendleft(PendingPrefill(newest[1], context, generated=self.generated))
 
     def interrupt(self, now_s: float) -> float | None:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
@@ -311,14 +311,12 @@ class EngineSurroundings:
         """The factor by which a step is longer now than on a machine without other busy engines."""
         return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
-    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
+    def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         """Prompt tokens that are not in the engine's cache (at least one block)."""
         raise NotImplementedError
 
-    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
-        """Whether the prompt waits until blocks have been loaded from host memory. It continues without a further
-        call.
-        """
+    def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
+        """Whether the prompt waits until blocks have come from host memory: it comes back by itself."""
         return False
 
     def joining_tokens(self, requests: list[int]) -> float:

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdlab.core.deployment import Fluid
+from pdlab.results.roles_log import RoleChange
 from pdlab.roles.assign import assign
 from pdlab.roles.local import locally_below
-from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
-from pdlab.roles.policy import Decision, Policy
+from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow, RequestCount, Role, size_class
+from pdlab.roles.policy import Policy, RoleDecision
 from pdlab.roles.prefixes import Prefixes, to_compute
 from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
-from pdlab.sim.level import RoleSplit
 from pdlab.sim.router import of_session
 
 TELL_EVERY_S = 0.25
@@ -34,7 +34,7 @@ TELLS_PER_LOOK = 2
 class Controller(Protocol):
     """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or a policy to compare it with."""
 
-    def decide(self, observed: ObservedPool) -> Decision: ...
+    def decide(self, observed: ObservedPool) -> RoleDecision: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -142,15 +142,15 @@ class FluidPool:
         self.prompt_tokens, self.computed_tokens = DecayingSum(CACHED_HALF_LIFE_S), DecayingSum(CACHED_HALF_LIFE_S)
         self.locally_below = topology.prefill_locally_below
         self.below_tokens = self.locally_below if isinstance(self.locally_below, int) else 0
-        self.splits: list[RoleSplit] = []
+        self.splits: list[RoleChange] = []
         self._take(assign([member.load(0.0) for member in self.members], spec.first(len(engines))[0]))
         self._log(0.0, "given" if topology.split else "the first split, nothing is known yet")
         self._begin(0.0)
 
     def _begin(self, now_s: float) -> None:
         self._looked_s = now_s
-        self._prompts: dict[int, Count] = {}
-        self._answers: dict[int, Count] = {}
+        self._prompts: dict[int, RequestCount] = {}
+        self._answers: dict[int, RequestCount] = {}
         self._local: dict[int, int] = {}
         self._prefilled_tokens = self._computed_tokens = 0
         self._ttft_s: list[float] = []
@@ -164,7 +164,7 @@ class FluidPool:
 
     def _log(self, now_s: float, reason: str) -> None:
         prefill = sum(member.role != "decode" for member in self.members)
-        self.splits.append(RoleSplit(now_s, prefill, len(self.members) - prefill, reason))
+        self.splits.append(RoleChange(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self, session: str | None = None) -> PoolMember:
         """The engine that will decode the next request: of two random engines the one with fewer requests by its
@@ -306,7 +306,7 @@ class FluidPool:
 
     def _look(self, controller: Controller, now_s: float, transfer_s: float) -> None:
         seen = tuple(member.load(now_s) for member in self.members)
-        window = Window(
+        window = ObservedWindow(
             seconds=now_s - self._looked_s,
             prompts=self._prompts,
             answers=self._answers,
@@ -332,7 +332,7 @@ class FluidPool:
         self._begin(now_s)
 
 
-def _count(counts: dict[int, Count], prompt_tokens: int, tokens: int) -> None:
+def _count(counts: dict[int, RequestCount], prompt_tokens: int, tokens: int) -> None:
     size = size_class(prompt_tokens)
-    before = counts.get(size, Count(0, 0))
-    counts[size] = Count(before.requests + 1, before.tokens + tokens)
+    before = counts.get(size, RequestCount(0, 0))
+    counts[size] = RequestCount(before.requests + 1, before.tokens + tokens)

@@ -185,6 +185,11 @@ class Hardware(Frozen):
         changed = {name: self.constants[name].model_copy(update={"value": value}) for name, value in values.items()}
         return self.model_copy(update={"constants": self.constants | changed})
 
+    def with_correction(self, correction: Correction) -> Hardware:
+        """The same hardware, whose steps are tables, with that correction of them."""
+        assert self.steps is not None
+        return self.model_copy(update={"steps": self.steps.model_copy(update={"correction": correction})})
+
 
 STEPS_UNIT = "steps that the engine core has launched at once"
 ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its release notes of 0.14.0

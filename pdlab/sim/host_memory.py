@@ -13,7 +13,7 @@ from itertools import takewhile
 from pdlab.core.catalog import ModelShape, known_gpus
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
-from pdlab.sim.engine import Engine, Waiting
+from pdlab.sim.engine import Engine, PendingPrefill
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_block_bytes
 from pdlab.traffic.host_cache import NO_HIT, HostCache, HostHit
@@ -33,7 +33,7 @@ class HostMemory:
     step_tokens: int
     caches: dict[Engine, HostCache] = field(default_factory=dict)
     hits: dict[int, tuple[int, HostHit]] = field(default_factory=dict)  # request -> what the device and the host had
-    waiting: dict[int, Waiting] = field(default_factory=dict)  # request -> its place, until its blocks have come
+    waiting: dict[int, PendingPrefill] = field(default_factory=dict)  # request -> its place, until its blocks have come
 
     @classmethod
     def of(cls, deployment: Deployment, hardware: Hardware, shape: ModelShape) -> HostMemory | None:
@@ -71,8 +71,8 @@ class HostMemory:
         self.hits[request] = device, hit
         return hit.tokens
 
-    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> float | None:
-        """When the blocks from host memory arrive; None: no block is loaded."""
+    def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> float | None:
+        """When what comes from host memory is there; None: nothing does."""
         _, hit = self.hits.get(waiting.request, (0, NO_HIT))
         if not hit.blocks:
             return None

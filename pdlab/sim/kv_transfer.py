@@ -11,8 +11,8 @@ from pdlab.core.model_size import kv_bytes
 from pdlab.sim.hardware import Hardware
 
 
-class End(Protocol):
-    """One engine's side of the link: when it is free again, and its total time in use."""
+class LinkEnd(Protocol):
+    """One engine's side of the link: when it is free again, and how long it was in use."""
 
     link_free_s: float
     link_busy_s: float
@@ -25,8 +25,8 @@ class Links:
         self.costs = costs
         self.free_s = 0.0  # the shared wire
 
-    def carry(self, sender: End, receiver: End, size: float, now_s: float) -> float:
-        """Send ``size`` bytes as soon as both ends (and the wire) are free. Returns when they have arrived."""
+    def carry(self, sender: LinkEnd, receiver: LinkEnd, size: float, now_s: float) -> float:
+        """``size`` bytes leave as soon as both ends (and the wire) are free. Returns when they have arrived."""
         costs = self.costs
         sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
         takes_s = sends_s if sends_s > receives_s else receives_s

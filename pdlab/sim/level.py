@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution, is_short, steady_window
+from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficRequest
@@ -27,15 +28,6 @@ FRACTIONS = (
     "computed_tokens",
 )
 PER_REQUEST = ("input_tokens", "output_tokens", *FRACTIONS)
-
-
-class RoleSplit(NamedTuple):
-    """A split of roles from a time on (seconds since the level began): how many engines prefill and decode, and why."""
-
-    at_s: float
-    prefill: int
-    decode: int
-    reason: str
 
 
 @dataclass(slots=True)
@@ -62,7 +54,7 @@ class SimulatedLevel:
     kv_full: float  # share of engine time in which a prompt waited for KV memory
     preemptions: int
     beyond_tables: float  # how far the farthest step went, over the limits of tabulated step times; up to 1: inside
-    splits: list[RoleSplit]  # of a fluid pool: the first, and every later one
+    splits: list[RoleChange]  # of a fluid pool: the first, and every later one
 
     def packed(self) -> SimulatedLevel:
         """The same level in less memory: a plan keeps hundreds of them."""

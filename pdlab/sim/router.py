@@ -10,8 +10,8 @@ With direct streaming the answering replica is the next one in turn, whatever it
 `RoundRobinRouter`), and a decode replica calls prefill with its own router, as above. The Ray that has direct streaming
 has routers that also count down when a request of theirs ends (`decrement_queue_len_cache` of 2.60).
 
-A pool may have another policy (`Routed`): each of its routers takes the replicas in turn, or all of them use the
-replica of a session.
+A pool may have a policy of its own (`PolicyRouter`): each of its routers takes the replicas in turn, or all of them
+know the replica of a session.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Router:
         return reported[0] if reported is not None and now_s - reported[1] < self.memory_s else None
 
 
-class Routed:
+class PolicyRouter:
     """The policy of a pool (`pdlab.core.deployment.Pool.routing`) that is not power of two, as Ray's routers have it:
     ``count`` of them."""
 
@@ -96,8 +96,8 @@ class Routed:
         self._turns: dict[int, int] = {}  # of each router: it begins anywhere (`RoundRobinRouter`)
 
     @classmethod
-    def of(cls, routing: Routing, rng: random.Random, count: int) -> Routed | None:
-        """The policy of a pool; None: power of two choices, which `Router` makes."""
+    def of(cls, routing: Routing, rng: random.Random, count: int) -> PolicyRouter | None:
+        """None: power of two choices, which `Router` makes."""
         return None if routing == "power-of-two" else cls(routing, rng, count)
 
     def choose(self, replicas: Sequence[R], session: str | None, router: int | None = None) -> R:

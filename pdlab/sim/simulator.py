@@ -38,7 +38,7 @@ from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
-from pdlab.sim.engine import Engine, PrefixCache, Waiting
+from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache
 from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
@@ -46,7 +46,7 @@ from pdlab.sim.host_memory import HostMemory
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
-from pdlab.sim.router import InTurn, Routed, Router
+from pdlab.sim.router import InTurn, PolicyRouter, Router
 from pdlab.sim.step_source import FARTHEST
 from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
@@ -168,8 +168,8 @@ class System(Stepping):
         of_front = next(iter(pools.values()))
         count = 1 if self.in_turn is not None else self.router.count
         # With direct streaming one router picks who answers, and every decode replica asks for prefill by itself.
-        self.front_routing = Routed.of(pools.get("prefill", of_front).routing, self.random, count)
-        self.decode_routing = Routed.of(pools.get("decode", of_front).routing, self.random, count)
+        self.front_routing = PolicyRouter.of(pools.get("prefill", of_front).routing, self.random, count)
+        self.decode_routing = PolicyRouter.of(pools.get("decode", of_front).routing, self.random, count)
         self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
@@ -375,7 +375,7 @@ class System(Stepping):
         elif self.repeated:
             engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
 
-    def loads(self, engine: Engine, waiting: Waiting, now_s: float) -> bool:
+    def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
         comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
         if comes_s is not None:
             self.push(comes_s, LOADED, engine, waiting.request)

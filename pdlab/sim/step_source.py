@@ -69,14 +69,14 @@ class StepSource(Protocol):
         ...
 
 
-class Polyline(Frozen):
+class LinearTable(Frozen):
     """A function of one argument by its values in seconds at growing ``xs``, straight between them."""
 
     xs: tuple[float, ...] = Field(min_length=2)
     ys: tuple[float, ...]
 
     @model_validator(mode="after")
-    def _is_one(self) -> Polyline:
+    def _is_one(self) -> LinearTable:
         if len(self.xs) != len(self.ys):
             raise ValueError(f"has {len(self.xs)} arguments and {len(self.ys)} values")
         _check_growing("xs", self.xs)
@@ -90,7 +90,7 @@ class Polyline(Frozen):
         return ys[i] + (ys[i + 1] - ys[i]) * f
 
 
-class Plane(Frozen):
+class BilinearTable(Frozen):
     """A function of two arguments by its values in seconds, ``z[i][j]`` at ``xs[i]`` and ``ys[j]``, bilinear between
     them."""
 
@@ -99,7 +99,7 @@ class Plane(Frozen):
     z: tuple[tuple[float, ...], ...]
 
     @model_validator(mode="after")
-    def _is_one(self) -> Plane:
+    def _is_one(self) -> BilinearTable:
         if len(self.z) != len(self.xs) or any(len(row) != len(self.ys) for row in self.z):
             raise ValueError(f"needs {len(self.xs)} rows of {len(self.ys)} values")
         _check_growing("xs", self.xs)
@@ -130,7 +130,7 @@ def _share(grid: tuple[float, ...], cell: int, value: float) -> float:
     return max((value - grid[cell]) / (grid[cell + 1] - grid[cell]), 0.0)
 
 
-class Parts(NamedTuple):
+class StepSeconds(NamedTuple):
     """GPU seconds of one step: of its decoding sequences alone, and of the whole step. ``beyond``: how far it goes,
     over the limits of the tables."""
 
@@ -152,10 +152,10 @@ class Tabulated(Frozen):
     this very model, GPU and engine; empty: none.
     """
 
-    shared: Polyline
-    decode: Plane
-    generation_attention: Plane
-    context_attention: Plane
+    shared: LinearTable
+    decode: BilinearTable
+    generation_attention: BilinearTable
+    context_attention: BilinearTable
     limits: Limits
     provenance: str
     estimated: tuple[str, ...] = ()
@@ -176,7 +176,9 @@ class Tabulated(Frozen):
                 raise ValueError(f"limits: {name} {limit} is beyond the grid, which ends at {end:g}")
         return self
 
-    def parts(self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None) -> Parts:
+    def parts(
+        self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
+    ) -> StepSeconds:
         """Arguments as of `StepSource.step_s`. Raises OutsideTables."""
         limits = self.limits
         beyond = max(batch / limits.batch, context / limits.context) if batch else 0.0
@@ -184,7 +186,7 @@ class Tabulated(Frozen):
             raise self._outside(batch, prefill_tokens, context)
         decode_s = self.decode.at(batch, context) if batch else 0.0
         if not prefill_tokens:
-            return Parts(decode_s, decode_s, beyond)
+            return StepSeconds(decode_s, decode_s, beyond)
         mean = context if prefill_context is None else prefill_context
         if mean >= prefill_tokens / 2 or prefill_tokens < SHORT_CHUNK:
             chunk, count, prefix = prefill_tokens, 1.0, max(mean - prefill_tokens / 2, 0.0)
@@ -198,7 +200,7 @@ class Tabulated(Frozen):
         whole_s = self.shared.at(batch + prefill_tokens) + count * self.context_attention.at(chunk, prefix)
         if batch:
             whole_s += self.generation_attention.at(batch, context)
-        return Parts(decode_s, max(whole_s, decode_s), beyond)
+        return StepSeconds(decode_s, max(whole_s, decode_s), beyond)
 
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from typing import Any, Protocol
 
-from pdlab.sim.engine import Engine, EngineSurroundings, Waiting
-from pdlab.sim.kv_transfer import End, Links
+from pdlab.sim.engine import Engine, EngineSurroundings, PendingPrefill
+from pdlab.sim.kv_transfer import LinkEnd, Links
 
 STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
@@ -35,8 +35,8 @@ class RequestLog(Protocol):
     transferred_bytes: float
 
 
-class Sender(End, Protocol):
-    """The engine that has a request's KV: its side of the link, and whether its pool was full once."""
+class Sender(LinkEnd, Protocol):
+    """The engine that has a request's KV: its side of the link, and whether its pool has wrapped."""
 
     capacity: float
     allocated: float
@@ -100,7 +100,7 @@ class Stepping(EngineSurroundings):
         """Handle an event of an engine."""
         if kind == ENTERS:
             self.log.queued_s[number] = now_s
-            engine.waiting.append(Waiting(number, self.log.input_tokens[number]))
+            engine.waiting.append(PendingPrefill(number, self.log.input_tokens[number]))
             engine.unscheduled += 1
             self.wake(engine, now_s)
         elif kind == KV_ARRIVED:  # decode can start on the request as soon as its scheduler knows
@@ -271,7 +271,7 @@ class Stepping(EngineSurroundings):
 
     # --- what engines ask ---------------------------------------------------------------------
 
-    def to_compute(self, engine: Engine, waiting: Waiting) -> float:
+    def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         request, tokens = waiting.request, waiting.tokens
         hit = self.hit_tokens(engine, request, tokens, fetched=False)
         if waiting.generated is not None:

@@ -16,8 +16,8 @@ FETCHES, IS_FETCHED = "do_remote_prefill", "do_remote_decode"
 
 
 @dataclass
-class Reads(KVConnectorMetadata):  # type: ignore[misc]
-    """Tokens of KV to read for each request that got blocks for them in this step."""
+class KvReadMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Tokens of KV to read for each request that was given blocks for them in this step."""
 
     tokens: dict[str, int] = field(default_factory=dict)
 
@@ -29,7 +29,7 @@ class SimulatedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._reads = Reads()
+        self._reads = KvReadMetadata()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Tokens that come from another engine, and whether the request waits for them (WAITING_FOR_REMOTE_KVS)."""
@@ -43,8 +43,8 @@ class SimulatedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._reads.tokens[request.request_id] = num_external_tokens
             params[FETCHES] = False  # once: a request that is preempted later computes its prompt
 
-    def build_connector_meta(self, scheduler_output: Any) -> Reads:
-        reads, self._reads = self._reads, Reads()
+    def build_connector_meta(self, scheduler_output: Any) -> KvReadMetadata:
+        reads, self._reads = self._reads, KvReadMetadata()
         return reads
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

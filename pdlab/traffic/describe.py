@@ -17,7 +17,7 @@ PARTS = (50, 90, 99)
 KEPT_BLOCKS = 2**18
 
 
-class Lengths(NamedTuple):
+class LengthPercentiles(NamedTuple):
     """Tokens: mean, percentiles of `PARTS`, longest."""
 
     mean: float
@@ -25,12 +25,12 @@ class Lengths(NamedTuple):
     most: int
 
     @classmethod
-    def of(cls, counts: Counter[int]) -> Lengths:
+    def of(cls, counts: Counter[int]) -> LengthPercentiles:
         mean = sum(value * count for value, count in counts.items()) / counts.total()
         return cls(mean, tuple(percentile_of(counts, part) for part in PARTS), max(counts))
 
 
-class Described(NamedTuple):
+class WorkloadFigures(NamedTuple):
     """A workload in figures.
 
     ``hit_share``: share of all prompt tokens in a cache that keeps every prompt and answer, or the `KEPT_BLOCKS` latest
@@ -42,9 +42,9 @@ class Described(NamedTuple):
     requests: int
     sessions: int
     waiting: int
-    inputs: Lengths
-    outputs: Lengths
-    turns: Lengths
+    inputs: LengthPercentiles
+    outputs: LengthPercentiles
+    turns: LengthPercentiles
     hit_share: float
     forgot: bool
     latest_s: float
@@ -75,13 +75,13 @@ def _spread(head: TrafficHead) -> str:
     return "spread" if head.spread else "not spread"
 
 
-def _lengths(values: Lengths) -> str:
+def _lengths(values: LengthPercentiles) -> str:
     parts = ", ".join(f"p{part} {value}" for part, value in zip(PARTS, values.percentiles, strict=True))
     return f"mean {values.mean:.1f}, {parts}, most {values.most}"
 
 
-def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Described:
-    """Read every request once; there must be at least one. Raises UsageError as ``requests`` do."""
+def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> WorkloadFigures:
+    """Reads every request, of which there is at least one, once. Raises UsageError as ``requests`` do."""
     inputs, outputs, turns = Counter[int](), Counter[int](), Counter[int]()
     waiting, latest_s, hits, forgot = 0, 0.0, 0, False
     sessions: LatestKeys[str, int] = LatestKeys(gone=lambda count: turns.update((count,)))
@@ -105,14 +105,14 @@ def described(head: TrafficHead, requests: Iterable[TrafficRequest]) -> Describe
         waiting += request.parent is not None or bool(request.waits)
         latest_s = max(latest_s, request.at_s or 0.0)
     turns.update(sessions.values())
-    return Described(
+    return WorkloadFigures(
         head,
         inputs.total(),
         turns.total(),
         waiting,
-        Lengths.of(inputs),
-        Lengths.of(outputs),
-        Lengths.of(turns),
+        LengthPercentiles.of(inputs),
+        LengthPercentiles.of(outputs),
+        LengthPercentiles.of(turns),
         hits / sum(tokens * count for tokens, count in inputs.items()),
         forgot,
         latest_s,

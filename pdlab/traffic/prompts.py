@@ -65,23 +65,35 @@ def _hash(before: int, pieces: Sequence[object]) -> int:
 
 class TrafficPrompts:
     """The prompts of a workload in an engine's blocks of ``block_tokens``. A prompt begins with its parent's prompt and
-    answer; the latest ``remembered`` requests can be parents."""
+    answer; the latest ``remembered`` requests can be parents, of which nobody says how many go on from them."""
 
     def __init__(self, block_tokens: int, remembered: int = 100_000) -> None:
         self.block_tokens, self.remembered = block_tokens, remembered
         self._ends: OrderedDict[str, tuple[int, _Content]] = OrderedDict()
+        self._left: dict[str, int] = {}
 
-    def of(self, request: TrafficRequest) -> tuple[PromptBlocks, PromptBlocks]:
+    def of(self, request: TrafficRequest, followers: int | None = None) -> tuple[PromptBlocks, PromptBlocks]:
         """The prompt of a request, and prompt and answer, but for the answer's last token: no engine computes its KV.
-        Parents must come before the requests that continue them, else KeyError.
-        """
-        before = self._ends[request.continues] if request.continues is not None else (0, _Content())
+        Parents come before those that go on from them. ``followers``: so many will (None: not known).
+        Raises KeyError for a parent that did not come."""
+        before = (0, _Content()) if request.continues is None else self._end_of(request.continues)
         prompt = before[1].and_then(request.blocks, self.block_tokens)
         tokens = before[0] + request.new_tokens
         answer = f"answer/{request.id}"
         end = prompt.and_then(((answer, request.out),), self.block_tokens)
-        self._ends[request.id] = (tokens + request.out, end)
-        if len(self._ends) > self.remembered:
+        if followers != 0:
+            self._ends[request.id] = (tokens + request.out, end)
+        if followers:
+            self._left[request.id] = followers
+        elif len(self._ends) > self.remembered:
             self._ends.popitem(last=False)
         computed = (tokens + request.out - 1) // self.block_tokens
         return PromptBlocks(tokens, prompt.keys), PromptBlocks(tokens + request.out - 1, end.keys[:computed])
+
+    def _end_of(self, parent: str) -> tuple[int, _Content]:
+        end = self._ends[parent]
+        if parent in self._left:
+            self._left[parent] -= 1
+            if not self._left[parent]:
+                del self._ends[parent], self._left[parent]
+        return end

@@ -17,7 +17,7 @@ from pdlab.core.errors import UsageError
 from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats import TraceFormat, format_of
-from pdlab.traffic.formats.record import Recorded, scaled_tokens
+from pdlab.traffic.formats.record import RecordedRequest, scaled_tokens
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
 # Ticks: gaps are multiples of the smallest one to so many seconds, and that share of requests comes with another.
@@ -112,7 +112,7 @@ def _check_keys(spec: TrafficFile, trace_format: TraceFormat, path: Path) -> Non
         raise UsageError(f"{path}: a {name} file has real text, which cannot be scaled; leave scale out")
 
 
-def _survey(rows: Iterable[Recorded], *, timed: bool) -> _Survey:
+def _survey(rows: Iterable[RecordedRequest], *, timed: bool) -> _Survey:
     found, before_s = _Survey(), None
     for row in rows:
         if not row.out:
@@ -146,11 +146,11 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-Moments = Iterator[tuple[float, float, Recorded]]
+Moments = Iterator[tuple[float, float, RecordedRequest]]
 """(moment in the source, by which the window cuts; moment at which it is due, at the source's speed; request)"""
 
 
-def _clocked(rows: Iterator[Recorded], first_s: float, spread_s: float | None, seed: int) -> Moments:
+def _clocked(rows: Iterator[RecordedRequest], first_s: float, spread_s: float | None, seed: int) -> Moments:
     if spread_s is None:
         for row in rows:
             at_s = (row.at_s or 0.0) - first_s
@@ -162,7 +162,7 @@ def _clocked(rows: Iterator[Recorded], first_s: float, spread_s: float | None, s
             yield spread_s * tick, at_s, row
 
 
-def _sessions(rows: Iterator[Recorded], spec: TrafficFile) -> Moments:
+def _sessions(rows: Iterator[RecordedRequest], spec: TrafficFile) -> Moments:
     """Sessions begin as a Poisson process; what is within them is relative to that."""
     starts = poisson(spec.seed, spec.rate_rps or 1.0)
     for _, group in groupby(rows, key=lambda row: (row.line, row.session)):
@@ -200,7 +200,7 @@ class _Maker:
             if window[0] <= source_s < window[1]:
                 yield self._request(row, max(due_s - window[0], 0.0) / self.spec.speed)
 
-    def _request(self, row: Recorded, due_s: float) -> TrafficRequest:
+    def _request(self, row: RecordedRequest, due_s: float) -> TrafficRequest:
         spec = self.spec
         blocks = row.prompt.scaled(spec.scale)
         out = scaled_tokens(row.out, spec.scale)
@@ -240,6 +240,6 @@ class _Maker:
             extra=row.extra,
         )
 
-    def _think_s(self, row: Recorded) -> float:
+    def _think_s(self, row: RecordedRequest) -> float:
         think = self.spec.think_s
         return think.seconds(random.Random(f"{self.spec.seed}:{row.id}/think")) if think else 0.0

@@ -131,7 +131,7 @@ def write_requests(stream: TextIO, head: TrafficHead, requests: Iterable[Traffic
 
 def read_head(path: Path) -> TrafficHead:
     """The head of a compiled workload. Raises UsageError."""
-    with _opened(path) as stream:
+    with opened(path, "what pdlab workload -o wrote") as stream:
         return _head(path, stream.readline())
 
 
@@ -149,7 +149,7 @@ def read_requests(path: Path) -> Iterator[TrafficRequest]:
     is no request, or that `check_order` refuses.
     """
     seen: LatestKeys[str, None] = LatestKeys()
-    with _opened(path) as stream:
+    with opened(path, "what pdlab workload -o wrote") as stream:
         _head(path, stream.readline())
         for number, text in enumerate(stream, start=2):
             if not text.strip():
@@ -202,14 +202,14 @@ def check_order(request: TrafficRequest, before: Container[str], where: str) -> 
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """A text file to read. Raises UsageError."""
+def opened(path: Path, wanted: str = "a trace") -> Iterator[TextIO]:
+    """A text file to read, with or without a byte order mark; ``wanted``: what to give instead. Raises UsageError."""
     try:
-        with path.open(encoding="utf-8") as stream:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
             yield stream
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: cannot be read ({reason}); give what pdlab workload -o wrote") from error
+        raise UsageError(f"{path}: cannot be read ({reason}); give {wanted}") from error
 
 
 def _head(path: Path, text: str) -> TrafficHead:

@@ -15,9 +15,9 @@ from pdlab.core.errors import TransferError
 from pdlab.core.findings import Finding
 from pdlab.remote.network import RankHost
 from pdlab.transfer.rank.codes import Inspection
-from pdlab.transfer.rank.layout import Table, block_tables, pairs
+from pdlab.transfer.rank.layout import BlockTable, block_tables, pairs
 from pdlab.transfer.rank.messages import CheckOptions, RankOptions, TransferTimes
-from pdlab.transfer.rank.side_channel import Registered
+from pdlab.transfer.rank.side_channel import Registration
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge, notes, traffic_share
 
@@ -29,7 +29,7 @@ SPARE_BLOCKS = 8
 
 
 @dataclass(frozen=True)
-class Size:
+class RequestSize:
     """Requests of ``blocks`` blocks each; ``tokens``: the prompt of that size, None if the size was given in blocks."""
 
     blocks: int
@@ -42,7 +42,7 @@ class TransferPlan(CheckOptions):
     turns with them, as one run of blocks."""
 
     strategy: str
-    sizes: tuple[Size, ...]
+    sizes: tuple[RequestSize, ...]
     backends: tuple[str, ...] = ("UCX",)
     concurrent: int = 1
     repeats: int = 5
@@ -65,7 +65,7 @@ class TransferPlan(CheckOptions):
         ]
 
 
-def cache_blocks(sizes: Sequence[Size], concurrent: int) -> int:
+def cache_blocks(sizes: Sequence[RequestSize], concurrent: int) -> int:
     """Blocks of a cache that holds the largest size and some that no transfer may touch."""
     return int(max(size.blocks for size in sizes) * concurrent * SPARE) + SPARE_BLOCKS
 
@@ -96,7 +96,7 @@ class SizeResult:
     one run of blocks, where that was compared.
     """
 
-    size: Size
+    size: RequestSize
     bytes: int
     first_s: float
     seconds: tuple[float, ...]
@@ -221,12 +221,12 @@ class _Run:
         self.check_s = 0.0
         self.notice_s: list[float] = []
         self.next_request = 1
-        self.used: tuple[Table, ...] = ()
+        self.used: tuple[BlockTable, ...] = ()
 
     def run(self) -> BackendResult:
         plan, began = self.plan, time.monotonic()
         self.hosts = self.call(self.everyone, "facts", [(ip,) for ip in self.ranks.ips()])
-        registered: list[Registered] = self.call(self.everyone, "open")
+        registered: list[Registration] = self.call(self.everyone, "open")
         published = [registered[i] for i in self.targets]
         port = self.call(self.targets[:1], "serve", [(published,)])[0]
         address = self.hosts[self.targets[0]].ip
@@ -266,7 +266,7 @@ class _Run:
             observed=observed, log="".join(logs),
         )  # fmt: skip
 
-    def _size(self, size: Size) -> SizeResult:
+    def _size(self, size: RequestSize) -> SizeResult:
         """The first transfer, then the warm repeats; each is checked, and corruption stops the run."""
         runs: list[list[TransferTimes]] = []
         contiguous: list[list[TransferTimes]] = []
@@ -288,7 +288,7 @@ class _Run:
             tuple(_took_s(run) for run in contiguous[1:] or contiguous),
         )  # fmt: skip
 
-    def _transfer(self, size: Size, *, scattered: bool) -> list[TransferTimes]:
+    def _transfer(self, size: RequestSize, *, scattered: bool) -> list[TransferTimes]:
         plan = self.plan
         tables = block_tables(
             self.next_request, plan.concurrent, size.blocks, plan.num_blocks, scattered=scattered, seed=plan.seed
@@ -377,7 +377,7 @@ _WHILE = {
 }
 
 
-def _size_text(size: Size) -> str:
+def _size_text(size: RequestSize) -> str:
     return f"{size.tokens} tokens" if size.tokens else f"{size.blocks} blocks"
 
 

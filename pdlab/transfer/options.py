@@ -12,7 +12,7 @@ from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.settings import Backends, Noun, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
-from pdlab.transfer.check import Size, TransferPlan, cache_blocks
+from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.faults import refusal as fault_refusal
@@ -115,9 +115,9 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
     if settings.tokens and settings.blocks:
         raise UsageError("--tokens and --blocks exclude each other: both give the sizes of a request; give one")
     if settings.blocks:
-        sizes = tuple(Size(blocks) for blocks in settings.blocks)
+        sizes = tuple(RequestSize(blocks) for blocks in settings.blocks)
     else:
-        sizes = tuple(Size(shape.blocks_of(tokens), tokens) for tokens in settings.tokens or TOKENS)
+        sizes = tuple(RequestSize(shape.blocks_of(tokens), tokens) for tokens in settings.tokens or TOKENS)
     needed_blocks = max(size.blocks for size in sizes) * settings.concurrent_requests
     num_blocks = settings.num_blocks or cache_blocks(sizes, settings.concurrent_requests)
     if num_blocks < needed_blocks:

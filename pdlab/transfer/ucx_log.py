@@ -43,7 +43,7 @@ class UcxLane:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProtocolRow:
     """One line of a table: messages of ``low`` to ``high`` bytes (None: no end) go by ``protocol`` over ``lanes``.
 
     ``count``: number of messages; None if UCX printed candidates without counts. ``scope``: of the endpoint, as UCX
@@ -59,9 +59,9 @@ class Row:
     scope: str = ""
 
 
-def parse_table(log: str) -> tuple[Row, ...]:
+def parse_table(log: str) -> tuple[ProtocolRow, ...]:
     """All rows of all tables in UCX's log; other lines are skipped."""
-    rows: list[Row] = []
+    rows: list[ProtocolRow] = []
     scope, operation, columns = "", None, 0
     for line in log.splitlines():
         start = line.find("|")
@@ -92,7 +92,7 @@ def _operation(title: str) -> Operation | None:
     return "read" if title_match["rma"] == "read" else "write"
 
 
-def _row(operation: Operation, cells: Sequence[str]) -> Row | None:
+def _row(operation: Operation, cells: Sequence[str]) -> ProtocolRow | None:
     count = None
     if len(cells) == 4 and cells[0].isdigit():
         count, cells = int(cells[0]), cells[1:]
@@ -103,7 +103,7 @@ def _row(operation: Operation, cells: Sequence[str]) -> Row | None:
     lanes = tuple(UcxLane(lane[2], lane[3], int(lane[1]) if lane[1] else None) for lane in _LANE.finditer(cells[2]))
     low = _size(sizes["low"])
     high = None if sizes["high"] == "inf" else _size(sizes["high"] or sizes["low"])
-    return Row(operation, count, low, high, cells[1].removeprefix("(?) "), lanes)
+    return ProtocolRow(operation, count, low, high, cells[1].removeprefix("(?) "), lanes)
 
 
 def _size(text: str) -> int:
@@ -138,7 +138,7 @@ class Wire:
         return "software emulation" in self.protocol
 
 
-def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire | None:
+def wire_of(rows: Iterable[ProtocolRow], operation: Operation, page_bytes: int) -> Wire | None:
     """The wire of one process for that kind of operation; None if the tables have no such operation.
 
     Every protocol that carried at least STRAY of them is part of it, so that a share of the bytes which took
@@ -160,7 +160,7 @@ def wire_of(rows: Iterable[Row], operation: Operation, page_bytes: int) -> Wire 
     return None
 
 
-def reads(rows: Iterable[Row], scopes: Sequence[str], least_bytes: int) -> Wire | None:
+def reads(rows: Iterable[ProtocolRow], scopes: Sequence[str], least_bytes: int) -> Wire | None:
     """How peers of those scopes are read: by UCX's counts, else by all its candidates for ``least_bytes`` and more."""
     chosen = [row for row in rows if row.operation == "read" and row.scope in scopes]
     if any(row.count for row in chosen):

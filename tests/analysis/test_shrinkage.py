@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdlab.analysis.intervals import of_repeats
-from pdlab.analysis.shrinkage import LevelVariance, Study, estimate_prior, inverse_trigamma, trigamma
+from pdlab.analysis.shrinkage import LevelVariance, RepeatStudy, estimate_prior, inverse_trigamma, trigamma
 
 
 def test_trigamma_and_its_inverse() -> None:
@@ -42,7 +42,7 @@ def test_equal_scatter_is_pooled() -> None:
 def test_degrees_of_freedom_never_exceed_the_independent_repeats() -> None:
     rng = np.random.default_rng(3)
     curves = [[list(rng.normal(100, 5, 3)) for _ in range(8)] for _ in range(3)]
-    study = Study(curves)
+    study = RepeatStudy(curves)
     for curve in curves:
         for level in curve:
             moderated = study.moderate(of_repeats(level), "x", lambda value: value)
@@ -52,9 +52,9 @@ def test_degrees_of_freedom_never_exceed_the_independent_repeats() -> None:
 
 def test_too_little_to_learn_from_changes_nothing() -> None:
     own = of_repeats([1.0, 1.1, 1.3])
-    assert Study([[[1.0, 1.1, 1.3]]]).moderate(own, "x", lambda value: value) == own
+    assert RepeatStudy([[[1.0, 1.1, 1.3]]]).moderate(own, "x", lambda value: value) == own
     single = of_repeats([1.0])
-    many = Study([[[1.0, 1.2], [2.0, 2.1], [3.0, 3.2], [1.0, 1.1], [1.0, 1.4]]])
+    many = RepeatStudy([[[1.0, 1.2], [2.0, 2.1], [3.0, 3.2], [1.0, 1.1], [1.0, 1.4]]])
     assert many.moderate(single, "x", lambda value: value) == single
     assert estimate_prior([LevelVariance(variance, 2) for variance in (0.1, 0.2, 0.1, 0.3)]) is None
 
@@ -63,12 +63,12 @@ def test_nothing_scatters_less_than_it_was_seen_to() -> None:
     rng = np.random.default_rng(5)
     quiet = [[list(rng.normal(100, 1, 3)) for _ in range(6)] for _ in range(3)]
     noisy = of_repeats([80.0, 100.0, 120.0])
-    moderated = Study([*quiet, [[80.0, 100.0, 120.0]]]).moderate(noisy, "x", lambda value: value)
+    moderated = RepeatStudy([*quiet, [[80.0, 100.0, 120.0]]]).moderate(noisy, "x", lambda value: value)
     assert moderated.standard_error == pytest.approx(noisy.standard_error)
 
 
 def test_identical_repeats_are_not_certain() -> None:
     rng = np.random.default_rng(4)
     curves = [[list(rng.normal(100, 5, 3)) for _ in range(6)] for _ in range(3)] + [[[100.0, 100.0, 100.0]]]
-    moderated = Study(curves).moderate(of_repeats([100.0, 100.0, 100.0]), "x", lambda value: value)
+    moderated = RepeatStudy(curves).moderate(of_repeats([100.0, 100.0, 100.0]), "x", lambda value: value)
     assert moderated.standard_error is not None and moderated.standard_error > 1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support import records as made
 
 from pdlab.analysis.curves import curves
-from pdlab.analysis.ttft_breakdown import PARTS, Range, Split, mean_split, split
+from pdlab.analysis.ttft_breakdown import PARTS, MeanRange, TtftSplit, mean_split, split
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import Closed, Workload
 from pdlab.report import sections
@@ -56,12 +56,12 @@ def pd_run(repeat: int = 0) -> Run:
     )
 
 
-def parts(breakdown: Split | None) -> dict[str, Range]:
+def parts(breakdown: TtftSplit | None) -> dict[str, MeanRange]:
     assert breakdown is not None
     return {name: part for name in PARTS if (part := getattr(breakdown, name)) is not None}
 
 
-def exact(breakdown: Split | None) -> dict[str, float]:
+def exact(breakdown: TtftSplit | None) -> dict[str, float]:
     """Parts that are points."""
     known = parts(breakdown)
     assert all(part.low_s == part.high_s for part in known.values())
@@ -129,9 +129,13 @@ def test_the_mean_is_within_its_range(seconds: list[float]) -> None:
 
 
 def test_the_transfer_is_taken_out_of_decode_s_queue_range_by_range() -> None:
-    assert Range(low_s=0.25, high_s=0.5).beyond(Range(low_s=0.0, high_s=0.125)) == Range(low_s=0.125, high_s=0.5)
-    assert Range(low_s=0.0, high_s=0.3).beyond(Range(low_s=0.4, high_s=0.5)) == Range(low_s=0.0, high_s=0.0)
-    assert Range(low_s=0.2, high_s=None).beyond(Range(low_s=0.1, high_s=None)) == Range(low_s=0.0, high_s=None)
+    assert MeanRange(low_s=0.25, high_s=0.5).beyond(MeanRange(low_s=0.0, high_s=0.125)) == MeanRange(
+        low_s=0.125, high_s=0.5
+    )
+    assert MeanRange(low_s=0.0, high_s=0.3).beyond(MeanRange(low_s=0.4, high_s=0.5)) == MeanRange(low_s=0.0, high_s=0.0)
+    assert MeanRange(low_s=0.2, high_s=None).beyond(MeanRange(low_s=0.1, high_s=None)) == MeanRange(
+        low_s=0.0, high_s=None
+    )
 
 
 def test_unknown_is_none_and_never_zero() -> None:
@@ -153,7 +157,7 @@ def test_more_than_the_client_saw_is_shown_as_it_is() -> None:
 def test_mean_over_repeats_and_table() -> None:
     one = split(pd_run())
     assert one is not None
-    other = one.model_copy(update={"queue": Range(low_s=0.15, high_s=0.25), "first_step": None})
+    other = one.model_copy(update={"queue": MeanRange(low_s=0.15, high_s=0.25), "first_step": None})
     mean = mean_split([one, other])
     assert (
         mean.queue and (mean.queue.low_s, mean.queue.high_s) == pytest.approx((0.1, 0.15)) and mean.first_step is None

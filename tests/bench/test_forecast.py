@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def plan(folder: Path) -> Path:
 
 
 def hits(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, int | None]:
-    told = foreseen(records, path, by, {})
+    told = foreseen(records, path, by, ())
     return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
 
 
@@ -87,7 +88,7 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert hits(replayed("r0", "r1", "r0"), path, both) == {"a0": 0, "b0": 0, "a1": 16}
     assert hits(replayed("r0", "r1", "r1"), path, both) == {"a0": 0, "b0": 0, "a1": 8}
     unknown = replayed("r0", "r1", "gone")
-    assert foreseen(unknown, path, both, {}) == unknown, "of an engine that is not known nothing is foreseen"
+    assert foreseen(unknown, path, both, ()) == unknown, "of an engine that is not known nothing is foreseen"
     prefill = rules("r0", "r1", answers=False)
     # Prefill generates no answers, so that the follow-up finds the prompt alone.
     found = hits(replayed("r0", "r1", "r0", where="prefill_replica"), path, prefill)
@@ -97,22 +98,22 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
 def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_path: Path) -> None:
     path = plan(tmp_path)
     records = (record("a0", 0.0, 0.5), record("b0", 1.0, 1.5), record("a1", 2.0, 2.5, "a0"))
-    told = {
-        "a0": ComputedTokens(tokens=9, computed=13, keys=(1, 2, 3)),
-        "b0": ComputedTokens(tokens=9, computed=13, keys=(1, 8, 9)),
-        "a1": ComputedTokens(tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
-    }
+    told = (
+        ComputedTokens(id="a0", tokens=9, computed=13, keys=(1, 2, 3)),
+        ComputedTokens(id="b0", tokens=9, computed=13, keys=(1, 8, 9)),
+        ComputedTokens(id="a1", tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
+    )
 
-    def by(rules: CacheRules, told: dict[str, ComputedTokens]) -> list[int | None]:
+    def by(rules: CacheRules, told: Sequence[ComputedTokens]) -> list[int | None]:
         return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, told) if each.replayed]
 
     assert by(rules("r0"), told) == [0, 4, 12]
     assert by(rules("r0", answers=False), told) == [0, 4, 8], "prefill does not compute answers"
-    assert by(rules("r0"), {"a0": told["a0"], "b0": told["b0"]}) == [None] * 3, "nobody told a prompt"
+    assert by(rules("r0"), told[:2]) == [None] * 3, "nobody told a prompt"
     requests = list(read_requests(path))
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(endpoint="chat"), requests)
-    assert by(rules("r0"), {}) == [None] * 3, "the file does not have what a template makes of it"
+    assert by(rules("r0"), ()) == [None] * 3, "the file does not have what a template makes of it"
 
 
 def test_a_failed_request_is_not_counted(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_behind_a_router_nobody_knows_which_simulated_engine_computed_a_prompt(t
         rehearsal=Rehearsal(caches={"collocated": cache()}),
     )
     assert two is not None
-    assert foreseen(records, plan(tmp_path), two, {}) == records
+    assert foreseen(records, plan(tmp_path), two, ()) == records
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole, state
 from pdlab.bench.sweep import SweepOptions
 from pdlab.bench.target import Target
-from pdlab.bench.watch import Health
+from pdlab.bench.watch import ReplicaHealth
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied
 from pdlab.core.findings import Finding, found
@@ -41,9 +41,9 @@ def target() -> Target:
     )  # fmt: skip
 
 
-def health(*replicas: str, dead: str = "") -> list[Health]:
+def health(*replicas: str, dead: str = "") -> list[ReplicaHealth]:
     names = {"p": "Prefill:m", "d": "Decode:m", "r": "LLMRouter"}
-    return [Health(name, names[name[0]], name != dead, 0.0, "pdlab") for name in replicas]
+    return [ReplicaHealth(name, names[name[0]], name != dead, 0.0, "pdlab") for name in replicas]
 
 
 ALL = ("p0", "p1", "d0", "router")
@@ -57,12 +57,15 @@ ALL = ("p0", "p1", "d0", "router")
         (health(*ALL, "p7", dead="p1"), None),
         (health(*ALL, "p7"), "healthy are 3 of 2 of Prefill:m"),  # the page still shows the dead one
         (health("p0", "p1", "d0"), "healthy are 0 of 1 that hand requests on"),
-        ([*health(*ALL, dead="d0"), Health("d9", "Decode:m", True, 0, "others")], "healthy are 0 of 1 of Decode:m"),
+        (
+            [*health(*ALL, dead="d0"), ReplicaHealth("d9", "Decode:m", True, 0, "others")],
+            "healthy are 0 of 1 of Decode:m",
+        ),
         ([], None),
     ],
     ids=["whole", "dead", "replaced", "stale", "router", "another application's", "not exported"],
 )
-def test_what_is_whole(seen: list[Health], missing: str | None) -> None:
+def test_what_is_whole(seen: list[ReplicaHealth], missing: str | None) -> None:
     assert state(target(), seen).missing == missing
 
 
@@ -71,7 +74,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.pages: list[tuple[float, list[Health]]] = []
+        self.pages: list[tuple[float, list[ReplicaHealth]]] = []
         self.answers_from = 0.0
         self.canary: list[CanaryResult] = [CanaryResult(equal=True, compared=3, detail="3 of 3 prompts")]
         self.notes: list[str] = []
@@ -79,7 +82,7 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def health(self, _: object) -> list[Health]:
+    def health(self, _: object) -> list[ReplicaHealth]:
         return next(found for since, found in reversed(self.pages) if since <= self.now)
 
     def ask(self, *_: object) -> CanaryResult:

@@ -13,7 +13,7 @@ import pytest
 
 from pdlab.cli import demo
 from pdlab.cluster import local_nodes, machine
-from pdlab.cluster.machine import Machine, Process
+from pdlab.cluster.machine import BusyProcess, Machine
 from pdlab.core import errors, files
 from pdlab.demo import choice
 from pdlab.demo import run as demo_run
@@ -249,7 +249,7 @@ def test_interrupted_when_all_is_measured(plan: dict[str, Any], fake: Fake, caps
         (IDLE, (1, 2, 4, 8, 16), "idle deployment"),
         (IDLE._replace(cores=1.0, idle_cores=1.0), (1, 2, 4, 8), "1 core for all processes is few"),
         (
-            IDLE._replace(idle_cores=0.3, busy=(Process(42, "sh", 0.98), Process(43, "cc1", 0.7))),
+            IDLE._replace(idle_cores=0.3, busy=(BusyProcess(42, "sh", 0.98), BusyProcess(43, "cc1", 0.7))),
             (1, 2, 4, 8),
             "other programs leave 0.3 of 2 cores",
         ),
@@ -337,7 +337,7 @@ def test_it_explains_what_is_in_the_plot_alone() -> None:
     assert demo_run.PD_AND_COLLOCATED in demo_run.meaning([PACK, COLLOCATED]) and "noise" not in demo_run.meaning(
         [PACK, COLLOCATED]
     )
-    busy = IDLE._replace(idle_cores=0.3, busy=(Process(42, "sh", 0.98),))
+    busy = IDLE._replace(idle_cores=0.3, busy=(BusyProcess(42, "sh", 0.98),))
     assert "0.3 of 2 cores were idle" in choice.conditions(busy)[1]
     assert choice.conditions(IDLE) == [choice.ON_THE_PLOT]
 

@@ -32,7 +32,7 @@ from pdlab.plan import scenario as scenario_module
 from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist, units
 from pdlab.plan.facts import regimes
 from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
-from pdlab.plan.rate_matching import Matcher, Unit
+from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit
 from pdlab.plan.scenario import Scenario
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
@@ -230,7 +230,7 @@ class TestEnumeration:
 
     def test_gpus_that_fill_no_node_are_used(self) -> None:
         kinds = engine_shapes(hardware(), shape(), 12, Workload())
-        assert Unit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
+        assert ReplicaUnit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
 
     def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
         kinds = engine_shapes(hardware(), shape("deepseek-v3"), 96, Workload(input_tokens=2000))
@@ -248,7 +248,7 @@ class TestEnumeration:
             assert unit.decode is None or math.gcd(unit.prefills, unit.decodes) == 1
 
     def test_a_thousand_gpus_are_planned_too(self) -> None:
-        matcher = Matcher(hardware(), shape(), Workload())
+        matcher = RateMatcher(hardware(), shape(), Workload())
         kinds = engine_shapes(hardware(), shape(), 1000, Workload())
         chosen, possible = shortlist(matcher, "gpt-oss-120b", nodes(125), 1000, kinds, 0.012, None)
         assert possible > 1000 and 10 < len(chosen) < 50
@@ -258,31 +258,31 @@ class TestEnumeration:
 class TestMatching:
     def test_published_prefill_rate(self) -> None:
         """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
-        alone = Matcher(hardware(), shape(), Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
+        alone = RateMatcher(hardware(), shape(), Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
         assert 5 < alone.prefill_rps < 9
 
     def test_twice_the_answer_is_half_the_rate(self) -> None:
         one, two = (
-            Matcher(hardware(), shape(), Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
+            RateMatcher(hardware(), shape(), Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
             for n in (250, 499)
         )
         assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
 
     def test_short_prompts_share_a_step(self) -> None:
-        matcher = Matcher(hardware(), shape(), Workload(input_tokens=100))
+        matcher = RateMatcher(hardware(), shape(), Workload(input_tokens=100))
         assert matcher.prefill(Pool(tp=2)) > 4 / matcher.prefill_s(Pool(tp=2))
 
     def test_cached_prefixes_are_not_computed(self) -> None:
-        cold, warm = (Matcher(hardware(), shape(), Workload(), hit).prefill(Pool(tp=2)) for hit in (0.0, 0.5))
+        cold, warm = (RateMatcher(hardware(), shape(), Workload(), hit).prefill(Pool(tp=2)) for hit in (0.0, 0.5))
         assert warm > 1.6 * cold
 
     def test_a_tight_ttft_leaves_prefill_idle(self) -> None:
-        shares = [Matcher(hardware(), shape(), Workload(), 0, t).share(Pool(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
+        shares = [RateMatcher(hardware(), shape(), Workload(), 0, t).share(Pool(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
         assert shares[0] == 0 and shares == sorted(shares) and 0.9 < shares[-1] < 1
 
     def test_little_s_law_in_the_collocated_formula(self) -> None:
         """Batch = rate x TPOT x tokens, with the TPOT at the bound."""
-        matcher = Matcher(hardware(), shape(), Workload())
+        matcher = RateMatcher(hardware(), shape(), Workload())
         rps, batch = matcher.collocated(Pool(tp=4), 0.012)
         assert batch / (rps * 249) == pytest.approx(0.012, rel=0.05)
 

@@ -10,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from support.flags_page import reference
 
 from pdlab.__main__ import COMMANDS
-from pdlab.core.settings import Settings, declared, reference, settings_of
+from pdlab.core.settings import Settings, declared, settings_of
 from pdlab.deploy.options import LaunchSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"

@@ -14,7 +14,7 @@ from pdlab.cli.tuning import judged
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError
 from pdlab.report.tuning import tried_text, tuning_text
-from pdlab.results.schema import ExperimentRecord, Visit
+from pdlab.results.schema import ExperimentRecord, VisitRecord
 
 DEPLOYMENT = Deployment(model="tiny-gptoss", topology=parse_label("collocated-2xtp1"))
 NOTHING = ExperimentRecord(name="x-tuning", file="x", experiment={}, visits=())
@@ -43,7 +43,7 @@ def measured(folder: Path, repeats: int = 3, **faster: float) -> None:
 
 def test_the_most_within_the_bounds_wins_and_its_margins_are_told(tmp_path: Path) -> None:
     measured(tmp_path, as_launched=1.0, seqs4=0.5, seqs64=1.5)
-    failed = Visit(deployment="base+seqs256", repeat=0, status="failed", error="out of memory")
+    failed = VisitRecord(deployment="base+seqs256", repeat=0, status="failed", error="out of memory")
     record = NOTHING.model_copy(update={"visits": (failed,)})
     tuning = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, record)
     assert tuning.settings == {"max_num_seqs": 64} and tuning.resolved
@@ -94,6 +94,6 @@ def test_bounds_that_nothing_meets_leave_it_as_it_was(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_ends_it(tmp_path: Path) -> None:
-    failed = Visit(deployment="base+as-launched", repeat=0, status="failed", error="no GPU")
+    failed = VisitRecord(deployment="base+as-launched", repeat=0, status="failed", error="no GPU")
     with pytest.raises(BenchError, match="nothing was measured of base, which tune_baseline is for: no GPU"):
         judged(search(tmp_path, "tpot_ms=12"), "base", tmp_path, NOTHING.model_copy(update={"visits": (failed,)}))

@@ -15,7 +15,7 @@ from support import folders
 from pdlab.analysis import sequential
 from pdlab.bench.experiment import run as experiment_run
 from pdlab.bench.experiment.run import RunOptions, run
-from pdlab.bench.experiment.schedule import Planned, Schedule, make_schedule
+from pdlab.bench.experiment.schedule import PlannedVisit, Schedule, make_schedule
 from pdlab.cli import experiment, viz
 from pdlab.cli.until import Stopping, comparisons, parse_until
 from pdlab.results.store import read_record, stopped
@@ -97,7 +97,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: float, noi
     """Visits that write made-up levels in place of starting anything."""
     visits: list[tuple[str, int]] = []
 
-    def visit(number: int, planned: Planned, plan: Schedule, options: RunOptions, keeper: Any, *rest: Any) -> None:
+    def visit(number: int, planned: PlannedVisit, plan: Schedule, options: RunOptions, keeper: Any, *rest: Any) -> None:
         name = planned.configuration.name
         visits.append((name, planned.repeat))
         shutil.rmtree(options.out / plan.file.name / name, ignore_errors=True)

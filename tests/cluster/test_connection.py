@@ -39,7 +39,7 @@ import os, sys
 from pdlab.cluster import connection, local_nodes
 connection.AHEAD = ("decimal",)
 connection.SHARED = ("not_installed",)
-imports = connection.Imports()
+imports = connection.BackgroundImports()
 imports.ahead()
 imports.shared()
 imports.last("json").result()

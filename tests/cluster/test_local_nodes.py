@@ -324,6 +324,24 @@ class TestStart:
             stop(nodes)
         assert running() is None
 
+    def test_a_template_starts_beside_the_nodes_and_ends_with_them(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.ray(tmp_path, monkeypatch)
+        (tmp_path / "made_up_template.py").write_text("import os, time\nprint(os.environ['MINE'])\ntime.sleep(60)\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        nodes = start(1, template=local_nodes.Template("made_up_template", "MADE_UP_SOCKET", {"MINE": "yes"}))
+        try:
+            assert eventually(lambda: (Path(nodes.temp_dir) / "template.log").read_text() == "yes\n")
+            (template,) = set(processes(nodes)) - set(nodes.pids)
+            for pid in (template, nodes.pids[0]):
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                assert f"MADE_UP_SOCKET={nodes.temp_dir}/template".encode() in environ
+                assert (b"MINE=yes" in environ) is (pid == template)
+        finally:
+            stop(nodes)
+        assert not alive(template)
+
     def test_made_up_nodes_are_those_of_a_cluster(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -480,6 +498,18 @@ def test_environment_keeps_ray_to_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     child, root, mine = env["PYTHONPATH"].split(os.pathsep)
     assert (Path(child) / "sitecustomize.py").is_file() and (Path(root) / "pdlab").is_dir() and mine == "/mine"
     assert os.environ["RAY_ADDRESS"] == "10.0.0.1:6379", "this process's own environment stays"
+
+
+def test_replicas_and_proxies_of_two_clusters_listen_in_ranges_that_do_not_overlap() -> None:
+    ranges = set()
+    for number in range(200):
+        ranges.add(tuple(sorted(map(int, local_nodes.serve_ports(f"cluster {number}").values()))))
+    assert len(ranges) == 40, "each is used"
+    ordered = [port for each in sorted(ranges) for port in each]
+    assert ordered == sorted(ordered) and len(set(ordered)) == 240, "none begins before the last one ends"
+    assert ordered[0] > 10_000 and ordered[-1] < 32_768, "outside of the ports that the kernel gives"
+    env = local_nodes.environment("cluster 1", "/tmp/pdlab-x")
+    assert env.items() >= local_nodes.serve_ports("cluster 1").items()
 
 
 def test_environment_holds_no_secret_and_keeps_to_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

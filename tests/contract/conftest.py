@@ -18,29 +18,30 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = "ray.llm._internal.serve"
-# Builds each application; prints where pdlab is (null: not imported), and of each what it is and its deployments, if
-# they are pdlab's, which can all be pickled.
+# Builds each application, plain exports first; prints where pdlab is once these are built (null: not imported) and in
+# the end, and of each application what it is and its deployments, if they are pdlab's, which can all be pickled.
 BUILD = """
 import importlib, json, sys, warnings
 warnings.simplefilter("ignore")
 import yaml
 import ray, ray.runtime_context
 ray.runtime_context.RuntimeContext.runtime_env = property(lambda self: {})  # asked of a driver, it would start a Ray
-made = {}
-for file in sys.argv[1:]:
+made, where = {}, []
+plain = int(sys.argv[1])
+for number, file in enumerate(sys.argv[2:]):
+    if number == plain:
+        where.append(getattr(sys.modules.get("pdlab"), "__file__", None))
     app = yaml.safe_load(open(file))["applications"][0]
     module, _, name = app["import_path"].partition(":")
     made[file] = getattr(importlib.import_module(module), name)(app["args"])
-pdlab = sys.modules.get("pdlab")
 names = {file: [] for file in made}
-if pdlab:
-    from pdlab.deploy.serving.builders import _applications
-    for file, built in made.items():
-        for each in _applications(built):
-            ray.cloudpickle.dumps(each._bound_deployment.func_or_class)
-            names[file].append(each._bound_deployment.name)
+from pdlab.deploy.serving.builders import _applications
+for file, built in [*made.items()][plain:]:
+    for each in _applications(built):
+        ray.cloudpickle.dumps(each._bound_deployment.func_or_class)
+        names[file].append(each._bound_deployment.name)
 of = {file: [type(built).__name__, names[file]] for file, built in made.items()}
-print(json.dumps([pdlab and pdlab.__file__, of]))
+print(json.dumps([*where, sys.modules["pdlab"].__file__, of]))
 """
 
 
@@ -52,12 +53,12 @@ def quietly(module: str) -> ModuleType:
         return importlib.import_module(module)
 
 
-def built(files: Sequence[Path], cwd: Path, pythonpath: Path | None) -> Any:
+def built(plain: Sequence[Path], files: Sequence[Path], cwd: Path, pythonpath: Path) -> Any:
     """What `BUILD` prints of those exports, in one process of its own: its imports take 12 s of CPU."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     env |= {"RAY_ENABLE_AUTO_CONNECT": "0", "HF_HUB_OFFLINE": "1"}
-    env |= {"PYTHONPATH": str(pythonpath)} if pythonpath else {}
-    command = [sys.executable, "-c", BUILD, *map(str, files)]
+    env |= {"PYTHONPATH": str(pythonpath)}
+    command = [sys.executable, "-c", BUILD, str(len(plain)), *map(str, plain), *map(str, files)]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -11,6 +11,8 @@ from contract.conftest import built, quietly
 from pdlab.cli import launch
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
 
+X2 = ("--cluster", "p5.48xlarge-x2")
+
 
 @pytest.fixture
 def zipped(tmp_path: Path) -> Path:
@@ -32,12 +34,17 @@ def test_ray_keeps_the_package_when_it_unpacks(zipped: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("ray_llm")
-def test_exports_build_from_the_zip_alone(zipped: Path, tmp_path: Path) -> None:
+def test_exports_build_from_the_zip_alone_and_plain_ones_without_it(zipped: Path, tmp_path: Path) -> None:
     least = {"--pd-spread": 3, "--pd-fluid": 2, "--collocated": 2}
     apps = {mode: tmp_path / f"app{mode}.yaml" for mode in least}
     for mode, app in apps.items():
-        assert launch.main([mode, "--cluster", "p5.48xlarge-x2", "--export", str(app)]) == 0
-    pdlab, made = built(list(apps.values()), tmp_path, zipped)
+        assert launch.main([mode, *X2, "--export", str(app)]) == 0
+    modes = (["--pd-spread"], ["--collocated"], ["--collocated", "--dp", "2"])
+    plain = [tmp_path / f"plain{'-'.join(mode)}.yaml" for mode in modes]
+    for mode, app in zip(modes, plain, strict=True):
+        assert launch.main([*mode, *X2, "--export-plain", str(app)]) == 0
+    without, pdlab, made = built(plain, list(apps.values()), tmp_path, zipped)
+    assert without is None and all(made[str(app)] == ["Application", []] for app in plain), "Ray's own builders"
     assert pdlab.startswith(str(zipped))
     counts = {mode: len(made[str(app)][1]) for mode, app in apps.items()}
     assert all(counts[mode] >= least[mode] for mode in least), counts

@@ -6,6 +6,7 @@ import inspect
 import re
 
 from contract.conftest import quietly
+from support.dashboard_metrics import metrics
 
 from pdlab.deploy import dashboard
 from pdlab.deploy.serving import kv_pool, prefill_call, role_board, ttft_metrics
@@ -52,8 +53,8 @@ def test_every_metric_that_is_asked_for_is_exported() -> None:
         name.removeprefix("pdlab_roles_") for name in ours if name.startswith("pdlab_roles_")
     }
     known = {each for name, kind in {**vllms, **ours}.items() for each in exported(name, kind)}
-    assert dashboard.metrics() - known == set()
-    assert len(dashboard.metrics()) > 30
+    assert metrics() - known == set()
+    assert len(metrics()) > 30
 
 
 def test_of_what_the_guard_counts_it_shows_what_went_wrong() -> None:

@@ -1,4 +1,4 @@
-"""Ray reads what is exported: its schema of a Serve config, and its public builders without pdlab."""
+"""Ray reads what is exported: its schema of a Serve config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from contract.conftest import built
 
 from pdlab.cli import launch
 
@@ -37,16 +36,6 @@ def test_ray_reads_the_options_of_the_controller(tmp_path: Path) -> None:
     read = ServeDeploySchema.model_validate(config)
     assert read.controller_options.runtime_env == config["controller_options"]["runtime_env"]
     assert read.applications[0].runtime_env == {"py_modules": ["https://x.example/c.zip"]}
-
-
-@pytest.mark.usefixtures("ray_llm")
-def test_rays_public_builders_take_a_plain_export(tmp_path: Path) -> None:
-    modes = (["--pd-spread"], ["--collocated"], ["--collocated", "--dp", "2"])
-    files = [tmp_path / f"{'-'.join(mode)}.yaml" for mode in modes]
-    for mode, file in zip(modes, files, strict=True):
-        assert launch.main([*mode, *X2, "--export-plain", str(file)]) == 0
-    pdlab, made = built(files, tmp_path, None)
-    assert pdlab is None and made == {str(file): ["Application", []] for file in files}
 
 
 def test_ray_brings_what_the_round_trip_of_parquet_takes() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pdlab.bench.client.protocol import SESSION_HEADER
 from pdlab.bench.client.vllm_names import ENGINES_OWN
-from pdlab.core.session import SESSION_HEADER
 
 LOADS = """
 import json, sys

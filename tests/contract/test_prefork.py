@@ -51,3 +51,37 @@ def test_rays_workers_are_told_by_the_name_of_their_script() -> None:
 def test_the_raylet_waits_as_long_as_we_say() -> None:
     raylet = Path(quietly("ray._private.services").RAYLET_EXECUTABLE).read_bytes()
     assert b"worker_register_timeout_seconds" in raylet
+
+
+WITHOUT_RAY = """
+import importlib, os, sys
+from pdlab.deploy.cpu_engine import engine_template
+from pdlab.deploy.serving.vllm_names import RAY_UTILS
+engine_template._import()
+threads = len(os.listdir("/proc/self/task"))
+of_ray = [name for name in sys.modules if name.partition(".")[0] == "ray"]
+module = sys.modules[RAY_UTILS]
+before, there = module.ray_is_available, module.ray_is_available()
+importlib.reload(module)
+def of_rays(value):
+    name = getattr(value, "__module__", None) or getattr(value, "__name__", None) or ""
+    return isinstance(name, str) and name.partition(".")[0] == "ray"
+vllm = [(name, each) for name, each in list(sys.modules.items()) if name.startswith("vllm")]
+has = {name for name, each in vllm if any(map(of_rays, vars(each).values()))}
+print("FOUND", threads, of_ray, there, before(), sorted(has))
+"""
+
+
+def test_the_template_imports_vllm_without_ray_and_a_fork_adds_it() -> None:
+    """One module of vLLM's uses Ray where it is. Loaded again, it does so for whoever has its functions already."""
+    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_RAY]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "FOUND 1 [] False True ['vllm.v1.executor.ray_utils']"
+
+
+def test_rays_title_is_set_by_the_name_that_a_fork_replaces() -> None:
+    worker = inspect.getsource(quietly("ray._private.worker"))
+    assert "ray._raylet.setproctitle(" in worker

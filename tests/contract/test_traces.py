@@ -20,7 +20,7 @@ from support.collector import Collector, collecting
 from pdlab.core.deployment import Deployment, Serving, parse_label
 from pdlab.deploy.engine_arguments import known_arguments
 from pdlab.deploy.serve_config import traces_env
-from pdlab.deploy.serving.traces import REQUEST_ID, Traces, sampled
+from pdlab.deploy.serving.traces import REQUEST_ID, SpanMaker, sampled
 
 pytestmark = pytest.mark.usefixtures("import_warnings_aside")
 
@@ -49,7 +49,7 @@ def test_vllms_span_is_below_the_requests_or_is_not_made(share: float, monkeypat
     provider.add_span_processor(SimpleSpanProcessor(memory))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     tracing = quietly("vllm.tracing")
-    traces = Traces(share)
+    traces = SpanMaker(share)
     begun = traces.begin("r-1", None, None)
     # As vLLM's server, its input and its output processor do.
     context = tracing.extract_trace_context(tracing.extract_trace_headers({**begun.headers, "other": "1"}))
@@ -100,10 +100,10 @@ def collector() -> Iterator[Collector]:
 
 REPLICA = """
 import sys
-from pdlab.deploy.serving.traces import Traces
+from pdlab.deploy.serving.traces import SpanMaker
 from vllm.tracing import SpanKind, extract_trace_context, init_tracer, instrument_manual
 init_tracer("vllm.llm_engine", sys.argv[1])
-traces = Traces(0.5)
+traces = SpanMaker(0.5)
 for number in range(40):
     begun = traces.begin(f"r-{number}", None, None)
     context = extract_trace_context(begun.headers)

@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.flags_page import reference
 
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import engine_arg, engine_args
@@ -24,7 +25,6 @@ from pdlab.core.settings import (
     Share,
     not_given,
     parse,
-    reference,
     setting,
     to_words,
 )

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.dashboard_metrics import metrics
 
 from pdlab.cli import dashboard as command
 from pdlab.cluster.local_nodes import hold_port
@@ -66,7 +67,7 @@ def test_panels_are_side_by_side_and_of_grafanas_form() -> None:
 
 def test_means_are_never_made_of_sums_of_histograms() -> None:
     """Ray's exporter makes those up from the middles of buckets."""
-    assert not [name for name in dashboard.metrics() if name.endswith("_sum")]
+    assert not [name for name in metrics() if name.endswith("_sum")]
 
 
 def test_everything_is_provisioned_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

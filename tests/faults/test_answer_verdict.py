@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlab.deploy.canary import CanaryAnswer
-from pdlab.faults.answer_verdict import Received, judge
+from pdlab.faults.answer_verdict import ReceivedAnswer, judge
 from pdlab.results.chaos import RequestOutcome
 
 TOKENS = (5, 9, 2, 7)
 # Far ahead of each second-best but at the last token, where two are alike.
 TOPS = (*({token: -0.1, token + 100: -3.0} for token in TOKENS[:3]), {7: -0.7, 8: -0.8})
 REFERENCE = CanaryAnswer(tokens=TOKENS, tops=TOPS)
-WHOLE = Received(status=200, tokens=TOKENS, tops=TOPS, done=True)
+WHOLE = ReceivedAnswer(status=200, tokens=TOKENS, tops=TOPS, done=True)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_where_no_log_probabilities_were_asked_for_the_references_say_what_is_ro
 
 
 def test_a_long_complaint_is_cut() -> None:
-    detail = judge(Received(status=500, error="x" * 1000), REFERENCE).detail
+    detail = judge(ReceivedAnswer(status=500, error="x" * 1000), REFERENCE).detail
     assert detail is not None and len(detail) < 200
 
 
 received = st.builds(
-    Received,
+    ReceivedAnswer,
     status=st.sampled_from([None, 200, 400, 500]),
     tokens=st.lists(st.sampled_from([*TOKENS, 1]), max_size=6).map(tuple),
     tops=st.just(()),
@@ -87,7 +87,7 @@ received = st.builds(
 
 @pytest.mark.property
 @given(received)
-def test_only_what_is_whole_and_equal_is_right_and_no_wrong_token_is_excused(each: Received) -> None:
+def test_only_what_is_whole_and_equal_is_right_and_no_wrong_token_is_excused(each: ReceivedAnswer) -> None:
     outcome = judge(each, REFERENCE).outcome
     if outcome == "right":
         assert each.tokens == TOKENS and each.done and each.status == 200 and each.error is None

@@ -15,7 +15,7 @@ from support import processes
 from support.web import web_server
 
 from pdlab.deploy.canary import CanaryAnswer
-from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
+from pdlab.faults.load import Load, LoadTarget, Prompt, request_of, token_prompts
 from pdlab.results.chaos import ChaosRequest
 
 TOKENS = (11, 12, 13, 14)
@@ -94,7 +94,7 @@ def fake() -> Iterator[tuple[Fake, str]]:
 @contextmanager
 def loaded(url: str, concurrency: int = 1, limit_s: float = 20.0, key: str | None = None) -> Iterator[Load]:
     kept: list[ChaosRequest] = []
-    load = Load(Service(url, "m", 4, limit_s, key), PROMPTS, concurrency, 0, kept.append)
+    load = Load(LoadTarget(url, "m", 4, limit_s, key), PROMPTS, concurrency, 0, kept.append)
     load.start()
     try:
         yield load
@@ -205,5 +205,5 @@ def test_prompts_come_from_the_seed() -> None:
 
 
 def test_a_reference_is_asked_for_without_a_salt_or_a_stream() -> None:
-    body = request_of(Service("http://x", "m", 4, 1.0), [1], None, stream=False)
+    body = request_of(LoadTarget("http://x", "m", 4, 1.0), [1], None, stream=False)
     assert "cache_salt" not in body and "stream" not in body and body["logprobs"] == 5

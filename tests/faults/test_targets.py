@@ -9,7 +9,16 @@ import pytest
 
 from pdlab.deploy.application import ReplicaState
 from pdlab.faults.kinds import FaultTarget, Role
-from pdlab.faults.targets import Member, NodeSurvey, choose, classify, counted, present_parts, resident_mib, short_title
+from pdlab.faults.targets import (
+    DeploymentProcess,
+    NodeSurvey,
+    choose,
+    classify,
+    counted,
+    present_parts,
+    resident_mib,
+    short_title,
+)
 
 MIB = 2**20
 ROLES: Mapping[str, Role] = {"Prefill:m": "prefill", "Decode:m": "decode"}
@@ -71,7 +80,7 @@ ACTORS = [
 JOBS = [{"JobID": "02", "DriverIPAddress": "10.0.0.2", "DriverPid": 22}, {"JobID": "03", "DriverPid": 99}]
 
 
-def found() -> list[Member]:
+def found() -> list[DeploymentProcess]:
     return classify(SURVEYS, REPLICAS, ROLES, ACTORS, JOBS)
 
 

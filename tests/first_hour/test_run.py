@@ -14,7 +14,7 @@ import pytest
 from support.processes import failing_program
 
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.first_hour.run import STATE, State, _adapted, open_state, run
+from pdlab.first_hour.run import STATE, FirstHourState, _adapted, open_state, run
 from pdlab.first_hour.steps import Step
 
 PYTHON = ("-c",)
@@ -31,13 +31,13 @@ def step(name: str, program: str, **more: Any) -> Step:
     return Step(name=name, command=(program,), **{**fields, **more})
 
 
-def ran(steps: tuple[Step, ...], out: Path, state: State | None = None) -> tuple[State, list[str]]:
+def ran(steps: tuple[Step, ...], out: Path, state: FirstHourState | None = None) -> tuple[FirstHourState, list[str]]:
     lines: list[str] = []
-    state = run(steps, out, state or State(asked=SETTINGS), lines.append, PYTHON)
+    state = run(steps, out, state or FirstHourState(asked=SETTINGS), lines.append, PYTHON)
     return state, lines
 
 
-def verdicts(state: State) -> dict[str, str]:
+def verdicts(state: FirstHourState) -> dict[str, str]:
     return {name: outcome.verdict for name, outcome in state.outcomes.items()}
 
 
@@ -61,7 +61,7 @@ def test_every_verdict(tmp_path: Path) -> None:
     assert outcomes["slow"].detail.startswith("not done within 1 s; last: ")
     assert (tmp_path / str(outcomes["bad"].log)).read_text() == "error: no luck\nbye\n"
     assert any(line.startswith("3/6 bad: FAILED") for line in lines) and "    next: mend bad" in lines
-    assert State.model_validate_json((tmp_path / STATE).read_text()) == state
+    assert FirstHourState.model_validate_json((tmp_path / STATE).read_text()) == state
 
 
 def test_going_on_keeps_what_ended_well(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_an_interruption_ends_the_step_and_still_takes_down(tmp_path: Path) -> N
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        run(steps, tmp_path, State(asked=SETTINGS), lambda _: None, PYTHON)
-    state = State.model_validate_json((tmp_path / STATE).read_text())
+        run(steps, tmp_path, FirstHourState(asked=SETTINGS), lambda _: None, PYTHON)
+    state = FirstHourState.model_validate_json((tmp_path / STATE).read_text())
     assert verdicts(state) == {"long": "interrupted", "next": "skipped", "shutdown": "ok"}
     assert down.exists()
 
@@ -159,7 +159,7 @@ def test_a_report_leaves_out_folders_that_were_never_made(tmp_path: Path) -> Non
 
 class TestOpenState:
     def test_new(self, tmp_path: Path) -> None:
-        assert open_state(tmp_path / "new", SETTINGS, resume=False) == State(asked=SETTINGS)
+        assert open_state(tmp_path / "new", SETTINGS, resume=False) == FirstHourState(asked=SETTINGS)
 
     def test_refusals(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"has no first-hour\.json"):
@@ -167,7 +167,7 @@ class TestOpenState:
         (tmp_path / "mine").touch()
         with pytest.raises(StoreError, match="holds results of something else"):
             open_state(tmp_path, SETTINGS, resume=False)
-        (tmp_path / STATE).write_text(State(asked=SETTINGS).model_dump_json())
+        (tmp_path / STATE).write_text(FirstHourState(asked=SETTINGS).model_dump_json())
         with pytest.raises(StoreError, match="holds an earlier run"):
             open_state(tmp_path, SETTINGS, resume=False)
         with pytest.raises(StoreError, match=r"was made with another port \(8000, now 9000\); repeat"):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.web import fetch
 
-from pdlab.core.session import SESSION_HEADER
+from pdlab.bench.client.protocol import SESSION_HEADER
 
 ROOT = Path(__file__).resolve().parents[2]
 # Gates that say that this machine was too busy to drive or to serve the load, whatever is deployed.

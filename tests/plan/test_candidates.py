@@ -11,11 +11,11 @@ from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan.candidates import engine_shapes, most_copies, units
-from pdlab.plan.rate_matching import Unit
+from pdlab.plan.rate_matching import ReplicaUnit
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
+from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 
 def test_no_engine_that_the_launcher_would_refuse() -> None:
@@ -28,9 +28,9 @@ def test_no_engine_that_the_launcher_would_refuse() -> None:
 
 
 GPT_OSS = require_shape("gpt-oss-120b")
-NOTHING = Plane(xs=(0, 1), ys=(0, 1), z=((0, 0), (0, 0)))
+NOTHING = BilinearTable(xs=(0, 1), ys=(0, 1), z=((0, 0), (0, 0)))
 NO_STEPS = Tabulated(
-    shared=Polyline(xs=(1, 2), ys=(0, 0)),
+    shared=LinearTable(xs=(1, 2), ys=(0, 0)),
     **dict.fromkeys(("decode", "generation_attention", "context_attention"), NOTHING),
     limits=Limits(tokens=1, batch=1, context=1, prefill_tokens=1, prefix=1),
     provenance="made by hand",
@@ -72,7 +72,7 @@ def test_prefill_is_on_the_first_type_and_the_rest_on_the_second() -> None:
 
 @pytest.mark.parametrize(("prefills", "decodes", "copies"), [(1, 1, 2), (4, 1, 1), (1, 2, 1), (5, 1, 0)])
 def test_copies_take_the_gpus_of_each_type(prefills: int, decodes: int, copies: int) -> None:
-    assert most_copies(Unit(FIRST, prefills, SECOND, decodes), 8) == copies
+    assert most_copies(ReplicaUnit(FIRST, prefills, SECOND, decodes), 8) == copies
 
 
 def test_copies_on_two_types_find_their_nodes() -> None:

@@ -10,8 +10,8 @@ import pytest
 from pdlab.plan.correction_fit import (
     CorrectionDistribution,
     ErrorSds,
+    LevelSetting,
     Response,
-    Setting,
     bounded,
     correction_of,
     errors_covariance,
@@ -26,7 +26,7 @@ SDS = {"TPOT": ErrorSds(level=3.0)}
 
 def level(number: int, residual: float, slopes: tuple[float, float, float, float], setting: str = "") -> Response:
     name = setting or str(number)
-    return Response("TPOT", Setting(f"tp {name}", f"lengths {name}", f"load {name}"), number, residual, slopes)
+    return Response("TPOT", LevelSetting(f"tp {name}", f"lengths {name}", f"load {name}"), number, residual, slopes)
 
 
 def test_one_level_gives_the_textbook_mean_and_variance() -> None:
@@ -59,13 +59,15 @@ def test_levels_of_one_configuration_count_less_than_levels_spread_over_several(
 
 def test_the_covariance_of_levels_that_share_their_load() -> None:
     sds = {"TPOT": ErrorSds(level=3.0, load=4.0)}
-    same = [Response("TPOT", Setting(f"tp {n}", f"lengths {n}", "8"), n, 0.0, (1.0, 0.0, 0.0, 0.0)) for n in range(2)]
+    same = [
+        Response("TPOT", LevelSetting(f"tp {n}", f"lengths {n}", "8"), n, 0.0, (1.0, 0.0, 0.0, 0.0)) for n in range(2)
+    ]
     assert errors_covariance(same, sds) == pytest.approx(np.array([[25, 16], [16, 25]]) * 1e-4, rel=1e-6)
 
 
 def test_metrics_are_independent() -> None:
     sds = {"TPOT": ErrorSds(level=3.0, load=4.0), "mean TTFT": ErrorSds(level=6.0, load=8.0)}
-    setting = Setting("a", "b", "c")
+    setting = LevelSetting("a", "b", "c")
     pair = [Response(metric, setting, 0, 0.0, (1.0, 0.0, 0.0, 0.0)) for metric in sds]
     assert errors_covariance(pair, sds) == pytest.approx(np.diag([25e-4, 100e-4]), rel=1e-6)
 

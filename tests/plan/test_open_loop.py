@@ -14,7 +14,7 @@ from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.plan import open_loop, planner
 from pdlab.plan.planner import evaluate, sized_alone, under_poisson
-from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario, judged
 from pdlab.results.slo import stresses
 from pdlab.sim.hardware import load_hardware
@@ -57,7 +57,7 @@ def test_a_bound_that_queues_do_not_touch_is_met_no_further_than_what_is_served(
     """TPOT of PD does not grow with the queue before prefill: without a bound on TTFT any rate would meet it."""
     bounded = scenario(Slo(tpot_s=0.1))
     goodput_rps, _ = goodput_of(bounded, "pd-spread-p1xtp2-d1xtp4")
-    prefill_rps = Matcher(HARDWARE, SHAPE, Workload()).prefill(Pool(tp=2))
+    prefill_rps = RateMatcher(HARDWARE, SHAPE, Workload()).prefill(Pool(tp=2))
     assert 0.8 * prefill_rps < goodput_rps < 1.1 * prefill_rps
 
 

@@ -14,7 +14,7 @@ from pdlab.core.workload import Slo, Workload
 from pdlab.placement.place import place
 from pdlab.plan.candidates import engine_shapes, shortlist
 from pdlab.plan.planner import capacity, evaluate, sized_alone
-from pdlab.plan.rate_matching import Matcher
+from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import load_hardware
 
@@ -42,7 +42,7 @@ def test_what_is_suggested_has_a_place(
     workload = Workload(input_tokens=tokens[0], output_tokens=tokens[1])
     view = ClusterView(nodes=tuple(NODE.model_copy(update={"id": f"n{n}", "labels": {}}) for n in range(-(-gpus // 8))))
     kinds = engine_shapes(HARDWARE, SHAPE, gpus, workload)
-    matcher = Matcher(HARDWARE, SHAPE, workload)
+    matcher = RateMatcher(HARDWARE, SHAPE, workload)
     chosen, possible = shortlist(matcher, "gpt-oss-120b", view, gpus, kinds, tpot_s, placement)
     assert 0 < len(chosen) <= possible
     for sized in chosen:

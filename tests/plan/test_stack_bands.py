@@ -17,7 +17,6 @@ from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.scenario import Scenario
-from pdlab.plan.scoring import with_correction
 from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
@@ -231,7 +230,7 @@ def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
 def test_a_host_time_of_unknown_spread_says_so() -> None:
     hardware = computed("H200", "vllm", "0.18")
     for correction, spread in ((Correction(host_ms=1.0), "not known"), (known_correction(hardware), "1 ms")):
-        said = step_findings(with_correction(hardware, correction), GPT_OSS)
+        said = step_findings(hardware.with_correction(correction), GPT_OSS)
         assert [each.numbers["spread"] for each in said if each.code == "host_time"] == [spread]
 
 

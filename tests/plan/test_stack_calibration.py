@@ -20,7 +20,6 @@ from pdlab.first_hour import steps
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.calibration import predict
 from pdlab.plan.error_catalog import error_after, public_errors, with_stack_prior
-from pdlab.plan.scoring import with_correction
 from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
@@ -55,7 +54,7 @@ def sweep(label: str, lengths: tuple[int, int], loads: tuple[int, ...]) -> Measu
         values=(),
         prompts="fresh",
     )
-    values = predict(with_correction(start(), TRUTH), SHAPE, made, (0,))
+    values = predict(start().with_correction(TRUTH), SHAPE, made, (0,))
     return made.model_copy(update={"values": tuple(values)})
 
 
@@ -69,7 +68,7 @@ SPREAD = [
 def test_three_levels_predict_a_level_that_none_of_them_is_like() -> None:
     found = calibrated(start(), SHAPE, [sweep(*each) for each in SPREAD])
     other = sweep("collocated-1xtp8", (2048, 1024), (16,))
-    for hardware, least, most in ((start(), 0.05, 1.0), (with_correction(start(), found.correction), 0.0, 0.03)):
+    for hardware, least, most in ((start(), 0.05, 1.0), (start().with_correction(found.correction), 0.0, 0.03)):
         (predicted,) = predict(hardware, SHAPE, other, (0,))
         assert predicted.tpot_s is not None and other.values[0].tpot_s is not None
         assert least <= abs(predicted.tpot_s / other.values[0].tpot_s - 1) <= most
@@ -100,7 +99,7 @@ def test_what_to_measure_next_is_none_of_what_was_measured_and_helps_less_the_mo
 
 def test_measured_levels_are_a_prior_of_later_ones() -> None:
     first = calibrated(start(), SHAPE, [sweep(*SPREAD[0])])
-    later = calibrated(with_correction(start(), first.correction), SHAPE, [sweep(*SPREAD[1])])
+    later = calibrated(start().with_correction(first.correction), SHAPE, [sweep(*SPREAD[1])])
     assert later.correction.fitted_levels == 2
     assert later.spread[0] == pytest.approx(first.spread[1], rel=0.3)
 
@@ -111,7 +110,7 @@ def test_constants_of_a_fit_have_no_correction() -> None:
 
 
 def test_hardware_of_measured_levels_keeps_its_correction() -> None:
-    measured = with_correction(start(), TRUTH.model_copy(update={"fitted_levels": 2}))
+    measured = start().with_correction(TRUTH.model_copy(update={"fitted_levels": 2}))
     assert with_stack_prior(measured, SHAPE) == measured
     home = load_hardware("h100-vllm-0.11")
     assert with_stack_prior(home, SHAPE) is home
@@ -198,9 +197,9 @@ def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None
     measured = []
     for label, lengths, loads in SPREAD:
         made = sweep(label, lengths, loads)
-        values = predict(with_correction(start(), hurried), SHAPE, made, (0,))
+        values = predict(start().with_correction(hurried), SHAPE, made, (0,))
         measured.append(made.model_copy(update={"values": tuple(values)}))
-    found = calibrated(with_correction(start(), slow), SHAPE, measured).correction
+    found = calibrated(start().with_correction(slow), SHAPE, measured).correction
     assert found.host_ms == 0.0
     assert found.factor == pytest.approx(0.85, abs=0.03)
     assert found.prefill_factor == pytest.approx(1.0, abs=0.03)

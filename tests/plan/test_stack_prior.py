@@ -1,28 +1,11 @@
-"""Priors and error components of stacks: against random stacks whose effects are known."""
+"""Priors of stacks: against random stacks whose effects are known."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from pdlab.plan.correction_fit import Setting
-from pdlab.plan.public_points import UNSTATED, Stack
-from pdlab.plan.stack_prior import (
-    BELIEVED_ERRORS,
-    LEAST_STACKS,
-    SEEN_BY,
-    EffectSds,
-    StackError,
-    StackFit,
-    effects_of,
-    error_components,
-    errors_loss,
-    hierarchical_quantile,
-    hold_outs,
-    is_represented,
-    prior_of,
-    unseen,
-)
+from pdlab.plan.stack_prior import UNSTATED, EffectSds, Stack, StackFit, prior_of, unseen
 
 EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2, 0.6),) * 4
 
@@ -105,152 +88,8 @@ def test_another_engine_says_less_of_a_stack_than_its_own() -> None:
     assert own > 1.3 * other > 0
 
 
-def test_effects_are_found_where_models_differ_and_nothing_else_does() -> None:
-    fits = [
-        fit(stack(model, gpu, version), host_ms)
-        for host_ms, model in ((0.0, "a"), (2.0, "b"), (4.0, "c"), (1.0, "d"))
-        for gpu, version in (("H100", "0.18"), ("H200", "0.19"), ("B200", "0.17"))
-    ]
-    host = effects_of(fits)[0]
-    assert host.model > 3 * max(host.gpu, host.engine, host.alone)
-
-
-def drawn(rng: np.random.Generator, stacks: int) -> list[StackError]:
-    """Stacks of 5 % with levels of 3 %, 4 % in common where TP is the same."""
-    errors = []
-    for number in range(stacks):
-        common = rng.normal(0, 0.05)
-        of_tp = rng.normal(0, 0.04, 3)
-        for tp in range(3):
-            for load in range(4):
-                setting = Setting(str(tp), "1:1", str(load))
-                errors.append(StackError(stack(str(number)), setting, (), common + of_tp[tp] + rng.normal(0, 0.03)))
-    return errors
-
-
-def test_bands_from_some_stacks_hold_nine_in_ten_of_the_levels_of_others() -> None:
-    rng = np.random.default_rng(3)
-    components = error_components("TPOT", drawn(rng, 30))
-    half = components.half_width(())
-    held = np.mean([abs(each.error) <= half for each in drawn(rng, 300)])
-    assert 0.86 <= held <= 0.94, components
-
-
-def test_a_band_is_wider_for_a_gpu_that_no_stack_had() -> None:
-    components = error_components("TPOT", drawn(np.random.default_rng(4), 8))
-    assert components.sd(unseen=("gpu",)) > components.sd(unseen=())
-
-
-def test_one_broken_level_does_not_widen_every_band() -> None:
-    errors = drawn(np.random.default_rng(5), 10)
-    broken = [*errors[1:], errors[0]._replace(error=20.0)]
-    assert error_components("TPOT", broken).sd(unseen=()) < 1.3 * error_components("TPOT", errors).sd(unseen=())
-
-
-def test_each_stack_weighs_the_same_however_many_levels_it_has() -> None:
-    """Nine stacks of one level at 1, and one of a hundred at 5: a tenth of the weight is beyond 1."""
-    assert hierarchical_quantile([[1.0]] * 9 + [[5.0] * 100]) == 1.0
-    assert hierarchical_quantile([[1.0]] * 8 + [[5.0] * 100] * 2) == 5.0
-
-
-def test_errors_that_are_not_normal_are_held_all_the_same() -> None:
-    """Students of 2.5 degrees of freedom for each stack: a normal band of the likeliest deviations holds too few."""
-    rng = np.random.default_rng(6)
-
-    def heavy(stacks: int) -> list[list[float]]:
-        return [list(abs(rng.standard_t(2.5) + rng.normal(0, 0.3, 12))) for _ in range(stacks)]
-
-    held = [
-        np.mean([np.mean([score <= reach for score in group]) for group in heavy(200)])
-        for reach in (hierarchical_quantile(heavy(16)) for _ in range(60))
-        if reach is not None
-    ]
-    assert 0.84 <= np.mean(held) <= 0.94
-
-
-def test_too_few_stacks_have_no_band() -> None:
-    rng = np.random.default_rng(7)
-    few, enough = (error_components("TPOT", drawn(rng, count)) for count in (LEAST_STACKS - 1, LEAST_STACKS))
-    assert few.reach is None and few.parts() is None and few.half_width(()) == float("inf")
-    assert enough.parts() is not None and 0 < enough.half_width(()) < enough.half_width(("engine",))
-
-
 def test_an_unstated_version_differs_from_a_new_one_as_much_as_a_stated_one_does() -> None:
     """Versions differ much here: of two stacks neither says more of a third one."""
     versions = (EffectSds(0.2, 0.2, 2.0, 0.2, 0.2),) * 4
     fits = [fit(stack("a", "H100", "0.18"), 0.0), fit(stack("b", "B200", UNSTATED), 2.0)]
     assert prior_of(stack("d", "B300", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
-
-
-def test_a_stack_is_left_out_alone_and_with_all_that_shares_something() -> None:
-    fits = [fit(stack(*each), 0.0) for each in (("a", "H100", "0.18"), ("a", "H200", "0.19"), ("b", "H100", "0.19"))]
-    ways = hold_outs(fits[0].stack, fits)
-    assert list(ways) == [("engine",), ("model", "engine"), ("gpu", "engine")]
-    assert [[each.stack for each in rest] for rest in ways.values()] == [
-        [fits[1].stack, fits[2].stack],
-        [fits[2].stack],
-        [fits[1].stack],
-    ]
-
-
-def dense_loss(stacks: list[dict[tuple[str, ...], list[StackError]]], sds: list[float]) -> float:
-    """As `errors_loss`, with every covariance written out."""
-    total = 0.0
-    for ways in stacks:
-        for without, members in ways.items():
-            values = np.array([100 * each.error for each in members])
-            common = sds[0] ** 2 + sum(sds[1 + SEEN_BY.index(kind)] ** 2 for kind in without)
-            covariance = np.full((len(values), len(values)), common) + sds[7] ** 2 * np.eye(len(values))
-            for i, one in enumerate(members):
-                for j, other in enumerate(members):
-                    pairs = zip(sds[4:7], one.setting, other.setting, strict=True)
-                    covariance[i, j] += sum(sd**2 for sd, mine, theirs in pairs if mine == theirs)
-            unlikely = np.linalg.slogdet(covariance)[1] + values @ np.linalg.solve(covariance, values)
-            total += unlikely / len(ways)
-    return float(total)
-
-
-def test_the_likelihood_is_that_of_the_covariances_written_out() -> None:
-    rng = np.random.default_rng(8)
-    errors = drawn(rng, 3)
-    stacks = []
-    for number, kinds in enumerate([((),), (("engine",), ("model", "engine")), ((), ("gpu",), ("model",))]):
-        members = [each for each in errors if each.stack == stack(str(number))][: 12 - 3 * number]
-        stacks.append(
-            {without: [each._replace(error=each.error + rng.normal(0, 0.05)) for each in members] for without in kinds}
-        )
-    loss = errors_loss(stacks)
-    for sds in (list(BELIEVED_ERRORS["TPOT"]), [2.0, 5.0, 1.0, 7.0, 3.0, 0.5, 4.0, 2.0]):
-        assert loss(sds) == pytest.approx(dense_loss(stacks, sds))
-
-
-def of_models(count: int) -> list[StackError]:
-    """Stacks alone and, with 20 % more, with their model left out; each model on three GPUs."""
-    rng = np.random.default_rng(9)
-    found = []
-    for model in range(count):
-        unlike = rng.normal(0, 0.2)
-        for gpu in ("H100", "H200", "B200"):
-            for each in drawn(rng, 1):
-                alone = each._replace(stack=stack(str(model), gpu))
-                found += [alone, alone._replace(unseen=("model",), error=each.error + unlike)]
-    return found
-
-
-def test_bands_hold_for_models_that_are_unseen_and_for_those_that_are_not() -> None:
-    errors = of_models(30)
-    components = error_components("TPOT", errors)
-    assert components.model == pytest.approx(20, rel=0.5)
-    assert components.stack < 10, "what an unseen model adds is no part of stacks as such"
-    for without in ((), ("model",)):
-        half = components.half_width(without)
-        assert 0.86 <= np.mean([abs(each.error) <= half for each in errors if each.unseen == without]) <= 0.94
-    assert 0.88 <= np.mean([abs(each.error) <= components.half_width(each.unseen) for each in errors]) <= 0.92
-
-
-def test_a_band_is_told_by_three_groups_of_what_is_unseen() -> None:
-    seen = [stack("a"), stack("b", "H200", "0.19"), stack("c", "B200", "0.20")]
-    assert is_represented(stack("d"), seen)
-    assert not is_represented(stack("d"), [*seen[:2], seen[1]._replace(gpu="B200")]), "two models are no rule"
-    assert not is_represented(stack("a")._replace(engine="sglang"), seen)
-    assert not is_represented(stack("a")._replace(mode="pd"), seen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -61,12 +60,3 @@ def test_what_goes_wrong_is_said(
     )
     assert "digest" not in installed
     assert any(part in installed["error"] for part in message.split("|")), installed
-
-
-def test_bad_words_are_one_line(tmp_path: Path) -> None:
-    for words in (["nowhere.whl"], [str(wheel(tmp_path)), "--target", "relative"], []):
-        done = subprocess.run(
-            [sys.executable, "debug/install_on_nodes.py", *words], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr

@@ -59,16 +59,16 @@ def test_a_predicted_band_is_a_factor_of_the_latency() -> None:
     two = two.model_copy(update={"points": two.points[:2]})  # of 7 and 8 ms
     spec = curve_figure([two], View(), bands={"a": Band(0.25, 1.0)})
     main, tpot, _ = spec.panels
-    assert spec.band(spec.shown(tpot), tpot.lines[0], main=False) == [(1, 8.75), (4, 10.0), (4, 6.4), (1, 5.6)]
+    assert spec.band(spec.shown(tpot), tpot.lines[0]) == [(1, 5.6), (4, 6.4), (4, 10.0), (1, 8.75)]
     rates = [spec.columns[spec.shown(main).y.column][level][0] for level in (0, 1)]  # type: ignore[index]
-    across = spec.band(spec.shown(main), main.lines[0], main=True)
+    across = spec.band(spec.shown(main), main.lines[0])
     assert across == [(5.6, rates[0]), (6.4, rates[1]), (10.0, rates[1]), (8.75, rates[0])]
 
 
 def test_one_run_has_no_band_of_throughput() -> None:
     spec = curve_figure(many(1), View())
     for panel in spec.panels:
-        assert spec.band(spec.shown(panel), panel.lines[0], main=panel.main) == []
+        assert spec.band(spec.shown(panel), panel.lines[0]) == []
 
 
 @pytest.mark.parametrize(

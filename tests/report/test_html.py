@@ -102,9 +102,12 @@ def test_every_level_is_in_the_table_and_in_the_plots(three: list[Path], tmp_pat
     assert len(rows) == 9
     levels = payload(text)["levels"]
     assert len(levels) == 9 and sum(not level["valid"] for level in levels) == 1
-    left_out = next(level for level in levels if level["excluded"])
-    told = left_out["load"], left_out["repeats"], left_out["reasons"]
-    assert told == ("concurrency 4", 2, ["prefix cache hits above 2 %"])
+    left_out = next(level for level in levels if level["left_out"])
+    assert left_out["summary"] == "concurrency 4, 2 repeats (1 more left out), steady window"
+    assert left_out["left_out"] == "left out: prefix cache hits above 2 %"
+    latencies, rates = left_out["tables"]
+    assert latencies[0][0] == "ms" and latencies[2][0] == "TPOT" and "±" in latencies[2][1]
+    assert rates[0][0] == "per second" and rates[1][0] == "requests"
 
 
 def test_figures_in_the_plots_are_those_of_the_analysis(three: list[Path], tmp_path: Path) -> None:
@@ -116,9 +119,10 @@ def test_figures_in_the_plots_are_those_of_the_analysis(three: list[Path], tmp_p
     points = [(curve, point) for curve in curves for point in curve.points]
     for i, (curve, point) in enumerate(points):
         assert spec["columns"]["tpot.p50"][i][0] == pytest.approx(point.ms("tpot", "p50"), rel=1e-5)
+        assert spec["columns"]["e2el.p50"][i][0] == pytest.approx(point.ms("e2el", "p50"), rel=1e-5)
         interval = point.rate_estimate("output").interval(0.95)
         assert interval is not None
-        whole = pytest.approx([point.output_tokens_per_s, interval.low, interval.high], rel=1e-5)
+        whole = pytest.approx([point.output_tokens_per_s, interval.high, interval.low], rel=1e-5)
         assert spec["columns"]["output.whole"][i] == whole
         per_gpu = pytest.approx(point.output_tokens_per_s / curve.gpus.total, rel=1e-5)
         assert spec["columns"]["output.gpu"][i][0] == per_gpu
@@ -167,7 +171,7 @@ def test_a_name_never_becomes_markup(tmp_path: Path) -> None:
     assert [tag for tag, _ in elements.tags].count("script") == 2
     assert not {"img", "b"} & {tag for tag, _ in elements.tags}
     assert HOSTILE in elements.text, "it reads as it was written"
-    assert payload(text)["levels"][1]["reasons"] == [HOSTILE]
+    assert payload(text)["levels"][1]["left_out"] == f"left out: {HOSTILE}"
 
 
 def test_nothing_is_loaded_from_anywhere(three: list[Path], tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_levels_and_bands_lie_where_the_figure_has_them(latency: str, opened: br
     assert numbers(".curve path[transform]", "transform") == pytest.approx(
         on_page(shown.at[level] for level in levels), abs=0.1
     )
-    outlines = [place for line in main.lines for place in spec.band(shown, line, main=True)]
+    outlines = [place for line in main.lines for place in spec.band(shown, line)]
     assert len(outlines) == 16, "3 levels of two curves and 2 of one, there and back"
     assert numbers(".band", "d") == pytest.approx(on_page(outlines), abs=0.1)
 

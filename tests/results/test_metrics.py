@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,26 @@ def request(arrival_s: float, ttft_s: float = 1.0, gaps: tuple[float, ...] = (0.
 def waves(concurrency: int, count: int) -> list[RequestRecord]:
     """``count`` waves of ``concurrency`` requests, 2 s each, the next as soon as the last is over."""
     return [request(2.0 * wave) for wave in range(count) for _ in range(concurrency)]
+
+
+def test_figures_are_to_the_last_digit_those_of_a_list_of_numbers() -> None:
+    chance = random.Random(1)
+    values = [chance.expovariate(10) if number % 9 else math.nan for number in range(3 * metrics.AT_ONCE + 5)]
+    ordered = sorted(value for value in values if not math.isnan(value))
+    found = metrics.distribution(np.array(values))
+    assert found is not None and found.mean_s == math.fsum(ordered) / len(ordered)
+    assert [*found.percentiles_s.values()] == [metrics.percentile(ordered, q) for q in metrics.PERCENTILES]
+    assert metrics.distribution([math.nan]) is None
+
+
+def test_chunks_come_at_the_sum_of_the_gaps_before_them() -> None:
+    chance = random.Random(2)
+    records = [request(0.1 * n, chance.random(), tuple(chance.random() for _ in range(n % 5))) for n in range(50)]
+    moment_s, tokens = LevelData.of(records).chunks
+    assert moment_s.tolist() == [
+        each for record in records for each in accumulate(record.itl_s, initial=record.first_token_s or 0.0)
+    ]
+    assert tokens.tolist() == [1.0] * sum(record.output_tokens for record in records)
 
 
 def test_whole_run() -> None:

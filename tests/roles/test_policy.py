@@ -12,15 +12,15 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from pdlab.roles.observed import Count, EngineLoad, ObservedPool, Role, Window, size_class
+from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow, RequestCount, Role, size_class
 from pdlab.roles.policy import (
     GAIN,
     MOST_MARGIN,
     TPOT_SHARE,
-    Decision,
     Demand,
     Margin,
     Policy,
+    RoleDecision,
     best_split,
     full_load,
     ninth_decile,
@@ -62,14 +62,16 @@ class Pool:
         self.cohorts.append([served / prompt_tokens, answer_tokens, prompt_tokens, answer_tokens])
         batch = sum(cohort[0] for cohort in self.cohorts) / len(decoding)
         steps = LOOK_S / (EMPTY_STEP_S + STEP_PER_REQUEST_S * batch)
-        answers: dict[int, Count] = {}
+        answers: dict[int, RequestCount] = {}
         for cohort in self.cohorts:
             cohort[1] -= steps
         while self.cohorts and self.cohorts[0][1] <= 0:
             requests, _, prompt, tokens = self.cohorts.popleft()
-            before = answers.get(size_class(int(prompt)), Count(0, 0))
+            before = answers.get(size_class(int(prompt)), RequestCount(0, 0))
             ended = round(requests)
-            answers[size_class(int(prompt))] = Count(before.requests + ended, before.tokens + ended * int(tokens))
+            answers[size_class(int(prompt))] = RequestCount(
+                before.requests + ended, before.tokens + ended * int(tokens)
+            )
         self.now_s += LOOK_S
         loads = tuple(
             EngineLoad(
@@ -83,10 +85,10 @@ class Pool:
             )
             for name, role in self.roles.items()
         )
-        came = {size_class(prompt_tokens): Count(round(prompts), round(arrived))}
-        return ObservedPool(self.now_s, loads, Window(LOOK_S, came, answers))
+        came = {size_class(prompt_tokens): RequestCount(round(prompts), round(arrived))}
+        return ObservedPool(self.now_s, loads, ObservedWindow(LOOK_S, came, answers))
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: RoleDecision) -> None:
         self.roles = dict(decision.roles)
 
 
@@ -218,11 +220,11 @@ def test_an_idle_pool_keeps_its_split() -> None:
 def test_a_pool_that_lost_engines_is_brought_within_its_bounds_at_once() -> None:
     policy = Policy(FluidSpec(d_min=2))
     engines = tuple(EngineLoad(f"e{index}", "prefill", 0, 0) for index in range(3))
-    decision = policy.decide(ObservedPool(0.0, engines, Window(0.5, {}, {})))
+    decision = policy.decide(ObservedPool(0.0, engines, ObservedWindow(0.5, {}, {})))
     assert (decision.prefill, decision.decode, decision.changed) == (1, 2, True)
     assert decision.reason == "3:0 is out of bounds"
     with pytest.raises(ValueError, match="2 engines are fewer than 1 to prefill and 2 to decode"):
-        policy.decide(ObservedPool(1.0, engines[:2], Window(0.5, {}, {})))
+        policy.decide(ObservedPool(1.0, engines[:2], ObservedWindow(0.5, {}, {})))
 
 
 def test_the_best_split_has_the_least_worst_load() -> None:
@@ -287,12 +289,14 @@ def test_prompts_that_stay_are_decoded_all_the_same(stays: float, seed: int) -> 
     policies = Policy(SPEC), Policy(SPEC)
     engines = (EngineLoad("p", "prefill", 0, 0, 4000, 0.4, 0), EngineLoad("d", "decode", 0, 20, 0, 0.0, 1000))
     size = size_class(1000)
-    answers = {size: Count(4, 1000)}
+    answers = {size: RequestCount(4, 1000)}
     for step in range(60):
         came = rng.randrange(8)
         stay = round(came * stays)
-        whole = Window(LOOK_S, {size: Count(came, came * 1000)}, answers)
-        part = Window(LOOK_S, {size: Count(came - stay, (came - stay) * 1000)}, answers, local={size: stay})
+        whole = ObservedWindow(LOOK_S, {size: RequestCount(came, came * 1000)}, answers)
+        part = ObservedWindow(
+            LOOK_S, {size: RequestCount(came - stay, (came - stay) * 1000)}, answers, local={size: stay}
+        )
         for policy, window in zip(policies, (whole, part), strict=True):
             policy._learn(ObservedPool(step * LOOK_S, engines, window))
     one, other = (policy.demand(engines) for policy in policies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdlab.roles.observed import Count, EngineLoad, Role
+from pdlab.roles.observed import EngineLoad, RequestCount, Role
 from pdlab.roles.rates import ANSWERS_HALF_LIFE_S, AnswerTokens, DecayingSum, DecodeStep, PrefillRate
 
 
@@ -92,9 +92,9 @@ def test_what_is_no_decode_step_teaches_none(load: EngineLoad) -> None:
 def test_answers_are_learnt_by_the_size_of_their_prompts() -> None:
     answers = AnswerTokens()
     assert answers.mean(10) is None
-    answers.learn({10: Count(4, 400), 13: Count(1, 50), 11: Count(0, 0)}, 0.5)
+    answers.learn({10: RequestCount(4, 400), 13: RequestCount(1, 50), 11: RequestCount(0, 0)}, 0.5)
     assert (answers.mean(10), answers.mean(13), answers.mean(11)) == (100, 50, None)
-    answers.learn({13: Count(9, 4500)}, ANSWERS_HALF_LIFE_S)
+    answers.learn({13: RequestCount(9, 4500)}, ANSWERS_HALF_LIFE_S)
     assert answers.mean(13) == pytest.approx((25 + 4500) / 9.5)
     assert answers.mean(10) == 100
 

@@ -24,7 +24,7 @@ from pdlab.sim.computed_hardware import (
 from pdlab.sim.hardware import Speculation, digest_of, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import Limits, Plane, Polyline, Tabulated
+from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.steps import Speculative, steps_of
 
@@ -46,10 +46,10 @@ def constant_tables(decode_s: float, prefill_s_per_token: float = 1e-6) -> Tabul
     flat, nothing = ((decode_s, decode_s), (decode_s, decode_s)), ((0.0, 0.0), (0.0, 0.0))
     ends = (2.0, 9216.0)
     return Tabulated(
-        shared=Polyline(xs=ends, ys=tuple(decode_s + prefill_s_per_token * x for x in ends)),
-        decode=Plane(xs=xs, ys=ys, z=flat),
-        generation_attention=Plane(xs=xs, ys=ys, z=nothing),
-        context_attention=Plane(xs=(16.0, 8192.0), ys=(0.0, 131_072.0), z=nothing),
+        shared=LinearTable(xs=ends, ys=tuple(decode_s + prefill_s_per_token * x for x in ends)),
+        decode=BilinearTable(xs=xs, ys=ys, z=flat),
+        generation_attention=BilinearTable(xs=xs, ys=ys, z=nothing),
+        context_attention=BilinearTable(xs=(16.0, 8192.0), ys=(0.0, 131_072.0), z=nothing),
         limits=Limits(tokens=9216, batch=1024, context=131_072, prefill_tokens=8192, prefix=131_072),
         provenance="made by hand",
     )

@@ -14,7 +14,7 @@ from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.workload import Closed, Level, Load, Open, Workload
 from pdlab.roles.observed import ObservedPool, Role
-from pdlab.roles.policy import Decision
+from pdlab.roles.policy import RoleDecision
 from pdlab.sim.fluid import Controller
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import SimulatedLevel, figures, records
@@ -58,13 +58,13 @@ class Shuffled:
     random: random.Random
     looks: list[ObservedPool] = field(default_factory=list)
 
-    def decide(self, observed: ObservedPool) -> Decision:
+    def decide(self, observed: ObservedPool) -> RoleDecision:
         self.looks.append(observed)
         names = [each.engine for each in observed.engines]
         self.random.shuffle(names)
         prefill = self.random.randint(1, len(names) - 1)
         roles: dict[str, Role] = {name: "prefill" if at < prefill else "decode" for at, name in enumerate(names)}
-        return Decision(prefill, len(names) - prefill, True, "shuffled", roles)
+        return RoleDecision(prefill, len(names) - prefill, True, "shuffled", roles)
 
 
 @pytest.mark.parametrize("load", [Closed(concurrency=12), Open(rate_rps=6)])

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pdlab.sim.router import InTurn, ReportedLoad, Routed, Router
+from pdlab.sim.router import InTurn, PolicyRouter, ReportedLoad, Router
 
 
 @dataclass(eq=False)
@@ -85,9 +85,9 @@ def test_each_router_takes_the_replicas_in_turn_by_itself() -> None:
     """And begins anywhere: Ray's routers know nothing of each other."""
     begun = set()
     for seed in range(30):
-        servers, routed = [Server() for _ in range(4)], Routed("round-robin", random.Random(seed), 2)
+        servers, routed = [Server() for _ in range(4)], PolicyRouter("round-robin", random.Random(seed), 2)
 
-        def taken(router: int, routed: Routed = routed, servers: list[Server] = servers) -> int:
+        def taken(router: int, routed: PolicyRouter = routed, servers: list[Server] = servers) -> int:
             chosen = routed.choose(servers, None, router)
             assert chosen is not None
             return servers.index(chosen)
@@ -100,7 +100,7 @@ def test_each_router_takes_the_replicas_in_turn_by_itself() -> None:
 
 
 def test_a_request_of_no_session_goes_to_any_replica_whatever_its_queue() -> None:
-    servers, routed = [Server(load=1000), Server(), Server()], Routed("session", random.Random(0), 16)
+    servers, routed = [Server(load=1000), Server(), Server()], PolicyRouter("session", random.Random(0), 16)
     for _ in range(600):
         assert routed.choose(servers, None) is not None
     assert all(150 < server.load - before < 250 for server, before in zip(servers, (1000, 0, 0), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from pdlab.sim.step_source import Corrected, Correction, Limits, OutsideTables, Plane, Polyline, Tabulated
+from pdlab.sim.step_source import BilinearTable, Corrected, Correction, Limits, LinearTable, OutsideTables, Tabulated
 
 
 def shared_s(tokens: float) -> float:
@@ -24,14 +24,14 @@ def chunk_s(tokens: float, prefix: float) -> float:
     return 1e-7 * tokens + 1e-10 * tokens * prefix
 
 
-def plane(xs: tuple[float, ...], ys: tuple[float, ...], at: object) -> Plane:
+def plane(xs: tuple[float, ...], ys: tuple[float, ...], at: object) -> BilinearTable:
     assert callable(at)
-    return Plane(xs=xs, ys=ys, z=tuple(tuple(at(x, y) for y in ys) for x in xs))
+    return BilinearTable(xs=xs, ys=ys, z=tuple(tuple(at(x, y) for y in ys) for x in xs))
 
 
 BATCHES, CONTEXTS, TOKENS = (1.0, 8.0, 64.0), (1.0, 1000.0, 8000.0), (2.0, 100.0, 4000.0)
 TABLES = Tabulated(
-    shared=Polyline(xs=TOKENS, ys=tuple(map(shared_s, TOKENS))),
+    shared=LinearTable(xs=TOKENS, ys=tuple(map(shared_s, TOKENS))),
     decode=plane(BATCHES, CONTEXTS, decode_s),
     generation_attention=plane(BATCHES, CONTEXTS, attention_s),
     context_attention=plane((16.0, 1024.0, 2048.0), (0.0, 4000.0), chunk_s),

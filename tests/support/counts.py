@@ -15,7 +15,7 @@ from typing import Any
 
 from pdlab.deploy.application import Application
 from pdlab.deploy.roles import ask
-from pdlab.faults.load import Load, Prompt, Service
+from pdlab.faults.load import Load, LoadTarget, Prompt
 from tests.support.flips import served
 
 CONCURRENCY, SHORT_LOAD_S, LIMIT_S, LOOK_S = 6, 2.0, 240.0, 0.5
@@ -43,7 +43,7 @@ class Watch:
         return roles
 
 
-def under_load(service: Service, prompts: list[Prompt], seed: int, work: Callable[[], object]) -> Counter[str]:
+def under_load(service: LoadTarget, prompts: list[Prompt], seed: int, work: Callable[[], object]) -> Counter[str]:
     """What became of the requests that ran while ``work`` did."""
     load = Load(service, prompts, CONCURRENCY, seed, lambda request: None)
     load.start()

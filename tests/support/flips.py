@@ -25,7 +25,7 @@ from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import load_running
 from pdlab.deploy.roles import ask
 from pdlab.faults.kinds import FaultTarget, Part, Role
-from pdlab.faults.load import Load, Prompt, Service, request_of, token_prompts
+from pdlab.faults.load import Load, LoadTarget, Prompt, request_of, token_prompts
 from pdlab.faults.run import ROLE_OF
 from pdlab.faults.targets import NodeActors, choose, classify
 
@@ -66,7 +66,7 @@ def kill(app: Application, node_actors: NodeActors, victim: str, rng: random.Ran
 
 
 @contextlib.contextmanager
-def served(url: str, seed: int) -> Iterator[tuple[Application, Service, list[Prompt]]]:
+def served(url: str, seed: int) -> Iterator[tuple[Application, LoadTarget, list[Prompt]]]:
     """What is served there on local nodes, with prompts by seed and what an engine alone answers to each."""
     running = load_running(url)
     local = local_nodes.running()
@@ -77,7 +77,7 @@ def served(url: str, seed: int) -> Iterator[tuple[Application, Service, list[Pro
     with Cluster(local, env) as cluster:
         loading.result()
         app = Application(cluster)
-        service = Service(url, running.model_id, MAX_TOKENS, LIMIT_S)
+        service = LoadTarget(url, running.model_id, MAX_TOKENS, LIMIT_S)
         ids = token_prompts(15, LENGTHS, seed)
         alone = app.ask_alone(service.model_id, [request_of(service, each, None, stream=False) for each in ids])
         yield app, service, [Prompt(tuple(i), canary.read_answer(a)) for i, a in zip(ids, alone, strict=True)]

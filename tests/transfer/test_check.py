@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from pdlab.remote.network import RankHost
-from pdlab.transfer.check import Size, TransferPlan, cache_blocks, run_backend
+from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks, run_backend
 from pdlab.transfer.rank.codes import Inspection
-from pdlab.transfer.rank.layout import Table, plain_kv_shape
+from pdlab.transfer.rank.layout import BlockTable, plain_kv_shape
 from pdlab.transfer.rank.messages import TransferTimes
 
 SHAPE = plain_kv_shape(2, 4096, 1, 16)
-SIZES = (Size(4, 64), Size(8, 128))
+SIZES = (RequestSize(4, 64), RequestSize(8, 128))
 
 
 class Ranks:
     """One of each side. Scattered blocks take three times as long as one run of them, the first of all a second."""
 
     def __init__(self) -> None:
-        self.tables: list[Table] = []
+        self.tables: list[BlockTable] = []
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
         return [("ok", getattr(self, method, lambda *_: 0.0)(*words)) for words in args]
@@ -39,17 +39,17 @@ class Ranks:
     def close(self) -> str:
         return ""
 
-    def transfer(self, tables: tuple[Table, ...], start_s: float) -> TransferTimes:
+    def transfer(self, tables: tuple[BlockTable, ...], start_s: float) -> TransferTimes:
         (table,) = tables
         self.tables.append(table)
         took_s = 1.0 if len(self.tables) == 1 else 3e-3 if scattered(table) else 1e-3
         return TransferTimes(5.0, 5.0 + took_s, (took_s,), 0.0, 4096, 8, 8)
 
-    def inspect(self, tables: tuple[Table, ...]) -> tuple[Inspection, float]:
+    def inspect(self, tables: tuple[BlockTable, ...]) -> tuple[Inspection, float]:
         return Inspection(10, 10), 0.0
 
 
-def scattered(table: Table) -> bool:
+def scattered(table: BlockTable) -> bool:
     return bool((np.diff(table.decode) != 1).any())
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdlab.core.errors import TransferError
 from pdlab.core.nodes import ClusterNode, ClusterView
-from pdlab.transfer.check import Size, TransferPlan
+from pdlab.transfer.check import RequestSize, TransferPlan
 from pdlab.transfer.rank.layout import plain_kv_shape
 from pdlab.transfer.ray_ranks import choose_nodes
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.property
 def plan(strategy: str, prefill: int, decode: int) -> TransferPlan:
     shape = plain_kv_shape(1, 16 * 8, 8, 16)
     return TransferPlan(
-        strategy=strategy, shape=shape, sizes=(Size(1),), num_blocks=4, prefill_tp=prefill, decode_tp=decode
+        strategy=strategy, shape=shape, sizes=(RequestSize(1),), num_blocks=4, prefill_tp=prefill, decode_tp=decode
     )
 
 

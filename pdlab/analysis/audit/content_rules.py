@@ -15,7 +15,7 @@ import numpy as np
 
 from pdlab.analysis import requests
 from pdlab.analysis.audit.folders import Folder, LevelFile
-from pdlab.analysis.audit.registry import AuditFinding, Numbers, Recheck, rule
+from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, rule
 from pdlab.core.workload import Closed, Open, Workload
 from pdlab.results.published_files import ResidenceTime, is_no_figure, stays_s
 from pdlab.results.schema import Distribution, Run, Summary
@@ -232,7 +232,7 @@ def served(level: LevelFile) -> Iterator[AuditFinding]:
 @rule(
     "records_differ", "records_empty", "records_unreadable", "records_are_none", "figures_differ", needs="our requests"
 )
-def records(level: LevelFile, recheck: Recheck) -> Iterator[AuditFinding]:
+def records(level: LevelFile, recheck: AuditInputs) -> Iterator[AuditFinding]:
     """The requests beside a level: by the hash that the level keeps of them, or by the figures that they give.
 
     Missing requests are not a fault.

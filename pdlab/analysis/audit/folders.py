@@ -12,7 +12,8 @@ from typing import Any
 from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
-from pdlab.results.published_folders import SourcedExperiment, SourcedRun, sourced_experiments
+from pdlab.results.published_files import PublishedLevel
+from pdlab.results.published_folders import SourcedExperiment, sourced_experiments
 from pdlab.results.schema import SLO_PREFIX, Experiment, Run
 from pdlab.results.store import MANIFEST, Store
 
@@ -82,7 +83,7 @@ def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
     return Folder(path, sourced.experiment, tuple(sorted(levels, key=lambda level: level.path)))
 
 
-def _published_level(folder: Path, sourced: SourcedRun) -> LevelFile:
+def _published_level(folder: Path, sourced: PublishedLevel) -> LevelFile:
     """A level of others. Of a file with several levels each has the hash of its own part."""
     plain = json.dumps(sourced.data, sort_keys=True, default=str).encode()
     inside = f"{sourced.file.relative_to(folder)}{f' ({sourced.part})' if sourced.part else ''}"

@@ -49,7 +49,7 @@ class AuditFinding:
 
 
 @dataclass(frozen=True)
-class Recheck:
+class AuditInputs:
     """``recompute`` the figures of our levels from their requests, which takes longest. ``hashes``: of files of
     requests that were read already; they are read again only to recompute."""
 
@@ -59,7 +59,7 @@ class Recheck:
 
 Needs = Literal["folders", "folder", "our folder", "level", "our level", "our requests"]
 """What a rule is called with: all folders, each folder, or each level of a folder; with "our" only those of pdlab's own
-results. "our requests": each such level, and the `Recheck`."""
+results. "our requests": each such level, and the `AuditInputs`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def registered() -> list[AuditRule]:
     return sorted(_RULES, key=lambda each: order[each.codes[0]])
 
 
-def findings(folder: Folder, recheck: Recheck) -> Iterator[AuditFinding]:
+def findings(folder: Folder, recheck: AuditInputs) -> Iterator[AuditFinding]:
     """What the rules find in one folder that can be read."""
     for each in registered():
         if each.needs == "folders" or (each.needs.startswith("our") and not folder.ours):

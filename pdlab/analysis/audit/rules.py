@@ -30,7 +30,7 @@ from typing import Any
 from pdlab.analysis.audit import registry
 from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import Folder, LevelFile, read_folder
-from pdlab.analysis.audit.registry import AuditFinding, Numbers, Recheck, rule
+from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, rule
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
@@ -63,7 +63,7 @@ def audit(
     folders = [
         folder for path in paths for folder in read_folder(path, (gpus or {}).get(path), (read or {}).get(path, ()))
     ]
-    recheck = Recheck(recompute, hashes or {})
+    recheck = AuditInputs(recompute, hashes or {})
     found = list(registry.across(folders))
     for folder in folders:
         if folder.error:

@@ -21,13 +21,12 @@ ERROR_CHARS = 300
 AT_ONCE = 200
 
 
-class Ended(NamedTuple):
+class EndedRequest(NamedTuple):
     """One request, times in seconds; ``start_s`` on the monotonic clock.
 
-    ``itl_s``: gaps between chunks. ``due_s``: due time since the start of the level's schedule (None: there is none).
-    ``by_schedule``: its lateness follows from ``due_s``, and is not ``lateness_s``. ``facts``: more fields of its
-    record. ``timeline``: the server's timeline. ``prompt``: its id in a compiled workload, and what an engine computed
-    for it.
+    ``itl_s``: gaps between chunks. ``due_s``: since the begin of the level's schedule (None: there is none).
+    ``by_schedule``: its lateness is by that, and not ``lateness_s``. ``facts``: more fields of its record.
+    ``timeline``: as its server told it. ``prompt``: what an engine computed for it.
     """
 
     start_s: float
@@ -43,7 +42,7 @@ class Ended(NamedTuple):
     lateness_s: float | None
     facts: dict[str, Any]
     timeline: str | None
-    prompt: tuple[str, ComputedTokens] | None
+    prompt: ComputedTokens | None
 
 
 class EndedRequests:
@@ -57,7 +56,7 @@ class EndedRequests:
         self.schedule_s: float | None = None
         self._file: IO[bytes] | None = None
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: EndedRequest) -> None:
         self.count += 1
         self.failed += not ended.ok
         self.origin_s = min(self.origin_s, ended.start_s)
@@ -76,17 +75,17 @@ class EndedRequests:
             return
         with self._file as file:
             file.seek(0)
-            each = (Ended(*pickle.load(file)) for _ in range(self.count))
+            each = (EndedRequest(*pickle.load(file)) for _ in range(self.count))
             while some := [*islice(each, AT_ONCE)]:
                 timelines = (timeline_of(one, self.origin_s) for one in some)
                 yield EndedPart(
                     records=tuple(record_of(one, self.origin_s, self.schedule_s) for one in some),
                     timelines=tuple(told for told in timelines if told is not None),
-                    prompts=dict(one.prompt for one in some if one.prompt is not None),
+                    prompts=tuple(one.prompt for one in some if one.prompt is not None),
                 )
 
 
-def record_of(ended: Ended, origin_s: float, schedule_s: float | None = None) -> RequestRecord:
+def record_of(ended: EndedRequest, origin_s: float, schedule_s: float | None = None) -> RequestRecord:
     """The record of a request, times since ``origin_s``, to the microsecond."""
     arrival_s, error, late_s = ended.start_s - origin_s, None, ended.lateness_s
     if ended.by_schedule and ended.due_s is not None and schedule_s is not None:
@@ -107,10 +106,9 @@ def record_of(ended: Ended, origin_s: float, schedule_s: float | None = None) ->
     )
 
 
-def timeline_of(ended: Ended, origin_s: float) -> RequestTimeline | None:
-    """The server's timeline of an answered request, with the client's times from its record. None: there is no readable
-    one (from another server it may be no JSON, or no object).
-    """
+def timeline_of(ended: EndedRequest, origin_s: float) -> RequestTimeline | None:
+    """What its server told of an answered request, with the client's times as its record has them; None where it told
+    nothing that can be read: of another server it is no JSON, or no object."""
     if ended.timeline is None or not ended.ok or not ended.ttft_s:
         return None
     with contextlib.suppress(ValueError, TypeError, RecursionError):

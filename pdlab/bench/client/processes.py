@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, EndedPart, merged, with_requests
+from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, EndedPart, ToldRequests, merged
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.files import python_path
 from pdlab.core.schema import validate
@@ -183,7 +183,7 @@ class _Process:
         """Drive one level, or one part of it: ``together`` then waits for the others and returns the start time."""
         self.wait_ready()
         self._send(level.model_dump_json(exclude_defaults=True))
-        parts: list[EndedPart] = []
+        told = ToldRequests()
         while True:
             message = self._receive()
             if message["event"] == "progress" and progress:
@@ -193,10 +193,11 @@ class _Process:
             elif message["event"] == "refused":
                 raise UsageError(message["message"])
             elif message["event"] == "ended":
-                parts.append(validate(EndedPart, message["part"], where="load generator's answer"))
+                part = validate(EndedPart, message["part"], where="load generator's answer")
+                told.add(part.records, part.timelines, part.prompts)
             elif message["event"] == "done":
                 answer = validate(ClientAnswer, message["answer"], where="load generator's answer")
-                return with_requests(answer, parts)
+                return told.of(answer)
 
     def wait_ready(self) -> None:
         while not self._ready:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, InstanceOf, model_validator
 
 from pdlab.bench.levels import prefix_seed
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
+from pdlab.results.kept import Kept, Row
 from pdlab.results.schema import ClientLoad, RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
 SENT_HEADER = "x-pdlab-sent"
+SESSION_HEADER = "x-session-id"  # to the router of an engine: the request's session
 STOP = "stop"
 
 
@@ -32,11 +34,12 @@ class ReplayedPlan(Frozen):
     block_tokens: int | None = Field(default=None, ge=1)
 
 
-class ComputedTokens(Frozen):
-    """What an engine computed for a request: ``tokens`` of the prompt, and ``computed`` tokens of prompt and answer
-    without the answer's last token. ``keys``: keys of their whole blocks (`pdlab.traffic.prompts.token_keys`).
-    """
+class ComputedTokens(Row):
+    """What an engine computed for a request, by its ``id`` in the compiled workload: the ``tokens`` of its prompt, and
+    of prompt and answer ``computed``, which lack the answer's last token. ``keys``: of their whole blocks
+    (`pdlab.traffic.prompts`)."""
 
+    id: str
     tokens: int
     computed: int
     keys: tuple[int, ...]
@@ -127,26 +130,27 @@ class EndedPart(Frozen):
 
     records: tuple[RequestRecord, ...] = ()
     timelines: tuple[RequestTimeline, ...] = ()
-    prompts: dict[str, ComputedTokens] = Field(default_factory=dict)
+    prompts: tuple[ComputedTokens, ...] = ()
 
 
 class ClientAnswer(Frozen):
     """What the load generator measured for one level.
 
-    ``records`` are ordered by arrival, times in seconds since the first arrival. ``cpu_share`` is the CPU time of the
-    whole client process over wall time between the first arrival and the last answer (1 = one core); ``loop_lag_s`` the
-    95th percentile of how late its event loop woke up; ``clock_step_s`` how far the wall clock moved against the
-    monotonic one meanwhile. With several ``processes`` these are the worst values. ``origin_s`` is the first arrival on
-    the monotonic clock, ``schedule_s`` where the schedule of an open loop begins there: lateness counts from the most
-    punctual request. ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: timelines of the
-    requests that have one. ``prompts``, by a request's id in the file: for a replay by chat or of real text, the tokens
-    of the server and its tokenizer.
+    ``records`` are ordered by arrival, times in seconds since the first arrival. ``cpu_share`` is
+    the CPU time of the whole client process over wall time between the first arrival and the last
+    answer (1 = one core); ``loop_lag_s`` the 95th percentile of how late its event loop woke up;
+    ``clock_step_s`` how far the wall clock moved against the monotonic one meanwhile. Of several
+    ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
+    where the schedule of an open loop begins there: lateness counts from the most punctual request.
+    ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: of the requests whose server
+    told one. ``prompts``: of a replay by chat or of real text, as the server and its tokenizer have them. All three are
+    read from files where the load generator's processes told them (`ToldRequests`).
     """
 
     name: str
-    records: tuple[RequestRecord, ...] = ()
-    prompts: dict[str, ComputedTokens] = Field(default_factory=dict)
-    timelines: tuple[RequestTimeline, ...] = ()
+    records: InstanceOf[Sequence[RequestRecord]] = ()
+    prompts: InstanceOf[Sequence[ComputedTokens]] = ()
+    timelines: InstanceOf[Sequence[RequestTimeline]] = ()
     cpu_share: float | None = None
     loop_lag_s: float | None = None
     clock_step_s: float | None = None
@@ -164,6 +168,32 @@ class ClientAnswer(Frozen):
             loop_lag_s=self.loop_lag_s,
             clock_step_s=self.clock_step_s,
         )
+
+
+class ToldRequests:
+    """The requests of a level, as processes tell them part by part."""
+
+    def __init__(self) -> None:
+        self._records, self._timelines = Kept(RequestRecord), Kept(RequestTimeline)
+        self._prompts = Kept(ComputedTokens)
+
+    def add(
+        self,
+        records: Iterable[RequestRecord] = (),
+        timelines: Iterable[RequestTimeline] = (),
+        prompts: Iterable[ComputedTokens] = (),
+    ) -> None:
+        for record in records:
+            self._records.add(record, record.arrival_s)
+        for told in timelines:
+            self._timelines.add(told, told.arrival_s or 0.0)
+        for prompt in prompts:
+            self._prompts.add(prompt, 0.0)
+
+    def of(self, answer: ClientAnswer) -> ClientAnswer:
+        """The answer with all of its requests."""
+        told = {"records": self._records, "timelines": self._timelines, "prompts": self._prompts}
+        return answer.model_copy(update=told)
 
 
 def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
@@ -201,50 +231,44 @@ def in_simulated_time(answer: ClientAnswer, slow_down: float) -> ClientAnswer:
         for name in ("loop_lag_s", "clock_step_s", "origin_s", "schedule_s")
         if (value := getattr(answer, name)) is not None
     }
-    return answer.model_copy(update={**changed, "records": tuple(map(shorter, answer.records))})
-
-
-def with_requests(answer: ClientAnswer, parts: Sequence[EndedPart]) -> ClientAnswer:
-    """The answer with all of its requests."""
-    records = sorted((record for part in parts for record in part.records), key=lambda record: record.arrival_s)
-    timelines = sorted((told for part in parts for told in part.timelines), key=lambda told: told.arrival_s or 0.0)
-    prompts = {name: told for part in parts for name, told in part.prompts.items()}
-    changed = {"records": tuple(records), "timelines": tuple(timelines), "prompts": prompts}
-    return answer.model_copy(update=changed)
+    told = ToldRequests()
+    told.add(map(shorter, answer.records), answer.timelines, answer.prompts)
+    return told.of(answer.model_copy(update=changed))
 
 
 def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     """The answers of several processes of one machine as one: they share its monotonic clock and one schedule."""
     origin_s = min(answer.origin_s for answer in answers)
     schedule_s = min((answer.schedule_s for answer in answers if answer.schedule_s is not None), default=None)
-    records, timelines = [], []
+    requests = ToldRequests()
     for answer in answers:
-        timelines += [told.shifted(answer.origin_s - origin_s) for told in answer.timelines]
+        requests.add(
+            timelines=(told.shifted(answer.origin_s - origin_s) for told in answer.timelines), prompts=answer.prompts
+        )
         late_s = answer.schedule_s - schedule_s if answer.schedule_s is not None and schedule_s is not None else 0.0
         for record in answer.records:
             moved = record.shifted(answer.origin_s - origin_s) if answer.origin_s > origin_s else record
             waited = moved.replayed is not None and moved.replayed.after
             if late_s and moved.lateness_s is not None and not waited:
                 moved = moved.model_copy(update={"lateness_s": round(moved.lateness_s + late_s, 6)})
-            records.append(moved)
+            requests.add((moved,))
 
     def worst(field: str) -> float | None:
         values = [value for answer in answers if (value := getattr(answer, field)) is not None]
         return max(values, key=abs) if values else None
 
-    return ClientAnswer(
-        name=answers[0].name,
-        records=tuple(sorted(records, key=lambda record: record.arrival_s)),
-        timelines=tuple(sorted(timelines, key=lambda told: told.arrival_s or 0.0)),
-        prompts={name: told for answer in answers for name, told in answer.prompts.items()},
-        cpu_share=worst("cpu_share"),
-        loop_lag_s=worst("loop_lag_s"),
-        clock_step_s=worst("clock_step_s"),
-        origin_s=origin_s,
-        schedule_s=schedule_s,
-        processes=len(answers),
-        started_at=min(answer.started_at for answer in answers),
-        finished_at=max(answer.finished_at for answer in answers),
+    return requests.of(
+        ClientAnswer(
+            name=answers[0].name,
+            cpu_share=worst("cpu_share"),
+            loop_lag_s=worst("loop_lag_s"),
+            clock_step_s=worst("clock_step_s"),
+            origin_s=origin_s,
+            schedule_s=schedule_s,
+            processes=len(answers),
+            started_at=min(answer.started_at for answer in answers),
+            finished_at=max(answer.finished_at for answer in answers),
+        )
     )
 
 

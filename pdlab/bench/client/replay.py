@@ -22,10 +22,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.bench.client.protocol import ClientLevel, ComputedTokens
+from pdlab.bench.client.protocol import SESSION_HEADER, ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
-from pdlab.core.session import SESSION_HEADER
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.groups import Groups
@@ -35,15 +34,13 @@ from pdlab.traffic.requests import TrafficRequest, line_offsets, read_requests, 
 KEPT_BLOCKS = 4096
 RequestFunc = Callable[..., Awaitable[Any]]
 Keep = Callable[..., None]
-_answer: contextvars.ContextVar[Answer] = contextvars.ContextVar("answer")
+_answer: contextvars.ContextVar[StreamedAnswer] = contextvars.ContextVar("answer")
 
 
 @dataclass
-class Answer:
-    """What the stream of one answer had besides text: its token ids and those of the ``prompt``, whether a chunk had
-    any part of the answer, and how many tokens of the prompt came from a cache (None: the server does not report
-    it).
-    """
+class StreamedAnswer:
+    """What the stream of one answer held beside text: its token ids and those of the ``prompt``, whether a chunk had
+    any of the answer, and how many tokens of the prompt came from a cache (None: the server does not say)."""
 
     ids: list[int]
     prompt: Sequence[int] = ()
@@ -64,13 +61,13 @@ def id_prefix(name: str, seed: int) -> str:
     return f"{name}-{seed:08x}-"
 
 
-class Unknown(NamedTuple):
+class NoFollowUp(NamedTuple):
     """Why nothing can follow a request."""
 
     why: str
 
 
-class Words:
+class WordTexts:
     """The texts that blocks are drawn from: tokens of a vocabulary, and their texts."""
 
     def __init__(
@@ -154,17 +151,17 @@ def own_requests(level: ClientLevel) -> PlannedRequests:
 
 
 @dataclass
-class Awaited:
-    """A request that others wait for; ``followers``: how many have not yet seen its end."""
+class AwaitedEnd:
+    """The end of a request that others wait for: ``followers`` have not been told of it yet."""
 
-    end: asyncio.Future[History | Unknown]
+    end: asyncio.Future[History | NoFollowUp]
     followers: int
 
 
 class SessionSender:
     """Sends the requests of one process. It stores only what requests in flight and waiting requests need."""
 
-    def __init__(self, level: ClientLevel, planned: PlannedRequests, words: Words) -> None:
+    def __init__(self, level: ClientLevel, planned: PlannedRequests, words: WordTexts) -> None:
         assert level.replay is not None
         self.planned = planned
         self.chat = level.replay.endpoint == "chat"
@@ -172,7 +169,7 @@ class SessionSender:
         self._name, self._words = id_prefix(level.name, level.seed), words
         # Of real text, and of answers by their text, the file does not have the tokens.
         self._block_tokens = level.replay.block_tokens if self.chat or planned.has_text else None
-        self._awaited: dict[str, Awaited] = {}
+        self._awaited: dict[str, AwaitedEnd] = {}
         self._began_s = 0.0
 
     async def run(self, asked: Callable[..., Any], send: RequestFunc, keep: Keep, session: Any) -> None:
@@ -193,7 +190,7 @@ class SessionSender:
                 await asyncio.sleep(max(0.0, self._began_s + due_s - time.perf_counter()))
                 request = request_at(self._file, self.planned.offsets[number])
                 if followers := self.planned.followers[number]:
-                    self._awaited[request.id] = Awaited(asyncio.get_running_loop().create_future(), followers)
+                    self._awaited[request.id] = AwaitedEnd(asyncio.get_running_loop().create_future(), followers)
                 each = self._send(request, self.planned.turns[number], due_s, asked, send, keep, session)
                 task = asyncio.create_task(each)
                 running.add(task)
@@ -219,17 +216,17 @@ class SessionSender:
         session: Any,
     ) -> None:
         """Wait for what the request waits for, and have it sent."""
-        told: History | Unknown = Unknown(f"{request.id} failed")
+        told: History | NoFollowUp = NoFollowUp(f"{request.id} failed")
         name = self._name + request.id
         replayed = {"id": request.id, "session": request.session, "turn": turn}
         replayed |= {"parent": request.parent, "waits": request.waits}
         try:
             before = {other: await self._end_of(other) for other in request.after}
-            unknown = next((each for each in before.values() if isinstance(each, Unknown)), None)
+            unknown = next((each for each in before.values() if isinstance(each, NoFollowUp)), None)
             if unknown is not None:
                 from pdlab.bench.client.vllm_names import RequestFuncOutput
 
-                told = Unknown(f"{request.id} was not sent")
+                told = NoFollowUp(f"{request.id} was not sent")
                 output = RequestFuncOutput(error=f"not sent: {unknown.why}", start_time=time.perf_counter())
                 output.prompt_len = request.new_tokens
                 keep(name, output, replayed=replayed | {"sent": False}, due_s=due_s, waited=True)
@@ -244,7 +241,7 @@ class SessionSender:
 
     async def _answered(
         self, send: RequestFunc, request: TrafficRequest, before: dict[str, History], asked: Any, session: Any
-    ) -> tuple[History | Unknown, dict[str, Any]]:
+    ) -> tuple[History | NoFollowUp, dict[str, Any]]:
         """What follows the request, and what is known of it: its ``output`` among it."""
         base = before[request.continues] if request.continues is not None else History([], [], 0.0)
         ids = [] if self.chat else base.ids + self._words.ids(request)
@@ -255,7 +252,7 @@ class SessionSender:
             due_s = max(each.ended_s for each in before.values()) + request.gap_s * self._stretch
             due_s = max(due_s, self._began_s + (request.at_s or 0.0) * self._stretch)
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        own = Answer([])
+        own = StreamedAnswer([])
         _answer.set(own)
         headers = {**(asked.extra_headers or {}), SESSION_HEADER: request.session}
         changed = replace(asked, prompt=ids, prompt_len=len(ids) or request.new_tokens, extra_headers=headers)
@@ -270,20 +267,20 @@ class SessionSender:
         asked_tokens = (output.prompt_len if self.chat else len(ids), request.out)
         facts |= {"output": output, "cached_tokens": own.cached, "asked": asked_tokens}
         if not output.success:
-            return Unknown(f"{request.id} failed"), facts
+            return NoFollowUp(f"{request.id} failed"), facts
         prompt = own.prompt if self.chat else ids
         if self._block_tokens and prompt and len(own.ids) == output.output_tokens:
             computed = [*prompt, *own.ids[:-1]]
             keys = token_keys(computed, self._block_tokens)
-            facts["prompt"] = (request.id, ComputedTokens(tokens=len(prompt), computed=len(computed), keys=keys))
+            facts["prompt"] = ComputedTokens(id=request.id, tokens=len(prompt), computed=len(computed), keys=keys)
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif request.id in self._awaited and len(own.ids) != output.output_tokens:
             counts = f"{len(own.ids)} token ids of {output.output_tokens}"
-            return Unknown(f"the answer to {request.id} has {counts} (return_token_ids)"), facts
+            return NoFollowUp(f"the answer to {request.id} came with {counts} (return_token_ids)"), facts
         return History(ids + own.ids, messages, output.start_time + output.latency), facts
 
-    async def _end_of(self, other: str) -> History | Unknown:
+    async def _end_of(self, other: str) -> History | NoFollowUp:
         awaited = self._awaited[other]
         end = await asyncio.shield(awaited.end)
         awaited.followers -= 1
@@ -291,7 +288,7 @@ class SessionSender:
             del self._awaited[other]
         return end
 
-    def _end(self, name: str, prompt: History | Unknown) -> None:
+    def _end(self, name: str, prompt: History | NoFollowUp) -> None:
         awaited = self._awaited.get(name)
         if awaited is not None and not awaited.end.done():
             awaited.end.set_result(prompt)
@@ -317,7 +314,7 @@ def tee_answers() -> None:
     requests.StreamedResponseHandler = TeeingHandler
 
 
-def _holds(message: str, answer: Answer | None) -> bool:
+def _holds(message: str, answer: StreamedAnswer | None) -> bool:
     """Whether a message of a stream is for vLLM's function; ``answer`` keeps what it says. Raises BenchError for an
     error event."""
     text = message.removeprefix("data: ")

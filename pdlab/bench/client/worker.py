@@ -41,9 +41,9 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from pdlab.bench.client.arrivals import due_s, scheduled
-from pdlab.bench.client.ended import Ended, EndedRequests
+from pdlab.bench.client.ended import EndedRequest, EndedRequests
 from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel, ComputedTokens
-from pdlab.bench.client.replay import SessionSender, Words, own_requests, tee_answers
+from pdlab.bench.client.replay import SessionSender, WordTexts, own_requests, tee_answers
 from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
@@ -329,7 +329,7 @@ class Meter:
         due_s: float | None = None,
         waited: bool = False,
         lateness_s: float | None = None,
-        prompt: tuple[str, ComputedTokens] | None = None,
+        prompt: ComputedTokens | None = None,
         **facts: Any,
     ) -> None:
         """Store an ended request with vLLM's output. ``due_s``: since the start of the schedule; a request that
@@ -343,7 +343,7 @@ class Meter:
             self.timed_out.remove(name)
             facts["timed_out"] = True
         self.ended.add(
-            Ended(
+            EndedRequest(
                 start_s=output.start_time,
                 ttft_s=output.ttft,
                 latency_s=output.latency,
@@ -473,7 +473,7 @@ def _replay(level: ClientLevel, tokenizer: Any) -> SessionSender:
         tokenizer, np.array([token for token in range(tokenizer.vocab_size) if token not in special])
     )
     texts = tokenizer.batch_decode([[int(token)] for token in tokens])
-    words = Words(tokens.tolist(), texts, level.seed, partial(tokenizer.encode, add_special_tokens=False))
+    words = WordTexts(tokens.tolist(), texts, level.seed, partial(tokenizer.encode, add_special_tokens=False))
     return SessionSender(level, own_requests(level), words)
 
 

@@ -244,7 +244,7 @@ class TuneBaseline(Frozen):
         )
 
 
-class Expected(Frozen):
+class ExpectedTimes(Frozen):
     """Only for the time estimate: seconds of a start, to the first token, and per output token."""
 
     launch_s: float | None = Field(default=None, gt=0)
@@ -275,7 +275,7 @@ class ExperimentFile(LevelOptions):
     at: Annotated[tuple[str, ...], Incidental] = ()
     tune_baseline: TuneBaseline | None = None
     launch_timeout_s: float = Field(default=1800.0, gt=0)
-    expect: Annotated[Expected, Incidental] = Expected()
+    expect: Annotated[ExpectedTimes, Incidental] = ExpectedTimes()
 
     @field_validator("workloads")
     @classmethod

@@ -18,7 +18,7 @@ from typing import TextIO
 from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import (
     Part,
-    Planned,
+    PlannedVisit,
     Schedule,
     earlier_record,
     settings_of,
@@ -36,7 +36,7 @@ from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
 from pdlab.results.provenance import now
-from pdlab.results.schema import ExperimentRecord, Run, SloSearch, Visit
+from pdlab.results.schema import ExperimentRecord, Run, SloSearch, VisitRecord
 from pdlab.results.store import Store, write_record
 from pdlab.steps.runner import ChildStep, StepEnd, StepRunner, as_typed
 
@@ -70,7 +70,7 @@ class RunResult(Frozen):
         return not self.failed and all(all_answered(runs, self.searches[name]) for name, runs in self.runs.items())
 
     @property
-    def failed(self) -> tuple[Visit, ...]:
+    def failed(self) -> tuple[VisitRecord, ...]:
         return tuple(visit for visit in self.record.visits if visit.status == "failed")
 
 
@@ -130,7 +130,7 @@ def _run_held(
 
 def _visit(
     number: int,
-    visit: Planned,
+    visit: PlannedVisit,
     plan: Schedule,
     options: RunOptions,
     writer: _RecordWriter,
@@ -170,7 +170,7 @@ def _visit(
         progress.visit_done("done", measured=measured)
 
 
-def _sweep(part: Part, visit: Planned, plan: Schedule, options: RunOptions, progress: Progress) -> SweepResult:
+def _sweep(part: Part, visit: PlannedVisit, plan: Schedule, options: RunOptions, progress: Progress) -> SweepResult:
     file = plan.file
     workload: Workload = part.workload.workload(file.seed)
     return run_sweep(
@@ -210,7 +210,7 @@ class _RecordWriter:
         before = {(visit.deployment, visit.repeat): visit for visit in earlier.visits} if earlier else {}
         visits = [
             before.get((v.configuration.name, v.repeat))
-            or Visit(deployment=v.configuration.name, repeat=v.repeat, status="planned")
+            or VisitRecord(deployment=v.configuration.name, repeat=v.repeat, status="planned")
             for v in self._plan.visits
         ]
         folders: dict[str, tuple[str, ...]] = {}
@@ -271,17 +271,17 @@ class _Launcher:
         self._runner = StepRunner()
         self.failed_configurations: dict[str, str] = {}
 
-    def shown(self, visit: Planned) -> str:
+    def shown(self, visit: PlannedVisit) -> str:
         """The command as a person would type it."""
         return command_line(to_words(started(self._plan.file, visit.configuration.settings, self._options.port)))
 
-    def request(self, visit: Planned) -> LaunchRequest:
-        """The launch request of that command."""
+    def request(self, visit: PlannedVisit) -> LaunchRequest:
+        """What that command asks for."""
         return visit.configuration.request.model_copy(
             update={"port": self._options.port, "command": (self.shown(visit),)}
         )
 
-    def launch(self, visit: Planned) -> None:
+    def launch(self, visit: PlannedVisit) -> None:
         """Returns when it is ready and checked. Raises LaunchFailed."""
         name = visit.configuration.name
         if name in self.failed_configurations:

@@ -48,7 +48,7 @@ class Part(Frozen):
     searches: tuple[SloSearchOptions, ...]
 
 
-class Planned(Frozen):
+class PlannedVisit(Frozen):
     """One visit: ``configuration`` is launched and measured under every part, as ``repeat``."""
 
     repeat: int
@@ -61,7 +61,7 @@ class Schedule(Frozen):
 
     file: ExperimentFile
     path: Path
-    visits: tuple[Planned, ...]
+    visits: tuple[PlannedVisit, ...]
     tuned: dict[str, Tuning] = Field(default_factory=dict)
     tunes: str | None = None
 
@@ -93,7 +93,7 @@ def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
         raise UsageError(f"{path}: two deployments would write to {twice[0]}; give them other names")
     visits = [
-        Planned(repeat=repeat, configuration=by_name[name], parts=parts[name])
+        PlannedVisit(repeat=repeat, configuration=by_name[name], parts=parts[name])
         for repeat, name in order(file, tuple(by_name))
     ]
     return Schedule(file=file, path=path, visits=tuple(visits))
@@ -148,7 +148,7 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
     return total
 
 
-def visit_s(plan: Schedule, visit: Planned, out: Path) -> float:
+def visit_s(plan: Schedule, visit: PlannedVisit, out: Path) -> float:
     """Estimate of what is left of a visit; 0 when it is finished."""
     rest = [(part, *unfinished_work(part, visit.repeat, out)) for part in visit.parts]
     if not any(loads or searches for _, loads, searches in rest):

@@ -44,6 +44,7 @@ def at_start() -> None:
     """Called at the start of every process that has `AT_START`; only Ray's workers are replicas."""
     script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
     if Path(script).name == WORKER:
+        importlib.import_module("pdlab.deploy.cpu_engine.engine_template").become_fork()
         fork_after(ENGINE)
 
 

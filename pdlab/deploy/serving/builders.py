@@ -33,7 +33,7 @@ from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import SendsTimeline, Timed, TimelineHeader, current
+from pdlab.deploy.serving.timeline import SendsTimeline, TimelineHeader, TimelineMiddleware, current
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -74,7 +74,7 @@ class HttpFront:
                 route.app = _parsing_once(route.get_route_handler())
         app.add_middleware(Guard, rules=self.rules)
         if isinstance(self, SendsTimeline):
-            app.add_middleware(Timed, server=self)
+            app.add_middleware(TimelineMiddleware, server=self)
         else:
             app.add_middleware(TimelineHeader)
         return app

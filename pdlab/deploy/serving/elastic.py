@@ -161,8 +161,8 @@ class RayServe:
             raise
 
 
-class Scaling:
-    """Brings Ray Serve to the wanted number of engines, one engine after the other. ``clock``: seconds."""
+class ReplicaScaling:
+    """Has Ray Serve run as many engines as are wanted, one step after the other. ``clock``: seconds."""
 
     def __init__(self, serves: ServesReplicas, clock: Callable[[], float]) -> None:
         self._serves = serves

@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from pdlab.deploy.serving.elastic import EngineAdmission, RayServe, Scaling, ServesReplicas
+from pdlab.deploy.serving.elastic import EngineAdmission, RayServe, ReplicaScaling, ServesReplicas
 from pdlab.roles.assign import assign, first_split
 from pdlab.roles.count import CountDecision, CountPolicy, load_of
 from pdlab.roles.local import locally_below
 from pdlab.roles.messages import EngineOrders, EngineReport, ReportedSince, RoleNews
-from pdlab.roles.observed import EngineLoad, ObservedPool, Window
+from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow
 from pdlab.roles.policy import Policy
 from pdlab.roles.prefixes import Prefixes
 from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
@@ -78,7 +78,7 @@ class RoleBoard:
         self._heard = RoleNews()
         self._policy = Policy(spec)
         self._joining = EngineAdmission(spec.engines if spec.moves else None)
-        self._scaling = Scaling(serves or RayServe(spec.app, spec.deployment), clock) if spec.moves else None
+        self._scaling = ReplicaScaling(serves or RayServe(spec.app, spec.deployment), clock) if spec.moves else None
         self._count_policy = CountPolicy(spec)
         self._counted: CountDecision | None = None
         self._window = ReportedSince()
@@ -294,12 +294,12 @@ class RoleBoard:
         reason = self._by if prefill + decode == count else f"{self._by} of {count} engines"
         return dict(assign(engines, share, most_running=math.inf)), reason
 
-    def _observed(self, now_s: float) -> tuple[tuple[EngineLoad, ...], Window]:
+    def _observed(self, now_s: float) -> tuple[tuple[EngineLoad, ...], ObservedWindow]:
         """Since the last look, in the engines' seconds."""
         slow = self.spec.slow_down
         loads = tuple(self._load(name, self._engines[name].since) for name in self._playing)
         passed = self._window
-        window = Window(
+        window = ObservedWindow(
             seconds=max(now_s - self._looked_s, 1e-3) / slow,
             prompts=passed.prompts,
             answers=passed.answers,

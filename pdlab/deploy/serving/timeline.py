@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.step_watch import connector_stats
-from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, Traces
+from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
 HEADER = "x-pdlab-timeline"
@@ -55,15 +55,17 @@ class _RequestContext:
     """Holds the timing of the current request. Every process that gets this module has its own."""
 
     def __init__(self) -> None:
-        self._variable: contextvars.ContextVar[Timing | None] = contextvars.ContextVar("pdlab_timing", default=None)
+        self._variable: contextvars.ContextVar[RequestTiming | None] = contextvars.ContextVar(
+            "pdlab_timing", default=None
+        )
 
     def __reduce__(self) -> Any:
         return (_RequestContext, ())
 
-    def set(self, timing: Timing | None) -> None:
+    def set(self, timing: RequestTiming | None) -> None:
         self._variable.set(timing)
 
-    def get(self) -> Timing | None:
+    def get(self) -> RequestTiming | None:
         timing = self._variable.get()
         return None if timing is None or timing.ended else timing
 
@@ -72,8 +74,8 @@ _context = _RequestContext()
 _machine: dict[str, str] = {}
 
 
-def current() -> Timing | None:
-    """The timing of the current request."""
+def current() -> RequestTiming | None:
+    """The timing of the request on whose behalf this is called."""
     return _context.get()
 
 
@@ -82,8 +84,8 @@ def asks(value: object) -> bool:
     return value in ("1", b"1")
 
 
-class Timing:
-    """The marks of one request on this server, in seconds of ``time.monotonic``."""
+class RequestTiming:
+    """What is known of one request of this server; seconds of ``time.monotonic``."""
 
     def __init__(self, *, asked: bool, request_id: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -234,7 +236,7 @@ class TimingBook:
     """The timings of the requests that an engine has, by the engine's own ids."""
 
     def __init__(self) -> None:
-        self._timings: dict[str, Timing] = {}
+        self._timings: dict[str, RequestTiming] = {}
         self._failed = False
 
     def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
@@ -248,7 +250,7 @@ class TimingBook:
             timing.prompt_ids = prompt_ids or ()
             self._timings[engine_id] = timing
 
-    def leave(self, timing: Timing) -> None:
+    def leave(self, timing: RequestTiming) -> None:
         """The request has been answered, or its client has gone."""
         timing.ended = True
         for engine_id in timing.engine_ids:
@@ -317,7 +319,7 @@ class SendsTimeline:
     marks_reads = False
     traced: float | None = None
     _book: TimingBook | None = None
-    _traces: Traces | None = None
+    _traces: SpanMaker | None = None
     _counts: CountsParts | None = None
 
     async def start(self) -> None:
@@ -329,7 +331,7 @@ class SendsTimeline:
             logging.getLogger("ray.serve").warning("requests have no timeline: %r", error)
         if self.traced is not None:
             try:
-                self._traces = Traces(self.traced)
+                self._traces = SpanMaker(self.traced)
             except ImportError as error:
                 logging.getLogger("ray.serve").warning("requests have no spans: %r", error)
 
@@ -341,11 +343,13 @@ class SendsTimeline:
 
     async def _timed(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         answer = getattr(super(), method)
-        if self._book is None or current() is not None:  # as with direct streaming, where `Timed` has begun
+        if (
+            self._book is None or current() is not None
+        ):  # as with direct streaming, where `TimelineMiddleware` has begun
             begun: AsyncIterator[Any] = await answer(request, raw)
             return begun
         headers = {} if raw is None else raw.headers
-        timing = Timing(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
+        timing = RequestTiming(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
         asked = getattr(request, "kv_transfer_params", None) or {}
         prefills, timing.tells_ids = bool(asked.get("do_remote_decode")), bool(asked.get(IDS_KEY))
         if not prefills and raw is not None and (told := self.begin_trace(timing, headers)):
@@ -359,7 +363,7 @@ class SendsTimeline:
             raise
         return self._told(timing, stream, prefills=prefills)
 
-    async def _told(self, timing: Timing, stream: AsyncIterator[Any], *, prefills: bool) -> AsyncIterator[Any]:
+    async def _told(self, timing: RequestTiming, stream: AsyncIterator[Any], *, prefills: bool) -> AsyncIterator[Any]:
         assert self._book is not None
         _context.set(timing)
         try:
@@ -379,7 +383,7 @@ class SendsTimeline:
                 with contextlib.suppress(Exception):
                     await stream.aclose()
 
-    def _with_record(self, timing: Timing, item: Any) -> Any:
+    def _with_record(self, timing: RequestTiming, item: Any) -> Any:
         """The last piece of an answer, with the timeline; others as they are."""
         last = item[-1] if isinstance(item, list) and item else item
         if isinstance(last, str):
@@ -391,27 +395,26 @@ class SendsTimeline:
             setattr(item, FIELD, self._record(timing))
         return item
 
-    def comment(self, timing: Timing) -> str:
+    def comment(self, timing: RequestTiming) -> str:
         """The timeline as a comment of server-sent events."""
         return f"{COMMENT}{_json(self._record(timing))}\n\n"
 
-    def _record(self, timing: Timing) -> dict[str, Any]:
+    def _record(self, timing: RequestTiming) -> dict[str, Any]:
         return timing.record(replica_id(), guarded=self.marks_reads)
 
-    def header(self, timing: Timing) -> bytes:
+    def header(self, timing: RequestTiming) -> bytes:
         """The timeline as a header's value."""
         return header_value(self._record(timing))
 
-    def begin_trace(self, timing: Timing, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers that replace the client's ``headers`` of the same names (in lower case) for the engines of a
-        request; empty: no change.
-        """
+    def begin_trace(self, timing: RequestTiming, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers that the engines of a request are to get in place of the client's of these names (in lower case
+        in ``headers``); empty: those are left as they are."""
         if self._traces is None:
             return {}
         timing.trace = self._traces.begin(timing.request_id, headers.get(TRACEPARENT), headers.get(TRACESTATE))
         return timing.trace.headers
 
-    def over(self, timing: Timing, *, answers: bool = True) -> None:
+    def over(self, timing: RequestTiming, *, answers: bool = True) -> None:
         """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
         if self._book is None or timing.ended:
             return
@@ -422,7 +425,7 @@ class SendsTimeline:
         self._book.leave(timing)
 
 
-class Timed:
+class TimelineMiddleware:
     """ASGI middleware of an engine's own server, in front of all else: the timing begins and ends here."""
 
     def __init__(self, app: Any, server: SendsTimeline) -> None:
@@ -435,7 +438,7 @@ class Timed:
             return
         headers = {key.lower(): value for key, value in scope.get("headers", ())}
         request_id = headers.get(ID_HEADER.encode(), b"").decode("latin-1")
-        timing = Timing(asked=asks(headers.get(HEADER.encode())), request_id=request_id)
+        timing = RequestTiming(asked=asks(headers.get(HEADER.encode())), request_id=request_id)
         texts = {name: headers[name.encode()].decode("latin-1") for name in _TRACE if name.encode() in headers}
         if told := self.server.begin_trace(timing, texts):
             kept = [pair for pair in scope["headers"] if pair[0].lower().decode("latin-1") not in _TRACE]
@@ -451,7 +454,7 @@ class Timed:
 class _Sending:
     """Sends what the application answers, and marks when; with the timeline where that was asked for."""
 
-    def __init__(self, server: SendsTimeline, timing: Timing, send: Send) -> None:
+    def __init__(self, server: SendsTimeline, timing: RequestTiming, send: Send) -> None:
         self._server = server
         self._timing = timing
         self._send = send

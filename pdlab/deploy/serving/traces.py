@@ -95,7 +95,7 @@ class RequestTrace:
         return self._began_ns + round(1e6 * ms)
 
 
-class Traces:
+class SpanMaker:
     """Makes the spans of the requests of one replica. ``share``: of the requests. Raises ImportError where
     OpenTelemetry is not installed."""
 

@@ -23,11 +23,6 @@
     if (parent) parent.append(node);
     return node;
   }
-  function number(value) {
-    if (value === undefined || value === null) return "-";
-    const size = Math.abs(value);
-    return value.toFixed(size < 1 ? 3 : size < 10 ? 2 : size < 1000 ? 1 : 0);
-  }
   const tick = (value) => value.toLocaleString("en", { maximumSignificantDigits: 4 });
 
   // The axis that is chosen for one side of a panel, and whether it is logarithmic.
@@ -50,7 +45,7 @@
       if (found.length > 2 || marks.length > 3) return found;
     }
   }
-  // As Axis.limits of the figure.
+  // As Axis.limits of the figure, for what the reader left visible.
   function limits(axis, values) {
     const low = Math.min(...values), high = Math.max(...values), span = high - low || high || 1;
     if (axis.isLog) return [low / axis.factors[0], high * axis.factors[1]];
@@ -90,7 +85,7 @@
   }
   const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${p.x.toFixed(1)} ${p.y.toFixed(1)}`).join("");
 
-  // The points that no other beats; as pareto of pdlab/analysis/ranking.py.
+  // The points that no other beats, of those left visible; as pareto of pdlab/analysis/ranking.py.
   function pareto(points, lowerIsBetter) {
     const sign = lowerIsBetter ? 1 : -1, kept = [];
     for (const p of [...points].sort((a, b) => sign * (a.vx - b.vx) || b.vy - a.vy)) {
@@ -99,18 +94,12 @@
     }
     return kept;
   }
-  // The outline of the intervals of a line; as CurveFigure.band of the figure.
-  function band(spec, x, y, line) {
-    const better = [], worse = [];
-    for (const level of series[line.series].quiet ? [] : line.joined) {
-      const across = DATA.columns[x.column][level], up = DATA.columns[y.column][level];
-      const ends = !across ? [] : x.better ? across.slice(1) : [across[0], across[0]];
-      if (!ends.length || !up || up.length < 2 || (spec.main && !DATA.levels[level].spread)) continue;
-      if (x.better === "right") ends.reverse();
-      better.push({ x: x.at(ends[0]), y: y.at(up[2]) });
-      worse.unshift({ x: x.at(ends[1]), y: y.at(up[1]) });
-    }
-    return better.length > 1 ? `${path([...better, ...worse])}z` : "";
+  // The outline of the intervals of a line: along the better ends, and back along the worse ones.
+  function band(x, y, line) {
+    const pairs = line.banded.map((level) => [DATA.columns[x.column][level], DATA.columns[y.column][level]]);
+    const known = pairs.filter((pair) => pair.every((value) => value && value.length > 1));
+    const [better, worse] = [1, 2].map((end) => known.map(([across, up]) => ({ x: x.at(across[end]), y: y.at(up[end]) })));
+    return known.length > 1 ? `${path([...better, ...worse.reverse()])}z` : "";
   }
 
   function panel(spec, width) {
@@ -152,7 +141,7 @@
     for (const curve of [...shown].sort((a, b) => b.quiet - a.quiet)) {
       const group = make("g", { class: "curve", "data-i": curve.i }, svg);
       for (const line of lines.filter((each) => each.series === curve.i)) {
-        const joined = at(line.joined, drawn), outline = band(spec, x, y, line);
+        const joined = at(line.joined, drawn), outline = band(x, y, line);
         if (outline) make("path", { class: "band", d: outline, fill: curve.color }, make("svg", inside, group));
         make("path", { d: path(joined), fill: "none", stroke: curve.color, "stroke-width": line.mark / 3, "stroke-dasharray": curve.dashes.map((d) => d * 1.5).join(" ") }, group);
         for (const p of joined) marker(group, curve, p.x, p.y, line.mark / 1.2, true);
@@ -259,33 +248,16 @@
     for (const each of panels) each.overlay.replaceChildren();
   }
   function describe(curve, number) {
-    const parts = [], add = (node) => parts.push(node), level = DATA.levels[number];
-    const value = (name) => (DATA.columns[name] || [])[number];
-    add(html("strong", null, curve.label));
-    add(html("div", null, `${curve.facts}; ${curve.name}`, "soft"));
-    add(html("div", null, `${level.load}, ${level.repeats} repeat${level.repeats > 1 ? "s" : ""}${level.excluded ? ` (${level.excluded} more left out)` : ""}, ${level.window === "steady" ? "steady window" : "whole run"}`));
-    const metrics = ["ttft", "tpot", "itl", "e2el"], some = (metric, [stat]) => value(`${metric}.${stat}`);
-    const stats = DATA.choices.stat.filter((stat) => metrics.some((metric) => some(metric, stat)));
-    const latencies = html("table"), rates = html("table");
-    row(latencies, "th", ["ms", ...stats.map(([stat]) => stat)]);
-    for (const metric of metrics) if (stats.some((stat) => some(metric, stat))) row(latencies, "td", [metric.toUpperCase(), ...stats.map((stat) => withHalf(some(metric, stat)))]);
-    row(rates, "th", ["per second", ...DATA.choices.per.map(([, words]) => words)]);
-    for (const [rate, words] of DATA.choices.rate) row(rates, "td", [words.replace("/s", ""), ...DATA.choices.per.map(([per]) => withHalf(value(`${rate}.${per}`)))]);
-    add(latencies); add(rates);
-    const why = level.reasons.join("; ");
-    add(html("span", null, level.valid ? "valid" : `not valid: ${why}`, level.valid ? "fine" : "mark"));
-    if (level.valid && why) add(html("span", null, `left out: ${why}`, "mark"));
+    const level = DATA.levels[number];
+    const parts = [html("strong", null, curve.label), html("div", null, `${curve.facts}; ${curve.name}`, "soft"), html("div", null, level.summary)];
+    for (const rows of level.tables) {
+      const table = html("table");
+      rows.forEach((texts, i) => { const line = html("tr", table); texts.forEach((text, j) => html(i ? "td" : "th", line, text, j ? "" : "text")); });
+      parts.push(table);
+    }
+    parts.push(html("span", null, level.verdict, level.valid ? "fine" : "mark"));
+    if (level.left_out) parts.push(html("span", null, level.left_out, "mark"));
     return parts;
-  }
-  function withHalf(value) {
-    if (!value) return "-";
-    if (value.length < 2 || !value[0]) return number(value[0]);
-    const share = (value[2] - value[0]) / value[0];
-    return `${number(value[0])} ±${share > 1 ? ">100" : (share * 100).toFixed(0)}%`;
-  }
-  function row(table, cell, texts) {
-    const line = html("tr", table);
-    texts.forEach((text, i) => html(cell, line, text, i ? "" : "text"));
   }
 
   function filter() {

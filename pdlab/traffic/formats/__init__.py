@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats import csv_traces, hashed, texts, weka
-from pdlab.traffic.formats.record import Recorded, opened
+from pdlab.traffic.formats.record import RecordedRequest
+from pdlab.traffic.requests import opened
 
 FIRST_CHARS = 2**16
 
@@ -24,7 +25,7 @@ class TraceFormat(NamedTuple):
 
     name: str
     times: Literal["clock", "session", "none"]
-    read: Callable[[Path, TrafficFile], Iterator[Recorded]]
+    read: Callable[[Path, TrafficFile], Iterator[RecordedRequest]]
     inferred: bool = False
     text: bool = False
 

@@ -16,7 +16,8 @@ from typing import TextIO
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import INPUTS, OUTPUTS, column_name, whole_tokens
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_name, opened
+from pdlab.traffic.formats.record import RecordedPrompt, RecordedRequest, check_name
+from pdlab.traffic.requests import opened
 
 MOMENTS = ("arrival_s", "timestamp", "arrived_at", "arrival_time", "time")
 MOMENTS_MS = ("arrival_ms", "timestamp_ms")
@@ -24,10 +25,9 @@ SESSION = "session_id"
 BURST_GPT = "response_tokens"  # its name of the answer's tokens, of which a failed request has 0
 
 
-def csv_trace(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
-    """Every line after the column names. Times are seconds, milliseconds if the column's name has this unit, or ISO
-    8601. Raises UsageError.
-    """
+def csv_trace(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
+    """Every line behind the names. Moments are seconds, milliseconds where the name of the column says so, or ISO 8601.
+    Raises UsageError."""
     with opened(path) as stream:
         rows = _rows(path, stream)
         _, head = next(rows, (1, []))
@@ -42,12 +42,12 @@ def csv_trace(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
             name = f"r{line}"
             at_s = moment_s(row[moment], where, unit_s)
             if may_fail and "0" in (row[inputs].strip(), row[outputs].strip()):
-                yield Recorded(line, name, name, RecordedPrompt(()), 0, at_s)
+                yield RecordedRequest(line, name, name, RecordedPrompt(()), 0, at_s)
                 continue
             prompt = RecordedPrompt(((name, whole_tokens(row[inputs], where)),))
             whose = row[session].strip() if session is not None else ""
             whose = f"s{check_name(whose, SESSION, 'session', where)}" if whose else name
-            yield Recorded(line, name, whose, prompt, whole_tokens(row[outputs], where), at_s)
+            yield RecordedRequest(line, name, whose, prompt, whole_tokens(row[outputs], where), at_s)
 
 
 def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:

@@ -13,14 +13,14 @@ from pathlib import Path
 from pdlab.core.errors import UsageError
 from pdlab.traffic.bounded import REMEMBERED, LatestKeys
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_lines, number, whole
+from pdlab.traffic.formats.record import RecordedRequest, hash_ids, hashed, json_lines, number, whole
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 MIN_BLOCKS = 2  # that a follow-up has in common with its parent
 
 
-def mooncake(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
-    """Yield every line. For causal replays follow-ups are inferred: see `PromptFollowUps`. Raises UsageError."""
+def mooncake(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
+    """Every line. Of causal replays follow-ups are inferred: see `PromptFollowUps`. Raises UsageError."""
     size, follows = spec.block_tokens or MOONCAKE_BLOCK, PromptFollowUps()
     infers = spec.follow == "causal"
     for line, where, row in json_lines(path):
@@ -28,7 +28,7 @@ def mooncake(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         at_s, ids, name = number(row, "timestamp", where) / 1000, hash_ids(row, where), f"r{line}"
         prompt = hashed(ids, tokens, size, name, where)
         parent, session = follows.parent(name, ids, tokens, out, at_s, size) if infers and ids else (None, name)
-        yield Recorded(line, name, session, prompt, out, at_s, parent=parent, continues=parent is not None)
+        yield RecordedRequest(line, name, session, prompt, out, at_s, parent=parent, continues=parent is not None)
 
 
 class PromptFollowUps:
@@ -64,7 +64,7 @@ class PromptFollowUps:
         return found, session
 
 
-def bailian(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+def bailian(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
     """Every line. Raises UsageError."""
     size = spec.block_tokens or BAILIAN_BLOCK
     sessions: LatestKeys[int, str] = LatestKeys()
@@ -79,4 +79,4 @@ def bailian(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         parent = f"c{before}" if before >= 0 else None
         session = sessions.get(before, name)
         sessions[chat] = session
-        yield Recorded(line, name, session, prompt, out, at_s, parent=parent, continues=parent is not None)
+        yield RecordedRequest(line, name, session, prompt, out, at_s, parent=parent, continues=parent is not None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pdlab.core.errors import UsageError
-from pdlab.traffic.requests import Block
+from pdlab.traffic.requests import Block, opened
 
 MOST = sys.float_info.max
 NAME_CHARS = 160  # of what a source names; ids of its requests are somewhat longer
@@ -58,7 +57,7 @@ def scaled_tokens(tokens: int, scale: float) -> int:
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedRequest:
     """A request of a trace.
 
     ``line``: line number in the file. ``at_s``: arrival in seconds from any origin, or from the start of the session if
@@ -81,17 +80,6 @@ class Recorded:
     gap_s: float | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     extra: dict[str, Any] | None = None
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
-    """A trace to read, with or without a byte order mark. Raises UsageError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            yield stream
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: cannot be read ({reason}); give a trace") from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:

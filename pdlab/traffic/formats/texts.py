@@ -14,8 +14,8 @@ from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, RecordedPrompt, check_text, json_lines, name_of, opened, whole
-from pdlab.traffic.requests import Block
+from pdlab.traffic.formats.record import RecordedPrompt, RecordedRequest, check_text, json_lines, name_of, whole
+from pdlab.traffic.requests import Block, opened
 
 CHARS_PER_TOKEN = 4  # of English text, about; pdlab says that the lengths are estimated
 CHUNK_CHARS = 2**20
@@ -45,16 +45,16 @@ def counter(folder: str | None) -> Counts:
     return lambda text: max(1, len(tokenizer.encode(text, add_special_tokens=False).ids))
 
 
-def custom(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+def custom(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
     """vLLM's custom data set: ``{"prompt": "...", "output_tokens": 12}`` per line. Raises UsageError."""
     counts = counter(spec.tokenizer)
     for line, where, row in json_lines(path):
         messages = (_message("user", row.get("prompt"), "prompt", where),)
         out = _out(row, ("output_tokens",), spec, where)
-        yield Recorded(line, f"r{line}", f"r{line}", _prompt(messages, counts), out, messages=messages)
+        yield RecordedRequest(line, f"r{line}", f"r{line}", _prompt(messages, counts), out, messages=messages)
 
 
-def batch(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+def batch(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
     """OpenAI's batch form, a request per line: its ``messages``, or its ``prompt``. Raises UsageError."""
     counts, seen = counter(spec.tokenizer), set[str]()
     for line, where, row in json_lines(path):
@@ -69,13 +69,12 @@ def batch(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
         extra = {key: body[key] for key in IN_PROMPT if body.get(key) is not None} or None
         if extra:
             check_text(json.dumps(extra, ensure_ascii=False), where)
-        yield Recorded(line, name, name, _prompt(messages, counts), out, messages=messages, extra=extra)
+        yield RecordedRequest(line, name, name, _prompt(messages, counts), out, messages=messages, extra=extra)
 
 
-def sharegpt(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
-    """ShareGPT: a JSON list of conversations. Every answered message of the user is a turn. The model's own answer
-    replaces the recorded one and has its length. Raises UsageError.
-    """
+def sharegpt(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
+    """ShareGPT: a JSON list of conversations. Every message of the user that was answered is a turn; the model's own
+    answer takes the place of the recorded one, whose length it has. Raises UsageError."""
     counts = counter(spec.tokenizer)
     for number, row in enumerate(_array(path), start=1):
         where = f"{path}, conversation {number}"
@@ -97,7 +96,7 @@ def sharegpt(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
                 continue  # it begins with an answer
             name = f"{whose}t{turn}"
             messages = tuple(asked)
-            yield Recorded(
+            yield RecordedRequest(
                 number,
                 name,
                 whose,

@@ -13,13 +13,14 @@ from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile
-from pdlab.traffic.formats.record import Recorded, hash_ids, hashed, json_object, name_of, number, opened, whole
+from pdlab.traffic.formats.record import RecordedRequest, hash_ids, hashed, json_object, name_of, number, whole
+from pdlab.traffic.requests import opened
 
 WEKA_BLOCK = 64
 CALLS, SUBAGENT = ("n", "s"), "subagent"
 
 
-def weka(path: Path, spec: TrafficFile) -> Iterator[Recorded]:
+def weka(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
     """The requests of every conversation, one conversation after the other. Raises UsageError."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     seen: set[str] = set()
@@ -69,12 +70,12 @@ class _Conversation:
         self.size = whole({"block_size": size}, "block_size", where)
         self.entries = _entries(row, where)
 
-    def requests(self) -> Iterator[Recorded]:
+    def requests(self) -> Iterator[RecordedRequest]:
         yield from self._calls(self.entries, self.where, self.name, None)
 
     def _calls(
         self, entries: Sequence[Mapping[str, Any]], where: str, prefix: str, spawned_by: str | None
-    ) -> Iterator[Recorded]:
+    ) -> Iterator[RecordedRequest]:
         """``spawned_by``: the request after which a subagent began."""
         before: str | None = None
         before_ids: list[int] = []
@@ -98,7 +99,7 @@ class _Conversation:
             continues = before is not None and ids is not None and full >= 1 and ids[:full] == before_ids[:full]
             # Subagents that ran beside a parent's own call are waited for, too.
             parent = before or spawned_by or (subagents.pop() if subagents else None)
-            yield Recorded(
+            yield RecordedRequest(
                 self.line,
                 name,
                 self.name,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pdlab.transfer.rank.layout import WORD, KvShape, Pair, Table, Words
+from pdlab.transfer.rank.layout import WORD, BlockTable, KvShape, RankPair, Words
 
 FIELDS = ("offset", "kv", "head", "block", "region", "rank", "request")  # lowest bits first
 KIND_SHIFT = 62
@@ -107,7 +107,9 @@ def fill(region: Words, blocks: npt.ArrayLike, pages: Words, words: Words) -> No
         region[rows[at : at + step]] = pages[at : at + step, None] | words[None, :]
 
 
-def fill_source(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, tables: Sequence[Table] = ()) -> None:
+def fill_source(
+    book: CodeBook, regions: Sequence[Words], tp: int, rank: int, tables: Sequence[BlockTable] = ()
+) -> None:
     """Prefill's cache: all blocks with codes of request 0, or only those of ``tables`` with codes of their requests."""
     for number, region in enumerate(regions):
         words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
@@ -166,8 +168,8 @@ class Inspection:
 
 
 def check(
-    book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[Pair], prefill_tp: int,
-    tables: Sequence[Table],
+    book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[RankPair], prefill_tp: int,
+    tables: Sequence[BlockTable],
 ) -> Inspection:  # fmt: skip
     """Compare every word of a decode rank's cache with the word expected after the transfers of ``tables``.
 
@@ -215,7 +217,7 @@ class _WrongWords:
             self.columns.append(tuple(column[:room] for column in (*same, expected, actual)))
             self.collected += min(room, len(actual))
 
-    def finding(self, book: CodeBook, rank: int, tables: Sequence[Table], words: int, outside: int) -> Inspection:
+    def finding(self, book: CodeBook, rank: int, tables: Sequence[BlockTable], words: int, outside: int) -> Inspection:
         columns = zip(*self.columns, strict=True)
         region, block, word, inside, expected, actual = (np.concatenate(column) for column in columns)
         order = np.lexsort((word, block, region))
@@ -251,7 +253,7 @@ def _compare(
 
 
 def patterns(
-    book: CodeBook, tables: Mapping[int, Table], expected: Words, actual: Words, inside: npt.NDArray[np.bool_]
+    book: CodeBook, tables: Mapping[int, BlockTable], expected: Words, actual: Words, inside: npt.NDArray[np.bool_]
 ) -> tuple[tuple[str, int], ...]:
     """Names of the faults, each with its number of words; the most frequent first."""
     kind = (actual >> np.uint64(KIND_SHIFT)).astype(np.int64)
@@ -296,7 +298,7 @@ def patterns(
     return tuple(sorted(names, key=lambda item: -item[1]))
 
 
-def _missing_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words) -> str:
+def _missing_blocks(book: CodeBook, tables: Mapping[int, BlockTable], expected: Words) -> str:
     """Which blocks never came: the last one of their requests, or others."""
     if not len(expected):
         return "blocks that never came"
@@ -308,7 +310,7 @@ def _missing_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words
     return "missing last block" if only_last else "blocks that never came"
 
 
-def _moved_blocks(book: CodeBook, tables: Mapping[int, Table], expected: Words, actual: Words) -> str:
+def _moved_blocks(book: CodeBook, tables: Mapping[int, BlockTable], expected: Words, actual: Words) -> str:
     """How whole blocks are out of place: swapped in pairs, all shifted by the same distance, or neither."""
     if not len(expected):
         return "blocks in the wrong place"

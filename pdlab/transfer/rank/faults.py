@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pdlab.transfer.rank.codes import SOURCE, CodeBook
-from pdlab.transfer.rank.layout import WORD, Blocks, Pair, Table, Words
+from pdlab.transfer.rank.layout import WORD, Blocks, BlockTable, RankPair, Words
 
 # Fault -> the name that a finding must give it. The first group sends wrong descriptors, so that the real transfer
 # misplaces blocks; the second rewrites received words.
@@ -49,7 +49,12 @@ def misplace(fault: str | None, prefill: Blocks, decode: Blocks) -> tuple[Blocks
 
 
 def rewrite(
-    fault: str | None, book: CodeBook, regions: Sequence[Words], slices: Sequence[Pair], prefill_tp: int, table: Table
+    fault: str | None,
+    book: CodeBook,
+    regions: Sequence[Words],
+    slices: Sequence[RankPair],
+    prefill_tp: int,
+    table: BlockTable,
 ) -> None:
     """Change the first page of the request on this decode rank, in its first layer, after it arrived."""
     if fault not in REWRITTEN:

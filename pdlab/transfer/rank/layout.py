@@ -107,7 +107,7 @@ def plain_kv_shape(layers: int, page_bytes: int, heads: int, block_tokens: int) 
 
 
 @dataclass(frozen=True)
-class Pair:
+class RankPair:
     """What decode rank ``decode`` gets from prefill rank ``prefill`` in every page: offsets and length in bytes."""
 
     prefill: int
@@ -130,7 +130,7 @@ def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
     return None
 
 
-def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
+def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[RankPair, ...]:
     """The slices of every page between prefill and decode ranks, in the order in which vLLM's decode ranks read.
 
     Raises ValueError for TP degrees that vLLM does not pair.
@@ -148,16 +148,16 @@ def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[Pair, ...]:
                 slot = shape.first_head(decode_tp, decode) - shape.first_head(prefill_tp, prefill)
             else:
                 slot = decode % (decode_tp // prefill_tp)
-            all_pairs.append(Pair(prefill, decode, slot * decode_page, 0, decode_page))
+            all_pairs.append(RankPair(prefill, decode, slot * decode_page, 0, decode_page))
         else:
             ratio = prefill_tp // decode_tp
             for slot in range(ratio):
-                all_pairs.append(Pair(decode * ratio + slot, decode, 0, slot * prefill_page, prefill_page))
+                all_pairs.append(RankPair(decode * ratio + slot, decode, 0, slot * prefill_page, prefill_page))
     return tuple(all_pairs)
 
 
 @dataclass(frozen=True)
-class Table:
+class BlockTable:
     """One request's blocks: its ``i``-th block is ``prefill[i]`` there and becomes ``decode[i]`` here."""
 
     request: int
@@ -167,7 +167,7 @@ class Table:
 
 def block_tables(
     first_request: int, requests: int, blocks: int, num_blocks: int, *, scattered: bool, seed: int
-) -> tuple[Table, ...]:
+) -> tuple[BlockTable, ...]:
     """Block tables of requests that are in flight together: no block belongs to two of them.
 
     ``scattered``: blocks anywhere in the pool, in any order, as after hours of serving; else one run.
@@ -184,7 +184,7 @@ def block_tables(
             start = int(rng.integers(0, num_blocks - requests * blocks + 1))
             order = np.arange(start, start + requests * blocks)
         sides.append(order[: requests * blocks].astype(np.int64).reshape(requests, blocks))
-    return tuple(Table(first_request + i, sides[0][i], sides[1][i]) for i in range(requests))
+    return tuple(BlockTable(first_request + i, sides[0][i], sides[1][i]) for i in range(requests))
 
 
 def descriptors(

@@ -24,12 +24,12 @@ import numpy as np
 from pdlab.remote.network import RankHost, bytes_between, counters, host_facts, settled_counters
 from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import misplace, rewrite
-from pdlab.transfer.rank.layout import Pair, Table, descriptor_ids, descriptors, pairs
+from pdlab.transfer.rank.layout import BlockTable, RankPair, descriptor_ids, descriptors, pairs
 from pdlab.transfer.rank.memory import KvMemory
 from pdlab.transfer.rank.messages import RankError, RankOptions, TransferTimes
 from pdlab.transfer.rank.nixl_import import nixl_api
 from pdlab.transfer.rank.raw_ucx import ExposedMemory, RawUcx
-from pdlab.transfer.rank.side_channel import Registered, SideChannel, fetch_registration
+from pdlab.transfer.rank.side_channel import Registration, SideChannel, fetch_registration
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
 NOTICE_S = 0.005  # between two looks for a notification, outside of any timing
@@ -43,7 +43,7 @@ class Rank:
         self.agent: Any = None
         self._channel: SideChannel | None = None
         self._peers: dict[int, str] = {}
-        self._handles: list[tuple[Pair, Any, Any, int]] = []
+        self._handles: list[tuple[RankPair, Any, Any, int]] = []
         self._notices: Counter[str] = Counter()
         self._registered: Any = None
         self._raw: RawUcx | None = None
@@ -75,7 +75,7 @@ class Rank:
         """Where this rank runs; ``ip`` as others reach it."""
         return host_facts(ip)
 
-    def open(self) -> Registered:
+    def open(self) -> Registration:
         """Set up memory and agent; returns the registration for peers. Raises RankError (plugin, backend, memory)."""
         self._opened_s = time.monotonic()
         options = self.options
@@ -112,9 +112,9 @@ class Rank:
         except Exception as error:
             raise RankError("memory", f"{options.name}: NIXL cannot register the cache: {error}") from error
         page = shape.page_bytes(options.tp)
-        return Registered(options.rank, blob, self.memory.bases, options.num_blocks, page, 0, self._software())
+        return Registration(options.rank, blob, self.memory.bases, options.num_blocks, page, 0, self._software())
 
-    def serve(self, ranks: list[Registered]) -> int:
+    def serve(self, ranks: list[Registration]) -> int:
         """Answer the peers' handshakes for all ranks of this side; returns the port."""
         self._channel = SideChannel(ranks)
         return self._channel.port
@@ -141,7 +141,7 @@ class Rank:
                     f"{options.name} has {self._software()}, its peer {registered.software}; vLLM refuses that",
                 )
             if peer not in self._peers:
-                self._peers[peer] = self._guard("peer", self.agent.add_remote_agent, registered.agent)
+                self._peers[peer] = self._call_peer(self.agent.add_remote_agent, registered.agent)
             own_offset, peer_offset = pair.decode_offset, pair.prefill_offset
             if options.side == "prefill":
                 own_offset, peer_offset = peer_offset, own_offset
@@ -155,12 +155,12 @@ class Rank:
                 pair.length,
                 registered.device,
             )
-            local = self._guard("peer", self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
-            remote = self._guard("peer", self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
+            local = self._call_peer(self.agent.prep_xfer_dlist, "NIXL_INIT_AGENT", near, self.memory.kind)
+            remote = self._call_peer(self.agent.prep_xfer_dlist, self._peers[peer], far, self.memory.kind)
             self._handles.append((pair, local, remote, registered.num_blocks))
         return time.perf_counter() - began
 
-    def prepare(self, tables: Sequence[Table], previous: Sequence[Table]) -> float:
+    def prepare(self, tables: Sequence[BlockTable], previous: Sequence[BlockTable]) -> float:
         """Before a transfer, untimed: prefill writes the requests' codes, decode clears the previous blocks.
 
         Returns the host's monotonic clock, so that several ranks can start together.
@@ -175,7 +175,7 @@ class Rank:
             self.memory.push(blocks)
         return time.monotonic()
 
-    def transfer(self, tables: Sequence[Table], start_s: float = 0.0) -> TransferTimes:
+    def transfer(self, tables: Sequence[BlockTable], start_s: float = 0.0) -> TransferTimes:
         """Move the requests, all in flight together, polling without a pause.
 
         ``start_s``: not before that reading of the monotonic clock. Raises RankError (peer, timeout).
@@ -243,7 +243,7 @@ class Rank:
             traffic,
         )
 
-    def await_notices(self, tables: Sequence[Table]) -> float:
+    def await_notices(self, tables: Sequence[BlockTable]) -> float:
         """The producer frees a request's blocks only when all its consumers are done; returns the seconds waited.
 
         Raises RankError (timeout).
@@ -274,7 +274,7 @@ class Rank:
         """After `close`: let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
         return self._raw_ucx().expose()
 
-    def raw_rates(self, exposed: ExposedMemory, table: Table, repeats: int) -> list[float]:
+    def raw_rates(self, exposed: ExposedMemory, table: BlockTable, repeats: int) -> list[float]:
         """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
 
         Overwrites the cache. Raises RankError (raw).
@@ -298,7 +298,7 @@ class Rank:
             self._raw = RawUcx([(base, length) for base, length, *_ in self.memory.spans])
         return self._raw
 
-    def inspect(self, tables: Sequence[Table]) -> tuple[Inspection, float]:
+    def inspect(self, tables: Sequence[BlockTable]) -> tuple[Inspection, float]:
         """Check decode's whole cache after a transfer; returns the inspection and its duration in seconds."""
         options = self.options
         began = time.perf_counter()
@@ -370,10 +370,10 @@ class Rank:
     def _software(self) -> dict[str, str]:
         return {"nixl": metadata.version("nixl"), "cache": self.options.shape.name}
 
-    def _all_pairs(self) -> tuple[Pair, ...]:
+    def _all_pairs(self) -> tuple[RankPair, ...]:
         return pairs(self.options.shape, self.options.prefill_tp, self.options.decode_tp)
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[RankPair]:
         """The pairs that this rank moves itself."""
         side, rank = self.options.side, self.options.rank
         return [pair for pair in self._all_pairs() if getattr(pair, side) == rank]
@@ -385,15 +385,15 @@ class Rank:
             return 1
         return max(1, options.decode_tp // options.prefill_tp)
 
-    def _expected_notices(self, tables: Sequence[Table]) -> Counter[str]:
+    def _expected_notices(self, tables: Sequence[BlockTable]) -> Counter[str]:
         count = len(self._pairs())
         return Counter({f"{table.request}:{self._consumers()}": count for table in tables}) if count else Counter()
 
-    def _guard(self, kind: str, function: Any, *args: Any) -> Any:
+    def _call_peer(self, function: Any, *args: Any) -> Any:
         try:
             return function(*args)
         except Exception as error:  # the bindings raise classes of their own
-            raise RankError(kind, f"{self.options.name}: {error}") from error
+            raise RankError("peer", f"{self.options.name}: {error}") from error
 
 
 def _seconds(value: Any) -> float:

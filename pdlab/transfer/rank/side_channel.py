@@ -21,7 +21,7 @@ LISTEN = "PDLAB_LISTEN"
 
 
 @dataclass(frozen=True)
-class Registered:
+class Registration:
     """A rank's registration: the addresses of its regions, and NIXL's metadata. ``software`` must match the peer's."""
 
     rank: int
@@ -36,7 +36,7 @@ class Registered:
 class SideChannel:
     """Answers until it is closed. Listens on a port that the kernel chooses, on all interfaces but on local nodes."""
 
-    def __init__(self, ranks: list[Registered]) -> None:
+    def __init__(self, ranks: list[Registration]) -> None:
         self._answers = {rank.rank: _encode(rank) for rank in ranks}
         self._socket = socket.create_server((os.environ.get(LISTEN, ""), 0))
         self.port = int(self._socket.getsockname()[1])
@@ -61,7 +61,7 @@ class SideChannel:
         self._socket.close()
 
 
-def fetch_registration(host: str, port: int, rank: int, timeout_s: float) -> Registered:
+def fetch_registration(host: str, port: int, rank: int, timeout_s: float) -> Registration:
     """The registration of rank ``rank`` of the peer.
 
     Raises OSError without an answer, ValueError for an invalid one.
@@ -75,11 +75,11 @@ def fetch_registration(host: str, port: int, rank: int, timeout_s: float) -> Reg
     return _decode(json.loads(line))
 
 
-def _encode(rank: Registered) -> bytes:
+def _encode(rank: Registration) -> bytes:
     fields = asdict(rank) | {"agent": base64.b64encode(rank.agent).decode()}
     return json.dumps(fields).encode()
 
 
-def _decode(fields: dict[str, Any]) -> Registered:
+def _decode(fields: dict[str, Any]) -> Registration:
     bases = tuple(int(base) for base in fields["bases"])
-    return Registered(**fields | {"agent": base64.b64decode(fields["agent"]), "bases": bases})
+    return Registration(**fields | {"agent": base64.b64decode(fields["agent"]), "bases": bases})

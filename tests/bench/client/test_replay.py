@@ -218,7 +218,8 @@ def test_prompts_that_the_file_does_not_foresee_are_told_in_blocks(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
     path = written(tmp_path, conversations(3), endpoint="chat")
-    told = client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
+    prompts = client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
+    told = {each.id: each for each in prompts}
     assert told.keys() == {request.id for request in conversations(3)}
     first, follow_up, third, second = (told[name] for name in ("c0t0", "c0t1", "c2t0", "c1t0"))
     assert (first.tokens, first.computed, len(first.keys)) == (16 + 5, 16 + 5 + 4 - 1, 24 // 4)

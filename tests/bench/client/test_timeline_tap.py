@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.bench.client.ended import Ended, timeline_of
+from pdlab.bench.client.ended import EndedRequest, timeline_of
 from pdlab.bench.client.protocol import ClientAnswer, merged
 from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.deploy.serving.timeline import HEADER
@@ -64,7 +64,7 @@ def test_a_header_is_found_and_other_comments_are_not() -> None:
 
 
 def told(start_s: float, text: str | None, *, ok: bool = True) -> RequestTimeline | None:
-    ended = Ended(start_s, 0.5, 1.0, ok, 8, 4, (), "", None, False, None, {}, text, None)
+    ended = EndedRequest(start_s, 0.5, 1.0, ok, 8, 4, (), "", None, False, None, {}, text, None)
     return timeline_of(ended, origin_s=2.0)
 
 

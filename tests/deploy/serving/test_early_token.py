@@ -25,7 +25,7 @@ from pdlab.deploy.serving.early_token import (
     going_on,
 )
 from pdlab.deploy.serving.prefill_call import CallsPrefill
-from pdlab.deploy.serving.timeline import Timing
+from pdlab.deploy.serving.timeline import RequestTiming
 
 LONGEST = 100
 PROMPT = [5, 6, 7]
@@ -251,7 +251,7 @@ def test_the_client_has_the_token_once_and_then_the_rest(told: list[str]) -> Non
 def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timing = Timing(asked=True)
+    timing = RequestTiming(asked=True)
     monkeypatch.setattr(prefill_call, "current", lambda: timing)
     decode = Decode([event(" gi"), event(" gi"), DONE], [event(" wan"), event("", "length"), USAGE, DONE])
     sent = sent_by(decode)

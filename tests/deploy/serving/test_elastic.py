@@ -23,8 +23,8 @@ from pdlab.deploy.serving.elastic import (
     WARM_S,
     EngineAdmission,
     Replica,
+    ReplicaScaling,
     ReplicasOfPool,
-    Scaling,
     next_to_stop,
 )  # fmt: skip
 from pdlab.deploy.serving.engine_traffic import TrafficCounts
@@ -141,13 +141,13 @@ class Serve:
         self.served = replace(self.served, replicas=tuple(each for each in (before | after).values() if each))
 
 
-def step(made: Scaling, clock: Clock, busy: str = "", seconds: float = MOVING_S) -> None:
+def step(made: ReplicaScaling, clock: Clock, busy: str = "", seconds: float = MOVING_S) -> None:
     clock.now += seconds
     asyncio.run(made.step(lambda name: name not in busy))
 
 
-def scaling(serve: Serve, clock: Clock) -> Scaling:
-    made = Scaling(serve, clock)
+def scaling(serve: Serve, clock: Clock) -> ReplicaScaling:
+    made = ReplicaScaling(serve, clock)
     step(made, clock)
     assert made.wanted == serve.served.target
     return made

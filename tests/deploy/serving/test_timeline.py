@@ -19,10 +19,10 @@ from pdlab.deploy.serving.timeline import (
     HEADER,
     IDS_KEY,
     TIMES_KEY,
+    RequestTiming,
     SendsTimeline,
-    Timed,
     TimelineHeader,
-    Timing,
+    TimelineMiddleware,
     TimingBook,
     current,
     listen,
@@ -51,8 +51,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def timing(clock: Clock) -> Timing:
-    return Timing(asked=True, request_id="r-1", clock=clock)
+def timing(clock: Clock) -> RequestTiming:
+    return RequestTiming(asked=True, request_id="r-1", clock=clock)
 
 
 def test_the_guards_names_are_the_replicas() -> None:
@@ -60,7 +60,7 @@ def test_the_guards_names_are_the_replicas() -> None:
     assert timeline._boot() == marks.boot() != ""
 
 
-def test_a_request_whose_kv_cache_moved(timing: Timing, clock: Clock) -> None:
+def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> None:
     timing.orchestrated = True
     clock.now += 0.010
     timing.called()
@@ -87,7 +87,7 @@ def test_a_request_whose_kv_cache_moved(timing: Timing, clock: Clock) -> None:
     assert [tuple(read) for read in told.wire] == [(0, 52, 60, 800, 64, 1), (1, 55, 66, 900, 64, 1)]
 
 
-def test_reads_of_another_machines_clock_do_not_make_marks(timing: Timing) -> None:
+def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming) -> None:
     timing.orchestrated, timing.prefilled = True, True
     timing.event("first", 100.1)
     timing.receive(100.05, 100.07, 100.08, "read")
@@ -110,13 +110,13 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: Timing) -> No
         (True, True, "refused", "recomputed"),
     ],
 )
-def test_paths(timing: Timing, orchestrated: bool, prefilled: bool, outcome: str | None, path: str) -> None:
+def test_paths(timing: RequestTiming, orchestrated: bool, prefilled: bool, outcome: str | None, path: str) -> None:
     timing.orchestrated, timing.prefilled, timing.outcome = orchestrated, prefilled, outcome
     assert timing.path == path
 
 
-def test_what_cannot_be_told_is_said(timing: Timing) -> None:
-    assert timing.record("", guarded=True)["err"] == "the engine reported no events"
+def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
+    assert timing.record("", guarded=True)["err"] == "the engine told no events"
     timing.orchestrated = timing.prefilled = True
     assert "KV guard" in timing.record("", guarded=False)["err"]
     timing.engine_ids += ["a", "b"]
@@ -126,7 +126,7 @@ def test_what_cannot_be_told_is_said(timing: Timing) -> None:
 
 
 def test_two_machines_that_do_not_know_their_boot_have_two_clocks(
-    timing: Timing, monkeypatch: pytest.MonkeyPatch
+    timing: RequestTiming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline, "_boot", lambda: "")
     timing.orchestrated, timing.prefilled = True, True
@@ -141,7 +141,7 @@ HOSTILE = "x\r\nset-cookie: a\n\ndata: [DONE]\n\n\x00\x7fé" + 20_000 * "y"
 
 
 def test_a_clients_id_of_its_request_cannot_end_a_line_nor_fill_a_header(clock: Clock) -> None:
-    timing = Timing(asked=True, request_id=HOSTILE, clock=clock)
+    timing = RequestTiming(asked=True, request_id=HOSTILE, clock=clock)
     timing.engine_ids.append(f"cmpl-{HOSTILE}-12345678")
     timing.answered(timing.durations("P"))
     value = timeline.header_value(timing.record("D", guarded=True))
@@ -150,7 +150,7 @@ def test_a_clients_id_of_its_request_cannot_end_a_line_nor_fill_a_header(clock: 
     assert told["d_id"].endswith("y-12345678") and told["p_id"] == told["d_id"] and len(told["id"]) == 128
 
 
-def test_a_header_is_no_longer_than_clients_take(timing: Timing) -> None:
+def test_a_header_is_no_longer_than_clients_take(timing: RequestTiming) -> None:
     """64 sequences, 8 ranks each: an answer whose header is too long is refused whole by its client."""
     timing.event("first", 100.1)
     for number in range(512):
@@ -174,7 +174,7 @@ def test_a_header_is_no_longer_than_clients_take(timing: Timing) -> None:
 )
 def test_what_another_guard_says_does_not_end_the_engine(clock: Clock, stats: Any) -> None:
     book = TimingBook()
-    book._timings["r"] = Timing(asked=True, clock=clock)
+    book._timings["r"] = RequestTiming(asked=True, clock=clock)
     outputs = SimpleNamespace(outputs=[], scheduler_stats=SimpleNamespace(kv_connector_stats=stats))
     book.hear(outputs)
     assert book._failed and not book._timings["r"].reads
@@ -238,7 +238,7 @@ class Plain:
 
     def __init__(self, engine: Engine) -> None:
         self.vllm = engine
-        self.seen: list[Timing | None] = []
+        self.seen: list[RequestTiming | None] = []
 
     async def start(self) -> None:
         self.engine = SimpleNamespace(_engine_client=self.vllm)
@@ -332,7 +332,7 @@ def application(server: Any, messages: list[dict[str, Any]]) -> Any:
             await send(dict(message))
 
     asyncio.run(server.start())
-    return Timed(app, server)
+    return TimelineMiddleware(app, server)
 
 
 def start(kind: bytes, status: int = 200) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.asgi import exchange
 
-from pdlab.deploy.serving.timeline import SendsTimeline, Timed
-from pdlab.deploy.serving.traces import REQUEST_ID, ParentSpan, Traces, sampled, span_times
+from pdlab.deploy.serving.timeline import SendsTimeline, TimelineMiddleware
+from pdlab.deploy.serving.traces import REQUEST_ID, ParentSpan, SpanMaker, sampled, span_times
 from pdlab.results.timeline import PARTS
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -65,7 +65,7 @@ def header_of(span: ReadableSpan) -> str:
 
 
 def test_the_spans_of_a_request_are_its_parts(memory: InMemorySpanExporter) -> None:
-    traces = Traces(1.0)
+    traces = SpanMaker(1.0)
     begun = traces.begin("r-1", None, None)
     traces.end(begun, PD, 500.0)
     spans = by_name(memory)
@@ -130,7 +130,7 @@ def test_which_requests_are_sampled_follows_from_their_ids() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_clients_trace_is_gone_on_with(memory: InMemorySpanExporter, share: float) -> None:
-    traces = Traces(share)
+    traces = SpanMaker(share)
     begun = traces.begin("r-1", PARENT, "vendor=1")
     traces.end(begun, PD, 500.0)
     _, trace_id, span_id, flags = begun.headers["traceparent"].split("-")
@@ -144,7 +144,7 @@ def test_a_clients_trace_is_gone_on_with(memory: InMemorySpanExporter, share: fl
 
 
 def test_a_client_that_does_not_sample_is_not_sampled(memory: InMemorySpanExporter) -> None:
-    begun = Traces(1.0).begin("r-1", PARENT[:-1] + "0", None)
+    begun = SpanMaker(1.0).begin("r-1", PARENT[:-1] + "0", None)
     assert begun.span is None and begun.headers == {"traceparent": PARENT[:-1] + "0"}
 
 
@@ -157,14 +157,14 @@ def test_a_client_that_does_not_sample_is_not_sampled(memory: InMemorySpanExport
 )  # fmt: skip
 def test_what_is_no_traceparent_is_not_handed_on(memory: InMemorySpanExporter, header: str) -> None:
     assert ParentSpan.of(header) is None
-    begun = Traces(0.0).begin("r-1", header, "vendor=1")
+    begun = SpanMaker(0.0).begin("r-1", header, "vendor=1")
     assert set(begun.headers) == {"traceparent"} and ParentSpan.of(begun.headers["traceparent"]) is not None
     assert begun.headers["traceparent"].endswith("-00")
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\x00b\r\nc", "<script>", "é" * 128, "", "'; drop table"])
 def test_hostile_ids_are_text_that_can_be_sent(memory: InMemorySpanExporter, name: str) -> None:
-    traces = Traces(1.0)
+    traces = SpanMaker(1.0)
     traces.end(traces.begin(name, None, None), {**PD, "p_id": name, "d_id": None}, 500.0)
     root = by_name(memory)["pdlab.request"]
     texts = [value for value in (root.attributes or {}).values() if isinstance(value, str)]
@@ -191,7 +191,7 @@ def test_an_exporter_that_fails_costs_spans_alone(
     exporter = Broken()
     processor = BatchSpanProcessor(exporter, max_queue_size=64, max_export_batch_size=32, schedule_delay_millis=60_000)
     provider = provide(monkeypatch, lambda provider: provider.add_span_processor(processor))
-    traces = Traces(1.0)
+    traces = SpanMaker(1.0)
     with caplog.at_level(logging.CRITICAL):
         for number in range(100):  # 1,300 spans for a queue of 64
             traces.end(traces.begin(f"r-{number}", None, None), PD, 500.0)
@@ -207,10 +207,10 @@ def test_a_fault_of_opentelemetrys_fails_no_request(
         raise RuntimeError("broken")
 
     monkeypatch.setattr(trace, "get_tracer", lambda name: SimpleNamespace(start_span=broken))
-    begun = Traces(1.0).begin("r-1", None, None)
+    begun = SpanMaker(1.0).begin("r-1", None, None)
     assert begun.span is None and begun.headers["traceparent"].endswith("-00")
     begun.span = SimpleNamespace(is_recording=broken)
-    Traces(1.0).end(begun, PD, 1.0)
+    SpanMaker(1.0).end(begun, PD, 1.0)
     assert [record.message for record in caplog.records] == ["a request has no spans: RuntimeError('broken')"] * 2
 
 
@@ -297,7 +297,7 @@ def test_with_direct_streaming_the_header_is_replaced_where_http_arrives(memory:
 
     asyncio.run(server.start())
     headers = ((b"x-request-id", b"r-1"), (b"Traceparent", b"\xff\xfe"), (b"tracestate", b"a=1"))
-    exchange(Timed(app, server), "/v1/completions", headers=headers)
+    exchange(TimelineMiddleware(app, server), "/v1/completions", headers=headers)
     root = by_name(memory)["pdlab.request"]
     assert root.parent is None and seen[0].keys() == {b"x-request-id", b"traceparent"}
     assert seen[0][b"traceparent"].decode() == header_of(root)

@@ -328,19 +328,6 @@ class TestProbe:
         assert topics == [("error", "debug logging")]
 
 
-class TestCommandLine:
-    def test_bad_words_are_one_line(self) -> None:
-        for words in (
-            ["--frobnicate"],
-            ["--json", "/nowhere/x.json", "--here"],
-            ["--json", "/proc/x.json", "--here", "--quick"],
-            ["--here", "--quick", "--backends", "LIBFABRIC"],
-        ):
-            done = subprocess.run([sys.executable, "debug/doctor.py", *words], cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 2
-            assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
-
-
 def _doctor_here(more: dict[str, str], folder: Path, *words: str) -> dict[str, Any]:
     out = folder / "doctor.json"
     done = subprocess.run(

@@ -14,8 +14,8 @@ from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, 
 from pdlab.transfer.rank.faults import FAULTS, misplace, refusal, rewrite
 from pdlab.transfer.rank.layout import (
     DTYPE_BYTES,
+    BlockTable,
     KvShape,
-    Table,
     Words,
     block_tables,
     descriptor_ids,
@@ -56,7 +56,7 @@ class Caches:
         words = self.setup.shape.page_bytes(tp) // 8
         return [np.zeros((blocks, words), np.uint64) for _ in range(self.setup.shape.regions)]
 
-    def transfer(self, tables: tuple[Table, ...], fault: str | None = None) -> None:
+    def transfer(self, tables: tuple[BlockTable, ...], fault: str | None = None) -> None:
         shape, setup = self.setup.shape, self.setup
         for rank, memory in enumerate(self.prefill):
             fill_source(self.book, memory, setup.prefill_tp, rank, tables)
@@ -93,7 +93,7 @@ class Caches:
     def of(self, rank: int) -> list[object]:
         return [pair for pair in self.pairs if pair.decode == rank]
 
-    def findings(self, tables: tuple[Table, ...]) -> list[Inspection]:
+    def findings(self, tables: tuple[BlockTable, ...]) -> list[Inspection]:
         setup = self.setup
         return [
             check(self.book, memory, setup.decode_tp, rank, self.of(rank), setup.prefill_tp, tables)
@@ -122,7 +122,9 @@ def setups(draw: st.DrawFn, least_blocks: int = 3) -> Setup:
     return Setup(shape, prefill_tp, decode_tp, draw(blocks), draw(blocks))
 
 
-def tables_for(setup: Setup, first: int, requests: int, blocks: int, scattered: bool, seed: int) -> tuple[Table, ...]:
+def tables_for(
+    setup: Setup, first: int, requests: int, blocks: int, scattered: bool, seed: int
+) -> tuple[BlockTable, ...]:
     """Tables for pools that differ in size: `block_tables` of the smaller one."""
     pool = min(setup.prefill_blocks, setup.decode_blocks)
     return block_tables(first, requests, blocks, pool, scattered=scattered, seed=seed)

@@ -15,7 +15,7 @@ from support.rank_processes import ProcessRanks
 from pdlab.core.errors import TransferError
 from pdlab.transfer.check import (
     BackendResult,
-    Size,
+    RequestSize,
     TransferPlan,
     cache_blocks,
     probe_plan,
@@ -35,7 +35,7 @@ SHAPE = model_kv_shape(
 
 
 def plan(shape: KvShape = SHAPE, blocks: Sequence[int] = (24,), **changes: Any) -> TransferPlan:
-    sizes = tuple(Size(count) for count in blocks)
+    sizes = tuple(RequestSize(count) for count in blocks)
     fields = {"strategy": "pack", "repeats": 5, "timeout_s": 30.0, "seed": 3} | changes
     return TransferPlan(shape=shape, sizes=sizes, num_blocks=cache_blocks(sizes, fields.get("concurrent", 1)), **fields)
 
@@ -105,7 +105,7 @@ def test_a_planted_fault_is_caught_and_named(fault: str, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == [], "UCX's log lies in memory"
 
 
-@pytest.mark.parametrize("direction", ["read", "write"])
+@pytest.mark.parametrize("direction", ["read", pytest.param("write", marks=pytest.mark.long)])
 def test_tcp_on_one_host_is_the_wrong_wire(direction: str) -> None:
     result = run(plan(ucx_tls="tcp", direction=direction, blocks=(48,)))
     assert result.verdict.code == SLOW
@@ -196,7 +196,9 @@ def test_a_refused_side_channel_is_named() -> None:
     assert "refused" in str(failure.value)
 
 
-@pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 8.0)])
+@pytest.mark.parametrize(
+    ("number", "timeout_s"), [(signal.SIGKILL, 30.0), pytest.param(signal.SIGSTOP, 8.0, marks=pytest.mark.long)]
+)
 def test_a_rank_lost_to_raw_ucx_costs_that_figure_alone(number: signal.Signals, timeout_s: float) -> None:
     """The time limit holds for the steps before as well, on a busy machine too; a rank that hangs is waited for."""
     made = plan(timeout_s=timeout_s)

@@ -9,9 +9,9 @@ import pytest
 
 from pdlab.cluster import loopback
 from pdlab.transfer.rank import side_channel
-from pdlab.transfer.rank.side_channel import Registered, SideChannel, fetch_registration
+from pdlab.transfer.rank.side_channel import Registration, SideChannel, fetch_registration
 
-RANK = Registered(1, b"agent", (1000, 2000), 8, 64, 0, {"vllm": "x"})
+RANK = Registration(1, b"agent", (1000, 2000), 8, 64, 0, {"vllm": "x"})
 
 
 @pytest.mark.parametrize(

@@ -18,28 +18,31 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.workload import Closed, Level
 from pdlab.plan.accuracy import spearman
 from pdlab.plan.correction_fit import (
+    ERRORS,
+    TPOT,
+    TTFT,
+    WIDE,
     Array,
     CorrectionDistribution,
-    ErrorSds,
+    LevelSetting,
     Response,
-    Setting,
     bounded,
+    correction_at,
     correction_of,
+    perturbed,
     posterior,
+    slopes_at,
 )
+from pdlab.plan.error_catalog import NEAR
 from pdlab.plan.prediction_intervals import NORMAL_90
-from pdlab.plan.public_points import UNSTATED, PublicPoint, Stack, throughput
 from pdlab.plan.stack_prior import (
     SEEN_BY,
+    UNSTATED,
     EffectSds,
     ErrorComponents,
-    StackError,
+    Stack,
     StackFit,
-    effects_of,
-    error_components,
     group_of,
-    hold_outs,
-    is_represented,
     prior_of,
     unseen,
 )
@@ -47,17 +50,13 @@ from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import NO_CORRECTION, SEQUENCE_US, Correction
+from pdlab.sim.step_source import NO_CORRECTION, Correction
+from stack_scores.components import StackError, effects_of, error_components, hold_outs, is_represented
+from stack_scores.public_points import PublicPoint, throughput
 
-TPOT, TTFT, THROUGHPUT = METRICS = ("TPOT", "mean TTFT", "tokens/s")
-ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
-START = np.zeros(len(ASIDE))
-# What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
-WIDE = CorrectionDistribution(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
-ERRORS = {
-    TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
-    TTFT: ErrorSds(level=12, parallelism=5, lengths=6, load=6),
-}
+THROUGHPUT = "tokens/s"
+METRICS = (TPOT, TTFT, THROUGHPUT)
+START = np.zeros(4)  # the correction that responses are of
 
 
 class PointFigure(NamedTuple):
@@ -76,24 +75,7 @@ def bare_hardware(stack: Stack, quant: Mapping[str, str] | None = None, mode: Ta
     """Hardware of a stack behind its own server; its correction is none. Raises UsageError."""
     version = None if stack.version == UNSTATED else stack.version
     hardware = computed(stack.gpu, stack.engine, version, quant=quant, mode=mode, bare=True)
-    return with_correction(hardware, NO_CORRECTION)
-
-
-def with_correction(hardware: Hardware, correction: Correction) -> Hardware:
-    """The hardware, whose steps are tables, with that correction."""
-    assert hardware.steps is not None
-    return hardware.model_copy(update={"steps": hardware.steps.model_copy(update={"correction": correction})})
-
-
-def at(theta: Array) -> Correction:
-    """The correction of (host_ms, ln factor, ln prefill_factor, sync_us)."""
-    return Correction(
-        host_ms=max(float(theta[0]), 0.0),
-        factor=math.exp(float(theta[1])),
-        prefill_factor=math.exp(float(theta[2])),
-        sync_us=max(float(theta[3]), 0.0),
-        sequence_us=SEQUENCE_US,
-    )
+    return hardware.with_correction(NO_CORRECTION)
 
 
 def predict_point(point: PublicPoint, hardware: Hardware, shape: ModelShape, seed: int = 0) -> PointFigure:
@@ -113,29 +95,20 @@ def measured_figure(point: PublicPoint) -> PointFigure:
     return PointFigure(point.tpot_s, point.ttft_s, point.output_tokens_per_s)
 
 
-def setting_of(point: PublicPoint) -> Setting:
+def setting_of(point: PublicPoint) -> LevelSetting:
     """What the point shares with others of its stack."""
     row = point.row
     assert isinstance(row.load, Closed)
     lengths = f"{row.workload.input_tokens}:{row.workload.output_tokens}"
-    return Setting(row.deployment.label, lengths, str(row.load.concurrency))
-
-
-def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float, float]:
-    """Of the logarithm of a figure, from its values `ASIDE` of each parameter."""
-    host, factor, prefill, sync = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
-    return host, factor, prefill, sync
-
-
-def perturbed(theta: Array) -> list[Array]:
-    """The corrections aside of one."""
-    return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
+    return LevelSetting(row.deployment.label, lengths, str(row.load.concurrency))
 
 
 def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelShape, theta: Array) -> list[Response]:
     """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
-    base, *aside = (predict_point(point, with_correction(hardware, at(t)), shape) for t in (theta, *perturbed(theta)))
+    base, *aside = (
+        predict_point(point, hardware.with_correction(correction_at(t)), shape) for t in (theta, *perturbed(theta))
+    )
     truth = measured_figure(point)
     return [
         Response(
@@ -148,9 +121,6 @@ def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelSh
         for metric in (TPOT, TTFT)
         if metric == TPOT or point.conduct is not None
     ]
-
-
-# --- leaving a stack out --------------------------------------------------------------------------
 
 
 Found = Mapping[Stack, Sequence[Response]]  # responses at `START` by stack
@@ -229,7 +199,6 @@ def components_of(found: Found, fits: Sequence[StackFit], effects: Sequence[Effe
 
 
 NORMAL_95 = 1.96
-NEAR = (0.86, 0.94)  # share of points in a 90 % band that counts as held
 
 
 class PointsInBand(NamedTuple):
@@ -253,8 +222,9 @@ class PointsInBand(NamedTuple):
 
 
 class GroupScore(NamedTuple):
-    """Of a group that was left out whole. ``kind``: what its levels share, of `SEEN_BY` or of `Setting`. By metric:
-    ``held``, how many of the points are in the 90 % band, and of how many; ``error``, median absolute, in percent."""
+    """Of a group that was left out whole. ``kind``: what its levels share, of `SEEN_BY` or of `LevelSetting`. By
+    metric: ``held``, how many of the points are in the 90 % band, and of how many; ``error``, median absolute, in
+    percent."""
 
     kind: str
     group: str
@@ -263,7 +233,7 @@ class GroupScore(NamedTuple):
     error: dict[str, float]
 
 
-def group_scores(found: Found, kinds: Sequence[str] = (*SEEN_BY, *Setting._fields)) -> list[GroupScore]:
+def group_scores(found: Found, kinds: Sequence[str] = (*SEEN_BY, *LevelSetting._fields)) -> list[GroupScore]:
     """Every model, GPU and engine version left out, and every parallelism, length and load. Versions that nobody stated
     are one group here. Of a parallelism, a length or a load, the stack that is scored is left out too. Errors are
     those in a straight line from `START`."""
@@ -342,14 +312,14 @@ def sum_of(held: Sequence[PointsInBand]) -> PointsInBand:
     return PointsInBand(sum(each.inside for each in held), sum(each.of for each in held))
 
 
-def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[Setting]) -> float:
+def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[LevelSetting]) -> float:
     """How often a stack with such levels would have a share in `NEAR` inside a band that holds exactly 90 % of new
     stacks' levels: errors drawn from a normal distribution with these parts. Levels of a stack are off together, so
     this is far from always."""
     rng, sd = np.random.default_rng(0), 100 * components.sd(unseen=without)
     common = math.hypot(components.stack, *(getattr(components, kind) for kind in without))
     errors = rng.normal(0, common, (DRAWS, 1)) + rng.normal(0, components.level, (DRAWS, len(settings)))
-    for index, kind in enumerate(Setting._fields):
+    for index, kind in enumerate(LevelSetting._fields):
         labels, places = np.unique([each[index] for each in settings], return_inverse=True)
         errors = errors + rng.normal(0, getattr(components, kind), (DRAWS, len(labels)))[:, places]
     inside = np.mean(np.abs(errors) <= NORMAL_90 * sd, axis=1)
@@ -389,9 +359,6 @@ def errors_after(found: Found, others: ReferenceStacks, count: int) -> dict[str,
             if each.level not in taken:
                 errors[each.metric].append(StackError(stack, each.setting, (), error_of(each, theta)))
     return errors
-
-
-# --- scores ---------------------------------------------------------------------------------------
 
 
 class ScoredPoint(NamedTuple):

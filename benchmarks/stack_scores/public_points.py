@@ -16,8 +16,8 @@ from pdlab.core.workload import Closed, Workload
 from pdlab.plan import csv_rows
 from pdlab.plan.csv_rows import RefusedRow, RequestedRow
 from pdlab.plan.extrapolation import major_minor
+from pdlab.plan.stack_prior import UNSTATED, Stack
 
-UNSTATED = "unstated"
 MEASURED = ("ttft_ms", "tpot_ms")
 WORKERS = ("p_workers", "d_workers")  # of a row of P:D: without them it is not known what ran
 
@@ -35,22 +35,6 @@ class BenchmarkProcedure(NamedTuple):
 # InferenceX's scripts (github.com/SemiAnalysisAI/InferenceX, benchmarks/): --num-prompts 10 x --max-concurrency,
 # --random-range-ratio 0.8, --request-rate inf. Tables call its TTFT a median. It behaves as the mean: docs/model.md.
 INFERENCEX = BenchmarkProcedure(10, "uniform:0.8-1.0")
-
-
-class Stack(NamedTuple):
-    """What one group of points shares: model with its precision, GPU, engine and version, and the kind of serving."""
-
-    model: str
-    gpu: str
-    engine: str
-    version: str
-    mode: str
-
-    @property
-    def label(self) -> str:
-        """In a table: ``gpt-oss-120b fp4, H100, vllm 0.18``."""
-        mode = ", P:D" if self.mode == "pd" else ""
-        return f"{self.model}, {self.gpu}, {self.engine} {self.version}{mode}"
 
 
 class PublicPoint(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from stack_scores.public_points import INFERENCEX, PublicPoint, read_points, sample
 
 from pdlab.core.errors import UsageError
-from pdlab.plan.public_points import INFERENCEX, UNSTATED, PublicPoint, read_points, sample
+from pdlab.plan.stack_prior import UNSTATED
 
 HEADER = (
     "model,gpu,mode,framework,framework_version,precision,isl,osl,concurrency,tp,attention_dp,moe_ep,ttft_ms,tpot_ms,"

@@ -13,21 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.made_up_tables import TOKEN_S, made_up_tables
-
-from pdlab.core.catalog import require_shape
-from pdlab.core.deployment import Pool
-from pdlab.core.files import CONFIGS
-from pdlab.core.workload import Level
-from pdlab.plan import scoring
-from pdlab.plan.correction_fit import Response, Setting
-from pdlab.plan.error_catalog import public_errors
-from pdlab.plan.public_points import PublicPoint, Stack, read_points, throughput
-from pdlab.plan.scoring import (
+from stack_scores import scoring
+from stack_scores.components import is_represented
+from stack_scores.public_points import PublicPoint, read_points, throughput
+from stack_scores.scoring import (
     METRICS,
     START,
-    TPOT,
-    TTFT,
     PointFigure,
     PointsInBand,
     ScoredPoint,
@@ -41,7 +32,15 @@ from pdlab.plan.scoring import (
     response,
     scored,
 )
-from pdlab.plan.stack_prior import LEAST_STACKS, EffectSds, ErrorComponents, is_represented, prior_of
+from support.made_up_tables import TOKEN_S, made_up_tables
+
+from pdlab.core.catalog import require_shape
+from pdlab.core.deployment import Pool
+from pdlab.core.files import CONFIGS
+from pdlab.core.workload import Level
+from pdlab.plan.correction_fit import TPOT, TTFT, LevelSetting, Response
+from pdlab.plan.error_catalog import public_errors
+from pdlab.plan.stack_prior import LEAST_STACKS, EffectSds, ErrorComponents, Stack, prior_of
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.simulator import simulate
@@ -81,7 +80,7 @@ def measured(model: str, gpu: str, truth: Correction, seed: int = 0) -> list[Pub
     rng = random.Random(f"{model} {gpu} {seed}")
     found = []
     for point in points_of(model, gpu):
-        figure = predict_point(point, scoring.with_correction(hardware(point.stack), truth), SHAPE, seed=9)
+        figure = predict_point(point, hardware(point.stack).with_correction(truth), SHAPE, seed=9)
         found.append(
             point._replace(
                 tpot_s=figure.tpot_s * rng.lognormvariate(0, 0.02), ttft_s=figure.ttft_s * rng.lognormvariate(0, 0.02)
@@ -120,7 +119,7 @@ def test_a_left_out_stack_is_predicted_by_the_same_model_on_another_gpu() -> Non
     stack = next(each for each in found if each.model == "a fp8" and each.gpu == "H100")
     out = left_out(stack, found)
     assert out.unseen == ()
-    corrected = scoring.with_correction(hardware(stack), scoring.correction_by(out))
+    corrected = hardware(stack).with_correction(scoring.correction_by(out))
     ours, raw = (
         scored(out, [ScoredPoint(point, predict_point(point, each, SHAPE)) for point in points[stack]])
         for each in (corrected, hardware(stack))
@@ -156,7 +155,7 @@ def stated(off_by: dict[str, float] | None = None) -> dict[Stack, list[Response]
         of_stack = rng.gauss(0, 0.03)
         found[stack] = []
         for level, (tp, load) in enumerate(itertools.product(("tp1", "tp2"), ("4", "64"))):
-            setting = Setting(tp, "1024:1024", load)
+            setting = LevelSetting(tp, "1024:1024", load)
             labels = (stack.model.split()[0], stack.gpu, tp, load)
             further = sum((off_by or {}).get(label, 0.0) for label in labels)
             for metric in (TPOT, TTFT):
@@ -193,7 +192,7 @@ def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
     parts = dict.fromkeys(("stack", "model", "gpu", "engine", "parallelism", "lengths", "load", "level"), 0.0)
     alone = ErrorComponents.model_validate({**parts, "level": 5.0, "reach": 1.6})
     common = ErrorComponents.model_validate({**parts, "stack": 15.0, "level": 5.0, "reach": 1.6})
-    settings = [Setting(str(each), str(each), str(each)) for each in range(20)]
+    settings = [LevelSetting(str(each), str(each), str(each)) for each in range(20)]
     assert near_by_chance(alone, (), settings) == pytest.approx(0.285, abs=0.03)
     assert near_by_chance(common, (), settings) < 0.1
     assert near_by_chance(common.model_copy(update={"stack": 0.0, "gpu": 15.0}), ("gpu",), settings) < 0.1

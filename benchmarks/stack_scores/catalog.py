@@ -1,0 +1,105 @@
+"""configs/errors/public.yaml made from scores: what a plan takes from public stacks (`pdlab.plan.error_catalog`)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pdlab.core.workload import Closed
+from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, ErrorsAfterLevels, KnownStack
+from pdlab.plan.stack_prior import Stack
+from stack_scores.components import error_components
+from stack_scores.public_points import PublicPoint
+from stack_scores.scoring import (
+    Found,
+    GroupScore,
+    ReferenceStacks,
+    StackScore,
+    errors_after,
+    others_of,
+    shares_of,
+)
+
+
+def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks], count: int) -> ErrorsAfterLevels:
+    medians: dict[str, list[float]] = {}
+    held: dict[str, list[float]] = {}
+    for stack, others in without.items():
+        theirs = errors_after(others.found, others, count)
+        for metric, own in errors_after({stack: everything.found[stack]}, others, count).items():
+            if own:
+                errors = [abs(each.error) for each in own]
+                half = error_components(metric, theirs[metric]).half_width(())
+                medians.setdefault(metric, []).append(statistics.median(errors))
+                held.setdefault(metric, []).append(statistics.fmean(error <= half for error in errors))
+    return ErrorsAfterLevels(
+        components={
+            metric: error_components(metric, each)
+            for metric, each in errors_after(everything.found, everything, count).items()
+        },
+        median_percent={metric: round(100 * statistics.median(each), 1) for metric, each in medians.items()},
+        held={metric: round(statistics.fmean(each), 2) for metric, each in held.items()},
+        near={metric: sum(NEAR[0] <= share <= NEAR[1] for share in each) for metric, each in held.items()},
+    )
+
+
+LEVELS = (1, 2, 3, 4)
+
+
+def covered(points: Iterable[PublicPoint], weights: Iterable[str]) -> CoveredRange:
+    """What these points are of."""
+    rows = [point.row for point in points]
+    inputs = [row.workload.input_tokens for row in rows]
+    outputs = [row.workload.output_tokens for row in rows]
+    loads = [row.load.concurrency / row.deployment.gpus for row in rows if isinstance(row.load, Closed)]
+    return CoveredRange(
+        tp=tuple(sorted({pool.tp for row in rows for pool in row.deployment.pools.values()})),
+        weights=tuple(sorted(set(weights))),
+        input_tokens=(min(inputs), max(inputs)),
+        output_tokens=(min(outputs), max(outputs)),
+        in_flight_per_gpu=(min(loads), max(loads)),
+    )
+
+
+def catalog_of(
+    found: Found,
+    without: Mapping[Stack, ReferenceStacks],
+    scores: Sequence[StackScore],
+    groups: Sequence[GroupScore],
+    points: int,
+    of: CoveredRange,
+) -> ErrorCatalog:
+    """Of all stacks together, for one that is none of them. ``without``: each of them left out; ``groups``: each group
+    of them."""
+    everything = others_of(found)
+    by_stack = {score.left_out.stack: score for score in scores}
+
+    def rounded(values: Iterable[float]) -> tuple[Any, ...]:
+        return tuple(round(float(value), 4) for value in values)
+
+    def significant(values: Iterable[float]) -> tuple[Any, ...]:
+        return tuple(float(f"{value:.4g}") for value in values)
+
+    return ErrorCatalog(
+        points=points,
+        stacks=tuple(
+            KnownStack(
+                **fit.stack._asdict(),
+                correction=rounded(fit.mean),
+                covariance=tuple(significant(row) for row in fit.covariance),
+                points=score.points,
+                errors_percent={name: round(each.error, 1) for name, each in score.ours.items()},
+                alone_percent={name: round(each.error, 1) for name, each in score.alone.items()},
+                held={name: round(each.share, 2) for name, each in score.held.items()},
+                unseen=score.left_out.unseen,
+            )
+            for fit in everything.fits
+            for score in [by_stack[fit.stack]]
+        ),
+        effects=tuple(rounded(each) for each in everything.effects),
+        components=everything.components,
+        after={count: _after(everything, without, count) for count in LEVELS},
+        left_out=shares_of(groups),
+        covered=of,
+    )

@@ -1,0 +1,140 @@
+"""Rows that are kept in a file are what they were, in the order of their moments."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import hashlib
+import os
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from support import records as made
+
+from pdlab.core.errors import WriteError
+from pdlab.core.workload import Closed
+from pdlab.results.kept import Kept
+from pdlab.results.level_data import LevelData
+from pdlab.results.schema import ReplayedRequest, RequestRecord
+from pdlab.results.store import Store
+from pdlab.results.timeline import RequestTimeline
+
+ROWS = [
+    made.record(0.5, itl_s=(0.1, 1 / 3), error="x", asked=(3, 4)),
+    made.record(0.25, replayed=ReplayedRequest(id="ä", session="s", parent="p", waits=("q",), cached_tokens=0)),
+    made.record(0.5, tokens=7),
+]
+
+
+def kept(rows: list[RequestRecord]) -> Kept[RequestRecord]:
+    file = Kept(RequestRecord)
+    for row in rows:
+        file.add(row, row.arrival_s)
+    return file
+
+
+def test_rows_come_by_moment_and_those_of_one_moment_as_they_were_added() -> None:
+    rows = kept(ROWS)
+    expected = [ROWS[1], ROWS[0], ROWS[2]]
+    assert [*rows] == [*rows] == expected and len(rows) == 3
+    assert (rows[0], rows[-1], rows[1:]) == (ROWS[1], ROWS[2], (ROWS[0], ROWS[2]))
+    with pytest.raises(IndexError):
+        rows[3]
+    earlier = made.record(0.125)
+    rows.add(earlier, 0.125)
+    assert [*rows] == [earlier, *expected], "it may go on after it was read"
+    assert not Kept(RequestRecord) and [*Kept(RequestRecord)] == []
+
+
+def test_several_readers_do_not_disturb_each_other() -> None:
+    rows = kept(ROWS)
+    assert [(one.arrival_s, other.arrival_s) for one, other in zip(rows, reversed(rows), strict=True)] == [
+        (0.25, 0.5), (0.5, 0.5), (0.5, 0.25),
+    ]  # fmt: skip
+
+
+def test_files_of_results_are_the_same_from_memory_and_from_a_file(tmp_path: Path) -> None:
+    """Old files hold one line of JSON per request, packed at once."""
+    records = [made.record(float(n), itl_s=(0.1,) * 5, error=None if n % 3 else "x\u2028y") for n in range(500)]
+    told = [RequestTimeline(id=str(n), path="local", t={"first_byte": n / 3}, arrival_s=float(n)) for n in range(500)]
+    timelines = Kept(RequestTimeline)
+    for number in random.Random(1).sample(range(500), 500):
+        timelines.add(told[number], float(number))
+    run = made.run(records, Closed(concurrency=2))
+    folders = [Store(tmp_path / name) for name in ("memory", "file")]
+    one = folders[0].write(run, records, told)
+    other = folders[1].write(run, kept(random.Random(2).sample(records, 500)), timelines)
+    raw = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
+    lines = "\n".join(each.model_dump_json(by_alias=True, exclude_none=True) for each in told).encode()
+    assert one == other and one.raw_sha256 == hashlib.sha256(raw).hexdigest()
+    for store in folders:
+        assert store.records_path(run.key).read_bytes() == gzip.compress(raw, mtime=0)
+        assert store.timelines_path(run.key).read_bytes() == gzip.compress(lines, mtime=0)
+        assert store.read_records(run.key) == tuple(records) and store.read_timelines(run.key) == tuple(told)
+        store.check_records(one)
+
+
+def test_columns_are_the_same_from_memory_and_from_a_file() -> None:
+    requests = [
+        made.record(
+            float(n % 40),
+            tokens=1 + n % 4,
+            itl_s=tuple(k / 7 for k in range(n % 4)),
+            lateness_s=None if n % 5 else n / 1e3,
+            error="x" if n % 6 == 5 else None,
+            replayed=ReplayedRequest(id=f"r{n}", session=f"s{n % 9}", waits=tuple(f"r{k}" for k in range(n % 3))),
+        )
+        for n in range(200)
+    ]
+    by_arrival = sorted(requests, key=lambda record: record.arrival_s)
+    for data in (LevelData.of(requests), LevelData.of(kept(requests))):
+        assert data.arrival_s.tolist() == [each.arrival_s for each in by_arrival]
+        assert data.gaps_s.tolist() == [gap_s for each in by_arrival for gap_s in each.itl_s]
+        assert data.errors == tuple(each.error for each in by_arrival)
+        own = [each.replayed for each in by_arrival if each.replayed is not None]
+        assert data.replayed.ids.tolist() == [each.id.encode() for each in own]
+        assert data.replayed.after.tolist() == [other.encode() for each in own for other in each.after]
+        odd = data.part(data.arrival_s % 2 == 1)
+        some = [each for each in by_arrival if each.arrival_s % 2 == 1]
+        assert odd.gaps_s.tolist() == [gap_s for each in some for gap_s in each.itl_s]
+        assert odd.replayed.after.tolist() == [
+            other.encode() for each in some if each.replayed is not None for other in each.replayed.after
+        ]
+
+
+def test_memory_does_not_grow_with_what_rows_hold() -> None:
+    row = made.record(0.0, itl_s=tuple(number / 1e3 for number in range(200)))
+    tracemalloc.start()
+    try:
+        rows = Kept(RequestRecord)
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(4000):
+            rows.add(row, float(number))
+        tracemalloc.reset_peak()
+        assert sum(len(each.itl_s) for each in rows) == 800_000
+        grown = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert grown / 4000 < 60, "the gaps of one request take 1,600 bytes"
+
+
+def test_the_file_is_closed_with_the_last_reference() -> None:
+    rows = kept(ROWS)
+    number = rows._file.fileno()
+    os.fstat(number)
+    del rows
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+def test_a_full_disk_is_said() -> None:
+    rows = Kept(RequestRecord)
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, rows._file.fileno())
+    os.close(full)
+    with pytest.raises(WriteError, match=r"temporary file in .*No space left on device"):
+        for number in range(1000):
+            rows.add(ROWS[0], float(number))
