@@ -116,7 +116,7 @@ def test_paths(timing: RequestTiming, orchestrated: bool, prefilled: bool, outco
 
 
 def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
-    assert timing.record("", guarded=True)["err"] == "the engine told no events"
+    assert timing.record("", guarded=True)["err"] == "the engine reported no events"
     timing.orchestrated = timing.prefilled = True
     assert "KV guard" in timing.record("", guarded=False)["err"]
     timing.engine_ids += ["a", "b"]
