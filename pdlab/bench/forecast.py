@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.bench.client.protocol import ComputedTokens
+from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens, nothing_evicted
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.engine_cache import EngineCache
@@ -24,6 +25,7 @@ from pdlab.results.timeline import RequestTimeline
 from pdlab.traffic.bounded import LatestKeys
 
 if TYPE_CHECKING:
+    from pdlab.results.level_data import Codes
     from pdlab.results.texts import TextColumn
     from pdlab.traffic.host_cache import HostCache
     from pdlab.traffic.oracle import HitOracle
@@ -38,11 +40,12 @@ class CacheRules(NamedTuple):
     """Of the engines that compute prompts, or may do so: the cache of each by its replica's id, at least one; all have
     blocks of one size. ``answers``: each generates the answers to the prompts that it computes, whose blocks are then
     in the same cache. ``host_blocks``: those that surely fit the memory of the host behind each engine (None: there is
-    none)."""
+    none). ``grows``: all layers have full attention, so that more blocks in a cache never mean fewer hits."""
 
     caches: Mapping[str, EngineCache]
     answers: bool
     host_blocks: int | None = None
+    grows: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -78,7 +81,9 @@ def cache_rules(
     answers = isinstance(deployment.topology, Collocated)
     if rehearsal is not None:
         told = rehearsal.caches.get(role)
-        return CacheRules(dict.fromkeys(computing, told), answers) if told is not None and computing else None
+        if told is None or not computing:
+            return None
+        return CacheRules(dict.fromkeys(computing, told), answers, grows=told.window is None)
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
     if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
@@ -95,7 +100,8 @@ def cache_rules(
         if shape.kv_unknown:
             return None
         host_blocks = int(deployment.kv_offload_gb * 1e9 / (block_tokens * _most_bytes(shape, pool.tp)))
-    return CacheRules(caches, answers, host_blocks) if caches else None
+    grows = not shape.sliding_window and not shape.kv_unknown and "speculative_config" not in arguments
+    return CacheRules(caches, answers, host_blocks, grows) if caches else None
 
 
 def _most_bytes(shape: ModelShape, tp: int) -> float:
@@ -141,23 +147,30 @@ def foreseen(
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
 
-    As they are where it is not known which engine computed one of them, or what its prompt was. Also where an engine of
-    a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and no test
-    compares that with vLLM. And where memory of the host may have had no room for all: which block goes first depends
-    there on the order of a set in vLLM.
+    With bounds alone (`pdlab.bench.hit_bounds`) where it is not known which engine computed one of them. Also where an
+    engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
+    no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
+    depends there on the order of a set in vLLM. Prompts that were ``told`` have no bounds: their text may be in the
+    caches before the replay begins. The records are as they were where it is not known what a prompt was.
 
-    Caches are empty when the replay begins; requests meet them in the order in which they come, each when the one
-    before has ended.
+    Otherwise caches are empty when the replay begins; requests meet them in the order in which they come, each when
+    the one before has ended.
     """
     answered = _answered(records, rules)
     hits = None if answered is None else _hits(answered, told or _planned(plan, rules.block_tokens), rules)
-    if hits is None:
-        return records
-    each_hit, found = iter(hits), Kept(RequestRecord)
+    if hits is not None:
+        return _with(records, "foreseen_tokens", iter(hits))
+    bounds = None if told else _bounds(records, _planned(plan, rules.block_tokens), rules)
+    return records if bounds is None else _with(records, "foreseen_bounds", bounds)
+
+
+def _with(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> Kept[RequestRecord]:
+    """The records with that field of those that were answered."""
+    found = Kept(RequestRecord)
     for record in records:
         own = record.replayed
-        if own is not None:
-            own = own.model_copy(update={"foreseen_tokens": next(each_hit) if record.ok else None})
+        if own is not None and record.ok:
+            own = own.model_copy(update={field: next(values)})
         found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
     return found
 
@@ -190,24 +203,14 @@ def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered 
 
 def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRules) -> array[int] | None:
     """Tokens that each answered request had in a cache, in the order of the records; None: not known of one."""
-    import numpy as np
-
     from pdlab.traffic.prompts import PromptBlocks
 
-    count, places = len(answered.engines), Places(answered.ids)
-    order = np.argsort(np.asarray(answered.arrival_s), kind="stable")
-    turn = np.empty(count)
-    turn[order] = np.arange(count)
-    by_arrival = Kept(ComputedTokens)
-    for each in prompts:
-        at = places.of(each.id)
-        if at is not None:
-            by_arrival.add(each, float(turn[at]))
-    if len(by_arrival) < count:
+    order, by_arrival = _by_arrival(answered.ids, answered.arrival_s, prompts)
+    if len(by_arrival) < len(order):
         return None
     oracles = {replica: rules.oracle(replica) for replica in rules.caches}
     hosts = {replica: rules.host(replica) for replica in rules.caches}
-    hits = array("q", bytes(8 * count))
+    hits = array("q", bytes(8 * len(order)))
     for at, each in zip(order, by_arrival, strict=True):
         oracle, host = oracles[answered.engines[at]], hosts[answered.engines[at]]
         prompt = PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens])
@@ -220,6 +223,57 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
                 return None
         hits[at] = min(device + loaded, prompt.tokens - 1)
     return hits
+
+
+def _by_arrival(
+    ids: TextColumn, arrival_s: array[float], prompts: Iterable[ComputedTokens]
+) -> tuple[Codes, Kept[ComputedTokens]]:
+    """The requests' places in the order in which they came, and what was computed for them in that order: for fewer
+    where that is not known of each."""
+    import numpy as np
+
+    places, order = Places(ids), np.argsort(np.asarray(arrival_s), kind="stable")
+    turn = np.empty(len(order))
+    turn[order] = np.arange(len(order))
+    computed = Kept(ComputedTokens)
+    for each in prompts:
+        at = places.of(each.id)
+        if at is not None:
+            computed.add(each, float(turn[at]))
+    return order, computed
+
+
+def _bounds(
+    records: Iterable[RequestRecord], prompts: Iterable[ComputedTokens], rules: CacheRules
+) -> Iterator[tuple[int, int]] | None:
+    """Tokens that each answered request had in a cache at least and at most, in the order of the records; None: not
+    known of one."""
+    import numpy as np
+
+    ids, arrival_s, first_token_s, engines = Texts(), array("d"), array("d"), list[str | None]()
+    known = {name: name for name in rules.caches}
+    for record in records:
+        if record.replayed is not None and record.replayed.sent:
+            ids.add(record.replayed.id)
+            arrival_s.append(record.arrival_s)
+            first_token_s.append(record.first_token_s if record.ok and record.first_token_s is not None else math.nan)
+            engines.append(known.get(_engine(record, rules) or ""))
+    order, computed = _by_arrival(ids.array(), arrival_s, prompts)
+    if len(computed) < len(order):
+        return None
+    sent = SentPrompts(
+        array("d", np.asarray(arrival_s)[order]),
+        array("d", np.asarray(first_token_s)[order]),
+        [engines[at] for at in order],
+        computed,
+    )
+    size, smallest = rules.block_tokens, min(cache.blocks for cache in rules.caches.values())
+    least, most = np.zeros_like(order), np.zeros_like(order)
+    most[order] = most_tokens(sent, size, host=rules.host_blocks is not None)
+    if rules.grows and nothing_evicted(computed, size, smallest):
+        least[order] = least_tokens(sent, size)
+    answered = ~np.isnan(np.asarray(first_token_s))
+    return zip(least[answered].tolist(), most[answered].tolist(), strict=True)
 
 
 def _planned(plan: Path, block_tokens: int) -> Iterator[ComputedTokens]:

@@ -341,13 +341,34 @@ def cache_hits(evidence: Evidence) -> Iterator[Finding]:
     """The engine answered another share of a replay's prompts from its prefix cache than its rules foresee."""
     import numpy as np
 
-    tokens = float(evidence.answered.input_tokens.sum())
-    hits = _replay_hits(evidence)
-    if hits is None or not tokens:
+    share, bounds = _hit_share(evidence), _hit_bounds(evidence)
+    if share is None:
         return
-    share, expected = hits / tokens, float(np.nansum(evidence.answered.replayed.foreseen_tokens)) / tokens
+    if bounds is not None:
+        least, most = bounds
+        if not least - HITS_OFF <= share <= most + HITS_OFF:
+            yield found("hits_out_of_bounds", share=share, least=least, most=most)
+        return
+    answered = evidence.answered
+    expected = float(np.nansum(answered.replayed.foreseen_tokens) / answered.input_tokens.sum())
     if abs(share - expected) > HITS_OFF:
         yield found("hits_unforeseen", share=share, foreseen=expected)
+
+
+def _hit_share(evidence: Evidence) -> float | None:
+    """Of the prompt tokens of a replay, those that came from a prefix cache; None: not known."""
+    tokens, hits = float(evidence.answered.input_tokens.sum()), _replay_hits(evidence)
+    return hits / tokens if hits is not None and tokens else None
+
+
+def _hit_bounds(evidence: Evidence) -> tuple[float, float] | None:
+    """Least and most of that share, where bounds are all that is foreseen."""
+    import numpy as np
+
+    replayed, tokens = evidence.answered.replayed, float(evidence.answered.input_tokens.sum())
+    if np.isnan(replayed.foreseen_most).all() or not tokens:
+        return None
+    return float(np.nansum(replayed.foreseen_least)) / tokens, float(np.nansum(replayed.foreseen_most)) / tokens
 
 
 def _replay_hits(evidence: Evidence) -> float | None:
@@ -718,11 +739,17 @@ def _clock_missing(evidence: Evidence) -> Finding | None:
 def _hits_missing(evidence: Evidence) -> Finding | None:
     import numpy as np
 
-    if np.isnan(evidence.answered.replayed.foreseen_tokens).all():
+    share, bounds = _hit_share(evidence), _hit_bounds(evidence)
+    if bounds is None and np.isnan(evidence.answered.replayed.foreseen_tokens).all():
         return found("hits_not_foreseen")
     if evidence.fluid:
-        return found("hits_not_told") if _replay_hits(evidence) is None else None
-    return _needs("prefix_cache_hits")(evidence)
+        missing = found("hits_not_told") if share is None else None
+    else:
+        missing = _needs("prefix_cache_hits")(evidence)
+    if missing is not None or bounds is None or share is None or any(cache_hits(evidence)):
+        return missing
+    least, most = bounds
+    return found("hits_bounded", share=share, least=least, most=most)
 
 
 def _affinity_missing(evidence: Evidence) -> Finding | None:

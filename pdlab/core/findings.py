@@ -257,6 +257,11 @@ CODES: dict[str, FindingCode] = {
         "the share of a replay's prompt tokens from the prefix cache is within 0.02 of the share by vLLM's rules",
         "{share:.1%} of the prompt tokens came from the prefix cache; by vLLM's rules it is {foreseen:.1%}",
     ),
+    "hits_out_of_bounds": _gate(
+        "cache_hits",
+        "the share of a replay's prompt tokens from the prefix cache is within 0.02 of its bounds by vLLM's rules",
+        "{share:.1%} of the prompt tokens came from the prefix cache; by vLLM's rules it is {least:.1%} to {most:.1%}",
+    ),
     "sessions_moved": _gate(
         "affinity",
         "in a pool with session routing all requests of a session go to one engine",
@@ -407,6 +412,11 @@ CODES: dict[str, FindingCode] = {
         "the prefix-cache hits of each prompt can be computed beforehand",
         "hits are computed only if the token ids of each prompt and its engine, with model, pool and block size, are "
         "known",
+    ),
+    "hits_bounded": _unchecked(
+        "the prefix-cache hits of each prompt can be computed beforehand, and not bounds alone",
+        "only bounds of the hits are known: {share:.1%} of the prompt tokens came from the prefix cache; by vLLM's "
+        "rules it is {least:.1%} to {most:.1%}",
     ),
     "hits_not_told": _unchecked(
         "servers of a fluid pool report the cached tokens of each prompt",

@@ -36,15 +36,17 @@ class ReplayedData:
     """Which request of a compiled workload each is, as `pdlab.results.schema.ReplayedRequest` says it, one element of
     each column per request.
 
-    ``known``: it is of one. ``cached_tokens``, ``foreseen_tokens``: NaN where nobody says. ``replicas``,
-    ``prefill_replicas``: each has a number, -1: not known. ``after``: the ids of what all requests wait for in one row,
-    of which ``after_counts`` belong to each. Texts are UTF-8.
+    ``known``: it is of one. ``cached_tokens``, ``foreseen_tokens``, ``foreseen_least`` and ``foreseen_most`` (the
+    bounds): NaN where nobody says. ``replicas``, ``prefill_replicas``: each has a number, -1: not known. ``after``: the
+    ids of what all requests wait for in one row, of which ``after_counts`` belong to each. Texts are UTF-8.
     """
 
     known: Mask
     sent: Mask
     cached_tokens: Column
     foreseen_tokens: Column
+    foreseen_least: Column
+    foreseen_most: Column
     ids: TextColumn
     sessions: TextColumn
     replicas: Codes
@@ -63,6 +65,8 @@ class ReplayedData:
             sent=np.ones(count, dtype=np.bool_),
             cached_tokens=unknown,
             foreseen_tokens=unknown,
+            foreseen_least=unknown,
+            foreseen_most=unknown,
             ids=nameless,
             sessions=nameless,
             replicas=nowhere,
@@ -88,6 +92,7 @@ class _ReplayedColumns:
     def __init__(self) -> None:
         self._known, self._sent = bytearray(), bytearray()
         self._cached, self._foreseen = array("d"), array("d")
+        self._least, self._most = array("d"), array("d")
         self._ids, self._sessions, self._after = Texts(), Texts(), Texts()
         self._replicas, self._prefill_replicas, self._after_counts = array("q"), array("q"), array("q")
         self._numbers: dict[str | None, int] = {None: -1}
@@ -98,6 +103,9 @@ class _ReplayedColumns:
         self._sent.append(each.sent)
         self._cached.append(_or_nan(each.cached_tokens))
         self._foreseen.append(_or_nan(each.foreseen_tokens))
+        least, most = each.foreseen_bounds or (None, None)
+        self._least.append(_or_nan(least))
+        self._most.append(_or_nan(most))
         self._ids.add(each.id)
         self._sessions.add(each.session)
         self._replicas.append(self._number(each.replica))
@@ -118,6 +126,8 @@ class _ReplayedColumns:
             sent=np.array(self._sent, dtype=np.bool_),
             cached_tokens=np.array(self._cached),
             foreseen_tokens=np.array(self._foreseen),
+            foreseen_least=np.array(self._least),
+            foreseen_most=np.array(self._most),
             ids=self._ids.array(),
             sessions=self._sessions.array(),
             replicas=np.array(self._replicas),

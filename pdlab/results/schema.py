@@ -28,8 +28,9 @@ class ReplayedRequest(Frozen):
 
     ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
     them in its usage (None: it does not, which is vLLM's default).
-    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed. ``replica``:
-    the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
+    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed.
+    ``foreseen_bounds``: the least and the most, where the rules give no more.
+    ``replica``: the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
     """
 
     id: str
@@ -40,6 +41,7 @@ class ReplayedRequest(Frozen):
     sent: bool = True
     cached_tokens: int | None = None
     foreseen_tokens: int | None = None
+    foreseen_bounds: tuple[int, int] | None = None
     replica: str | None = None
     prefill_replica: str | None = None
 

@@ -67,6 +67,11 @@ def hits(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict
     return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
 
 
+def bounds(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, tuple[int, int] | None]:
+    told = foreseen(records, path, by, ())
+    return {each.replayed.id: each.replayed.foreseen_bounds for each in told if each.replayed}
+
+
 def test_a_follow_up_hits_prompt_and_answer_and_another_one_what_was_there_when_it_came(tmp_path: Path) -> None:
     # b0 came first and finds nothing, whatever the file's order; a1 finds 12 tokens and the 4 first of the answer.
     records = (record("a0", 1.0, 2.0), record("b0", 0.5, 4.0), record("a1", 3.0, 5.0, "a0"))
@@ -88,7 +93,7 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert hits(replayed("r0", "r1", "r0"), path, both) == {"a0": 0, "b0": 0, "a1": 16}
     assert hits(replayed("r0", "r1", "r1"), path, both) == {"a0": 0, "b0": 0, "a1": 8}
     unknown = replayed("r0", "r1", "gone")
-    assert foreseen(unknown, path, both, ()) == unknown, "of an engine that is not known nothing is foreseen"
+    assert set(hits(unknown, path, both).values()) == {None}, "of an engine that is not known bounds are foreseen"
     prefill = rules("r0", "r1", answers=False)
     # Prefill generates no answers, so that the follow-up finds the prompt alone.
     found = hits(replayed("r0", "r1", "r0", where="prefill_replica"), path, prefill)
@@ -110,6 +115,8 @@ def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_pat
     assert by(rules("r0"), told) == [0, 4, 12]
     assert by(rules("r0", answers=False), told) == [0, 4, 8], "prefill does not compute answers"
     assert by(rules("r0"), told[:2]) == [None] * 3, "nobody told a prompt"
+    two = foreseen(records, path, rules("r0", "r1"), told)
+    assert two == records, "text may be in a cache before a replay begins: nobody knows bounds"
     requests = list(read_requests(path))
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(endpoint="chat"), requests)
@@ -179,6 +186,25 @@ def test_engines_of_a_fluid_pool_are_followed_while_they_prefill_alone(tmp_path:
         replayed(("e0", "e2"), (None, "e2"), ("e0", "e2")),
     ):
         assert set(hits(unknown, path, by).values()) == {None}
+        assert bounds(unknown, path, by) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}
+    assert set(bounds(stay, path, by).values()) == {None}, "what is known needs none"
+
+
+def test_a_prompt_of_a_fluid_pool_hits_at_least_what_its_engine_computed(tmp_path: Path) -> None:
+    """If all layers have full attention and there is room for everything. Records come in any order."""
+    times = (("b0", 1.0, None), ("a0", 0.0, None), ("a1", 3.0, "a0"))
+    records = tuple(
+        record(name, moment, moment + 1, parent, prefill_replica=prefill, replica=decode)
+        for (name, moment, parent), (prefill, decode) in zip(
+            times, (("e0", "e1"), ("e0", "e1"), ("e1", "e0")), strict=True
+        )
+    )
+    path, by = plan(tmp_path), rules("e0", "e1", answers=False)._replace(grows=True)
+    assert bounds(records, path, by) == {"a0": (0, 8), "b0": (8, 8), "a1": (0, 16)}, "e1 computed nothing yet"
+    small = by._replace(caches={"e0": cache(), "e1": cache(60)})
+    assert bounds(records, path, small) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}, "b0's may have made room"
+    failed = (records[0], record("a0", 0.0, None), records[2])
+    assert bounds(failed, path, by) == {"a0": None, "b0": (0, 8), "a1": (0, 16)}, "it may have been computed"
 
 
 def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path) -> None:
@@ -191,11 +217,11 @@ def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path
     )
     pools = {"p0": pool("prefill"), "d0": pool("decode")}
     made = cache_rules(pd, pools, local=False, rehearsal=Rehearsal(caches=told))
-    assert made == CacheRules({"p0": cache(50)}, answers=False)
+    assert made == CacheRules({"p0": cache(50)}, answers=False, grows=True)
     records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
     assert hits(records, plan(tmp_path), made) == {"a0": 0, "b0": 8, "a1": 12}
     one = cache_rules(ONE, {"r0": pool("collocated")}, local=False, rehearsal=Rehearsal(caches={"collocated": cache()}))
-    assert one == rules("r0")
+    assert one == rules("r0")._replace(grows=True)
     assert hits(records, plan(tmp_path), one) == {"a0": 0, "b0": 8, "a1": 16}, "it generated the answer too"
     assert cache_rules(ONE, {"r0": pool("collocated")}, local=False, rehearsal=Rehearsal()) is None, "an older launch"
     assert cache_rules(pd, {"d0": pool("decode")}, local=False, rehearsal=Rehearsal(caches=told)) is None
@@ -211,7 +237,10 @@ def test_behind_a_router_nobody_knows_which_simulated_engine_computed_a_prompt(t
         rehearsal=Rehearsal(caches={"collocated": cache()}),
     )
     assert two is not None
-    assert foreseen(records, plan(tmp_path), two, ()) == records
+    path = plan(tmp_path)
+    assert set(hits(records, path, two).values()) == {None}
+    # Another engine may have it all, or none of it.
+    assert bounds(records, path, two) == {"a0": (0, 8), "b0": (0, 8), "a1": (0, 16)}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +254,16 @@ def test_behind_a_router_nobody_knows_which_simulated_engine_computed_a_prompt(t
 )
 def test_other_engines_have_other_rules(change: dict[str, Any]) -> None:
     assert cache_rules(ONE.model_copy(update=change), {"r0": pool("collocated")}, local=True) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "grows"),
+    [("tiny-llama", {}, True), ("tiny-gptoss", {}, False), ("tiny-llama", {"speculative_config": {}}, False)],
+)
+def test_hits_grow_with_a_cache_of_full_attention(model: str, arguments: dict[str, Any], grows: bool) -> None:
+    deployment = ONE.model_copy(update={"model": model, "engine_kwargs": arguments})
+    made = cache_rules(deployment, {"r0": pool("collocated")}, local=True)
+    assert made is not None and made.grows is grows
 
 
 def test_what_is_not_known_is_not_foreseen() -> None:

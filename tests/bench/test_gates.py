@@ -158,8 +158,8 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "cache_hits",
-        turns(foreseen=3),
-        "0.0% of the prompt tokens came from the prefix cache; by vLLM's rules it is 3.0%",
+        turns(replayed=ReplayedRequest(id="b11", session="b", turn=12, parent="b10", foreseen_bounds=(2400, 2400))),
+        "0.0% of the prompt tokens came from the prefix cache; by vLLM's rules it is 100.0% to 100.0%",
     ),
     (
         "affinity",
@@ -347,6 +347,27 @@ def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
     for hits, failed in ((600, ()), (645, ()), (555, ()), (650, ("cache_hits",)), (550, ("cache_hits",))):
         level = evidence(**turns(foreseen=25), engines_after=engines(prefix_cache_hits=hits))
         assert validate_level(level).failed_gates == failed
+
+
+def test_hits_within_bounds_are_told_and_not_judged() -> None:
+    """Of each prompt of 100 tokens between 20 and 60 were cached."""
+
+    def judged(hits: int) -> Any:
+        made = turns(foreseen=None)
+        records = [
+            record.model_copy(update={"replayed": record.replayed.model_copy(update={"foreseen_bounds": (20, 60)})})
+            for record in made["records"]
+        ]
+        return validate_level(evidence(**{**made, "records": records}, engines_after=engines(prefix_cache_hits=hits)))
+
+    for hits in (480, 960, 1440):
+        within = judged(hits)
+        assert within.valid
+        assert within.unchecked["cache_hits"] == found("hits_bounded", share=hits / 2400, least=0.2, most=0.6)
+    assert within.unchecked["cache_hits"].text.endswith("; by vLLM's rules it is 20.0% to 60.0%")
+    for hits in (400, 1500):
+        assert judged(hits).failed_gates == ("cache_hits",)
+        assert "cache_hits" not in judged(hits).unchecked
 
 
 def test_what_comes_from_memory_of_the_host_is_a_hit_of_who_computes_prompts() -> None:

@@ -65,7 +65,7 @@ def replay(rehearsal: Stack, label: str) -> None:
     if computing.replicas == 1:
         assert "cache_hits" not in run.validity.unchecked
     else:  # which of them computed a prompt only timelines would tell
-        assert run.validity.unchecked["cache_hits"].code == "hits_not_foreseen"
+        assert run.validity.unchecked["cache_hits"].code == "hits_bounded"
     assert run.origin == "simulated" and run.key.stem == "replay1" and run.completed == 16
     assert run.rehearsal == rehearsal.running().manifest.rehearsal
     records = {record.replayed.id: record for record in store.read_records(run.key) if record.replayed}
