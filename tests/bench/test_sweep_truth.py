@@ -45,7 +45,7 @@ FAULTS = {
     15: ({"preemptions": 1}, "preemptions", "engines preempted requests 48 times: their KV cache was full"),
     16: ({"restart_at": 40}, "restarts", "an engine was restarted during the level: its counters decreased"),
     17: ({"replace_at": 5}, "restarts", "a replica was replaced: r1 answers, but the launch neither"),
-    18: ({"others": 2}, "other_requests", "the decode engines finished 144 requests during the level, 48 are the clie"),
+    18: ({"others": 2}, "other_requests", "the decode engines finished 144 requests during the level, but this client"),
     30: ({}, "few_requests", "too few requests for a steady window: 60 must finish in it"),
 }
 
