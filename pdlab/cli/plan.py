@@ -553,13 +553,11 @@ def _trace(settings: PlanSettings) -> Trace | None:
     for name in ("rate", "concurrency", "itl", "otl", "lengths", "burstiness"):
         if name in settings.model_fields_set:
             raise UsageError(
-                f"--workload {settings.workload} says lengths and moments of its requests itself; leave --{name} out"
+                f"--workload {settings.workload} sets the lengths and times of its requests; leave --{name} out"
             )
     trace = trace_of_file(Path(settings.workload))
     if trace.requests and "prefix_hit_rate" in settings.model_fields_set:
-        raise UsageError(
-            f"--workload {settings.workload} says what prompts have in common; leave --prefix-hit-rate out"
-        )
+        raise UsageError(f"--workload {settings.workload} sets the shared text of prompts; leave --prefix-hit-rate out")
     return trace
 
 
@@ -616,8 +614,8 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo
     trace, hit_rate = _trace(settings), settings.prefix_hit_rate
     if settings.kv_offload_gb and not (trace and trace.requests):
         raise UsageError(
-            f"--kv-offload-gb {settings.kv_offload_gb:g}: no prompt of --workload {settings.workload} has text in "
-            "common with another, so nothing comes back from host memory; leave --kv-offload-gb out"
+            f"--kv-offload-gb {settings.kv_offload_gb:g}: no prompt of --workload {settings.workload} shares text "
+            "with another, so nothing is read back from host memory; leave --kv-offload-gb out"
         )
     if settings.kv_offload_gb and settings.fidelity == "vllm":
         raise UsageError("--fidelity vllm does not simulate --kv-offload-gb: leave one of them out")
@@ -666,8 +664,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_picture(settings.goodput_map, "--goodput-map")
         if _trace(settings) is not None:
             raise UsageError(
-                f"--goodput-map is of Poisson arrivals at growing rates, and --workload {settings.workload} says when "
-                "requests come; give lengths alone"
+                f"--goodput-map has Poisson arrivals at growing rates, but --workload {settings.workload} sets the "
+                "times of requests; give only lengths"
             )
     if settings.out:
         check_folder(settings.out, "--out")

@@ -22,7 +22,7 @@ MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre 
 class PrefixCache:
     """Prompts whose KV an engine still holds, least recently used first; sizes in tokens.
 
-    vLLM frees the blocks of a finished request from its end, so what is evicted of a prompt first is its end.
+    vLLM frees the blocks of a finished request from its end, so the end of a prompt is evicted first.
     """
 
     __slots__ = ("_cached_tokens", "capacity", "used")
@@ -39,7 +39,7 @@ class PrefixCache:
         return cached_tokens if cached_tokens < tokens else tokens
 
     def keep(self, prompt: int, tokens: float) -> None:
-        """Record that ``tokens`` of the prompt were used just now; the oldest other prompts are evicted for them."""
+        """Record that ``tokens`` of the prompt were just used; the oldest other prompts are evicted for them."""
         cached = self._cached_tokens
         self.used += tokens - cached.pop(prompt, 0.0)
         cached[prompt] = tokens
@@ -61,8 +61,8 @@ class PrefixCache:
 class PendingPrefill:
     """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet.
 
-    Of a preempted one: ``generated`` tokens had the engine given by then. Its blocks are free, but cached until others
-    take them for their next tokens, from its end.
+    If preempted: ``generated`` is the engine's total of generated tokens at that time. Its blocks are free, but stay
+    cached until other requests use them, last first.
     """
 
     request: int
@@ -71,7 +71,7 @@ class PendingPrefill:
     generated: int | None = None
 
     def kept(self, engine: Engine) -> float:
-        """Tokens of a preempted request whose blocks nobody has taken."""
+        """Tokens of a preempted request whose blocks no other request has taken."""
         return 0.0 if self.generated is None else max(self.tokens - (engine.generated - self.generated), 0.0)
 
 
@@ -81,11 +81,11 @@ class Engine:
 
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
 
-    ``steps_in_flight``: steps that vLLM's engine core has launched at once, 1 where one is scheduled when the last has
-    ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched, and
-    what they saw is known when that step has ended (`pdlab.sim.stepping`). With two in flight a request that comes
-    joins the step after the next. 0: reads begin when asked for, and what has arrived joins the next step.
-    ``hand_over``: how long it is until that is known, and what the first token is.
+    ``steps_in_flight``: steps that vLLM's engine core has launched at once: 1 if it schedules a step when the last one
+    has ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched;
+    the scheduler gets this information when that step has ended (`pdlab.sim.stepping`). With two in flight a new
+    request joins the step after the next. 0: reads begin at once, and arrived KV joins the next step. ``hand_over``:
+    the waits of this hand-over, and the source of the first token.
     """
 
     costs: StepSource
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def decoding(self) -> int:
-        """Sequences that it streams tokens of."""
+        """Sequences in the decode phase, whose tokens it streams."""
         return len(self.running)
 
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
@@ -302,7 +302,7 @@ class Engine:
         return began_s + passed * step_s
 
     def change_pace(self, now_s: float, pace: float) -> float:
-        """The step that runs goes on at another pace, and a run of equal steps ends with it. Returns when."""
+        """The running step continues at another speed, and a run of equal steps ends with it. Returns its end."""
         self.interrupt(now_s)
         left_s = self.began_s + self.steps * self.step_s + self.late_s - now_s
         self.late_s += left_s * (pace / self.pace - 1)
@@ -314,8 +314,8 @@ class Engine:
 class EngineSurroundings:
     """What an engine needs from the system around it.
 
-    ``contention`` is the share by which an engine gets slower for every other engine that is busy: 0 where each has
-    its own device, more where they share the cores of one machine.
+    ``contention`` is the share by which an engine gets slower for every other busy engine: 0 if each has its own
+    device, more if they share the cores of one machine.
     """
 
     contention = 0.0
@@ -325,7 +325,7 @@ class EngineSurroundings:
         raise NotImplementedError
 
     def pace(self, engine: Engine) -> float:
-        """By which a step is longer now than with the machine for itself."""
+        """The factor by which a step is longer now than on a machine without other busy engines."""
         return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:

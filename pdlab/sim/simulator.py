@@ -79,12 +79,12 @@ def simulate(
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
-    ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
-    prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
-    replaces lengths and arrivals of each level. ``scattered``: whether free blocks lie apart, as in pools that
-    have served more tokens than they hold; None: from when they have. ``controller``: of a fluid pool, in place of its
-    own. ``gaps``: whether levels have the time between tokens (`pdlab.sim.level.gaps`). Raises UsageError when the
-    model or one request does not fit an engine.
+    ``prefix_hit_rate`` is the share of each prompt that is in every engine's cache (for fresh prompts with a common
+    prefix). ``link`` None: the link of the deployment's placement. A ``trace`` replaces lengths and arrivals of each
+    level. ``scattered``: whether free blocks are scattered, as in pools that have served more tokens than they hold;
+    None: from the time when they have. ``controller``: a controller that replaces the fluid pool's own. ``gaps``:
+    whether levels have the time between tokens (`pdlab.sim.level.gaps`). Raises UsageError when the model or one
+    request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
@@ -99,7 +99,7 @@ def simulate(
 
 
 def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
-    """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
+    """One engine of the pool: one DP rank, or with pipeline stages the batch of one stage. Raises UsageError."""
     return engines_of(hardware, shape, pool, 1, prefills_only=prefills_only)[0]
 
 
@@ -112,7 +112,7 @@ def engines_of(
     prefills_only: bool,
     transport: Transport | None = None,
 ) -> list[Engine]:
-    """So many engines of the pool, with step times in common. Raises UsageError."""
+    """That many engines of the pool, which share their step times. Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
     own, waits = hardware.of(pool), hand_over_of(transport)
@@ -131,7 +131,7 @@ def engines_of(
 
 
 class System(Stepping):
-    """The deployment between events."""
+    """The state of the deployment between events."""
 
     log: SimulatedLevel
 
@@ -391,7 +391,7 @@ class System(Stepping):
         self.wake(engine, now_s)
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
-        """Prefill is done: its KV goes to the decode engine as soon as there is room."""
+        """Prefill has ended: its KV moves to the decode engine as soon as there is room."""
         decoder = self._decode_engine(engine, request, now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)
