@@ -35,6 +35,7 @@ import numpy as np
 from scipy.stats import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
+UNTIMED = str(Path(__file__).with_name("untimed_launch.py"))
 sys.path.insert(0, str(ROOT))
 
 from pdlab.bench.client.timeline_tap import TappedSession  # noqa: E402
@@ -50,39 +51,6 @@ LEAST = {
     "over engine": ("queue", "prefill"),
     "over servers": ("server", "call", "prefill_server", "queue", "prefill"),
 }
-# A launcher whose servers keep no marks and count no parts while the file at its first word is there.
-SWITCHED = """
-import os, sys
-import pdlab.deploy.serving.timeline as timeline
-from pdlab.deploy.serving.step_watch import connector_stats
-from pdlab.deploy.serving.timeline import CORE, WIRE, TimingBook, SendsTimeline, TimelineMiddleware
-
-FILE = sys.argv.pop(1)
-call, timed, hear = TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.hear
-
-async def call_or_not(self, scope, receive, send):
-    if os.path.exists(FILE):
-        await self.app(scope, receive, send)
-    else:
-        await call(self, scope, receive, send)
-
-async def timed_or_not(self, method, request, raw):
-    if os.path.exists(FILE):
-        return await getattr(super(SendsTimeline, self), method)(request, raw)
-    return await timed(self, method, request, raw)
-
-def hear_or_not(self, outputs):
-    if not os.path.exists(FILE):
-        hear(self, outputs)
-        return
-    for stats in connector_stats(outputs):
-        stats.pop(CORE, None)
-        stats.pop(WIRE, None)
-
-TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.hear = call_or_not, timed_or_not, hear_or_not
-from pdlab.__main__ import script
-script("launch")
-"""
 
 
 class Reply(NamedTuple):
@@ -137,7 +105,7 @@ def launched(port: int) -> Iterator[Path]:
     launcher = [sys.executable, "launch_gptoss.py", "--port", str(port)]
     with tempfile.TemporaryDirectory(prefix="pdlab-ttft-pairs-") as folder:
         switch = Path(folder) / "off"
-        start = [sys.executable, "-c", SWITCHED, str(switch), "--pd-spread", "--local", "--detach", "--port", str(port)]
+        start = [sys.executable, UNTIMED, str(switch), "--pd-spread", "--local", "--detach", "--port", str(port)]
         try:
             subprocess.run(start, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
             yield switch

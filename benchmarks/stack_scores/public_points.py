@@ -80,7 +80,7 @@ def read_points(text: str, source: str) -> PublicTable:
         if isinstance(row, RefusedRow):
             refused.append(row)
         elif row.deployment.transport is not None and not all(cells.get(name) for name in WORKERS):
-            refused.append(RefusedRow(row.line, f"{' or '.join(WORKERS)} is empty: how many engines ran is not said"))
+            refused.append(RefusedRow(row.line, f"{' or '.join(WORKERS)} is empty: the number of engines is unknown"))
         elif not isinstance(row.load, Closed):
             refused.append(RefusedRow(row.line, "only closed loops are scored"))
         else:

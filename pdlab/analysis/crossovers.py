@@ -11,14 +11,13 @@ apart. If it extends to the end of what both have measured, that end of the inte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pdlab.analysis.bootstrap import DrawnLine, highest
+from pdlab.analysis.bootstrap import DrawnLine
 from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, own
 from pdlab.analysis.intervals import Array, Estimate, compare
@@ -249,71 +248,3 @@ def _crossing(before: _GridLatency, after: _GridLatency, last_step: int, grid: A
     span = gaps[0] - gaps[1]
     share = gaps[0] / span if span else 0.5
     return float(grid[last_step] + (grid[last_step + 1] - grid[last_step]) * share)
-
-
-REGIME_STEPS = 80
-
-
-class ThroughputPoint(NamedTuple):
-    """A level of a curve; output tokens/s are per node."""
-
-    tokens_per_s: float
-    tpot_s: float
-
-
-ThroughputCurve = Sequence[ThroughputPoint]  # by throughput
-
-
-@dataclass(frozen=True, slots=True)
-class Regime:
-    """Between two throughputs (output tokens/s per node) ``label`` gives the lowest TPOT, or one within the error.
-
-    ``rivals`` are others that are within the error all the way.
-    """
-
-    label: str
-    from_tokens_per_s: float
-    to_tokens_per_s: float
-    from_tpot_s: float
-    to_tpot_s: float
-    rivals: tuple[str, ...]
-
-
-def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[Regime]:
-    """Fewest stretches of throughput within which one curve is within ``tolerance`` of the lowest TPOT."""
-    drawn = {label: curve for label, curve in curves.items() if curve}
-    if not drawn:
-        return []
-    low = min(curve[0].tokens_per_s for curve in drawn.values())
-    top = max(curve[-1].tokens_per_s for curve in drawn.values())
-    grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
-    offered = {label: tpot_at(curve, grid) for label, curve in drawn.items()}
-    tpots = [
-        {label: t for label, tpots_s in offered.items() if (t := tpots_s[i]) is not None} for i in range(len(grid))
-    ]
-    close = [{label for label, t in at.items() if t <= (1 + tolerance) * min(at.values())} for at in tpots]
-    regimes: list[Regime] = []
-    start = 0
-    while start < len(grid):
-
-        def reach(label: str, start: int = start) -> tuple[int, float]:
-            end = start
-            while end < len(grid) and label in close[end]:
-                end += 1
-            return end, -sum(tpots[i][label] for i in range(start, end)) / max(end - start, 1)
-
-        label = max(sorted(close[start]), key=reach)
-        end, _ = reach(label)
-        rivals = set.intersection(*close[start:end]) - {label}
-        regimes.append(
-            Regime(label, grid[start], grid[end - 1], tpots[start][label], tpots[end - 1][label], tuple(sorted(rivals)))
-        )
-        start = end
-    return regimes
-
-
-def tpot_at(curve: ThroughputCurve, least_throughput: Sequence[float]) -> list[float | None]:
-    """Lowest TPOT at each of these throughputs or more, straight between neighbours; None beyond the curve."""
-    throughput, tpot_s = np.array(curve).T
-    lowest_s = -highest(-throughput[None, :, None], -tpot_s[None], -np.array(least_throughput)[:, None])[0]
-    return [None if np.isnan(each) else float(each) for each in lowest_s]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pdlab.analysis.curves import gpus_of
 from pdlab.analysis.intervals import Array
 from pdlab.core.workload import Open, Slo
 from pdlab.results.slo import within
@@ -127,6 +126,8 @@ def crossing(levels: Sequence[ShareAtRate], quantile: float) -> tuple[float, boo
 
 def measured(loaded: Loaded) -> RateSweep | None:
     """The valid open-loop levels of an experiment whose requests were kept; None where there is none."""
+    from pdlab.analysis.curves import gpus_of
+
     experiment = loaded.experiment
     levels = [
         RateLevel(requests.rate.value, requests.ttft_s, requests.tpot_s, requests.failed)

@@ -171,9 +171,9 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     """Both phases, the ratios that they imply, and those that were measured, as text."""
     best, levels = implied(prefill, decode)
     lines = [
-        f"prefill alone ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica "
-        f"(concurrency {best.value:g}, TTFT p50 {ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
-        f"decode alone ({decode.name}), and the rate-matched ratio",
+        f"prefill only ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica (concurrency "
+        f"{best.value:g}, TTFT p50 {ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
+        f"decode only ({decode.name}), and the rate-matched ratio",
     ]
     implied_rows = [
         (
@@ -211,7 +211,9 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
 def _pool(experiment: Experiment) -> Pool:
     deployment = experiment.manifest.deployment
     if deployment is None or deployment.mode != "collocated":
-        raise UsageError(f"{experiment.name}: a phase alone needs a recorded collocated deployment; measure it on one")
+        raise UsageError(
+            f"{experiment.name}: levels of one phase need a recorded collocated deployment; measure them on one"
+        )
     return next(iter(deployment.pools.values()))
 
 

@@ -1,8 +1,8 @@
-"""Fill every engine's KV pool once before anything is judged: a pool that was never full hands out blocks in a row, one
-that has wrapped gives back scattered ones, and copies of those may cost more (docs/model.md).
+"""Fill every engine's KV pool once before the first level. A pool that was never full hands out contiguous blocks.
+After it was full it hands out scattered blocks, and their copies may cost more (docs/model.md).
 
-Prompts that are never sent again, of which each asks for one token: on PD it leaves its blocks in a prefill and in a
-decode engine. The time that takes is measured on a first part.
+The prompts are never sent again, and each requests one output token: with PD it leaves its blocks in a prefill and in a
+decode engine. A first part measures the time that this takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROBE = 2  # of those numbers are in the first part
 SPARE = 1.05  # more than is missing, for requests are not spread evenly
 MOST = 20_000  # of a part: prompts are drawn before they are sent
 MOST_PARTS = 8
-FOR_SOAK = "not filled first, for a soak shows what changes while they fill (--fill-cache yes fills them)"
+FOR_SOAK = "not filled first, because a soak shows the changes while they fill (--fill-cache yes fills them)"
 ON_CPUS = "not filled on CPUs of this machine (--fill-cache yes, or fill_cache: yes in an experiment, fills them)"
 
 
@@ -43,7 +43,7 @@ class FillTarget(Protocol):
 def planned(
     mode: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
 ) -> str:
-    """What `fill` is going to do, in words."""
+    """What `fill` will do, in words."""
     prompts = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
     if smoke:
         return "not filled: a smoke test is short"
@@ -68,11 +68,11 @@ def fill(
     attempt: int,
     print_line: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Fill the KV pools by ``mode``, and say what was done and why. ``auto``: where it takes at most AUTO_S by the
-    pace of the first part, and not on CPUs of this machine, where that is minutes for every start. ``print_line``
-    gets how long it is going to take.
+    """Fill the KV pools by ``mode``. Returns what was done, and the reason, in words. ``auto``: only if it takes at
+    most AUTO_S by the pace of the first part, and not on CPUs of this machine, where it takes minutes for every start.
+    ``print_line`` gets the estimated time.
 
-    Raises UsageError where they are to be filled and the size of one is not known.
+    Raises UsageError if they must be filled and the size of one is unknown.
     """
     left = driver.to_fill
     if mode == "no":

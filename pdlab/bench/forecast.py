@@ -1,4 +1,4 @@
-"""What the prefix caches had of each prompt of a replay, by vLLM's rules (`pdlab.traffic.oracle`)."""
+"""Predicts the prefix-cache hits of each prompt of a replay, by vLLM's rules (`pdlab.traffic.oracle`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules after which a level does not count: each is a gate with a name, and yields findings. Pure.
+"""Rules that make a level invalid: each is a gate with a name, and yields findings. Pure.
 
 Every rule, its limit and its source: docs/methodology.md. A gate whose data is missing is not
 passed but *unchecked*, with the reason. New gates join `GATES`; what they find joins `pdlab.core.findings.CODES`.
@@ -77,14 +77,14 @@ what they lack is not known."""
 
 
 class Evidence(Frozen):
-    """What gates look at: a level's ``run`` that nobody has judged yet, its requests, and what a run does not keep.
+    """The data for gates: a level's ``run`` without a verdict, its requests, and data that a run does not store.
 
-    ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` says why they
-    could not be. ``settling``: of the counters after the level. ``strangers`` are replicas that the launch did not
-    publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: the engines have none; HAProxy
-    asks a router. ``roles_changed``: of a ``fluid`` pool, whether somebody has set another split than that of its
-    launch. ``smoke``: too short by intention. ``timelines``: what the servers told of requests. ``by_session``: pools
-    whose requests go to the engine of their session."""
+    ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` has the reason
+    why not. ``settling``: state of the counters after the level. ``strangers`` are replicas that the launch did not
+    publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: there are none; HAProxy calls
+    a router. ``roles_changed``: for a ``fluid`` pool, whether somebody has set other roles than those of its launch.
+    ``smoke``: short by intention. ``timelines``: the servers' timelines of requests. ``by_session``: pools whose
+    requests go to the engine of their session."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -112,20 +112,20 @@ class Evidence(Frozen):
         return self.requests.answered
 
     def delta(self, field: str) -> float | None:
-        """How much a counter of the engines grew, all pools together; None where no pool exports it."""
+        """The increase of a counter of the engines, all pools together; None: no pool exports it."""
         grown = [self.growth(pool, field) for pool in self.run.engines_after]
         increases = [each for each in grown if each is not None]
         return sum(increases) if increases else None
 
     def growth(self, pool: str, field: str) -> float | None:
-        """How much a counter of one pool's engines grew; None where they do not export it."""
+        """The increase of a counter of one pool's engines; None: they do not export it."""
         after: float | None = getattr(self.run.engines_after[pool], field)
         before: float | None = getattr(self.run.engines_before.get(pool), field, None)
         return None if after is None else after - (before or 0.0)
 
     @property
     def went_back(self) -> bool:
-        """Whether a counter is lower than before: it began anew."""
+        """Whether a counter is lower than before, because it has started again from 0."""
         pairs: list[tuple[Frozen | None, Frozen | None]] = [(self.run.nixl_before, self.run.nixl_after)]
         pairs += [(self.run.engines_before.get(pool), after) for pool, after in self.run.engines_after.items()]
         for before, after in pairs:
@@ -156,7 +156,7 @@ def failed_requests(evidence: Evidence) -> Iterator[Finding]:
 
 
 def token_counts(evidence: Evidence) -> Iterator[Finding]:
-    """An answered request whose token counts, as the server reports them, are not those asked of it."""
+    """An answered request whose token counts, by the server, differ from the requested ones."""
     workload = evidence.run.workload
     yield from _wrong_counts(evidence.answered, (workload.sent_input_tokens, workload.sent_output_tokens))
 
@@ -178,10 +178,9 @@ def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
 
 
 def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
-    """What the warm-up's answers say of the levels to come (notes, where it is no proof); its requests are of
-    typical length.
+    """Check the warm-up's answers, whose requests have typical lengths. Returns notes on the coming levels.
 
-    Raises BenchError where every level would fail its gates or mean nothing: wrong token counts, no streaming.
+    Raises BenchError if every level would be invalid or meaningless: wrong token counts, no streaming.
     """
     import numpy as np
 
@@ -202,11 +201,11 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
         )
         if tokens >= LEAST_STREAMED:
             raise BenchError(f"{text}; the server, or a proxy before it, does not stream")
-        yield f"{text}; the answers are too short to tell whether the server streams"
+        yield f"{text}; the answers are too short to show whether the server streams"
 
 
 def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
-    """A KV transfer that failed or expired, or transfers that cannot be seen where they must happen."""
+    """A KV transfer failed or expired, or a PD deployment has no visible transfers."""
     before, after = evidence.run.nixl_before, evidence.run.nixl_after
     if after is None or evidence.went_back or evidence.strangers:
         return  # counted by an engine that is gone, or by one that nobody knows: see `restarts`
@@ -228,10 +227,11 @@ def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def prefill_calls(evidence: Evidence) -> Iterator[Finding]:
-    """A call of prefill failed or was late, and its prompt was prefilled elsewhere: figures are of another deployment
-    than the one that is measured."""
+    """A call of prefill failed or was late, and its prompt was prefilled elsewhere: the figures are not those of the
+    measured deployment.
+    """
     names = {
-        "prefill_retries": "asked of another prefill replica",
+        "prefill_retries": "sent to another prefill replica",
         "prefill_local": "computed on decode",
         "prefill_failures": "answered with an error",
     }
@@ -249,7 +249,7 @@ def _guarded(evidence: Evidence, name: str) -> float:
 
 
 def guard_recomputed(evidence: Evidence) -> Iterator[Finding]:
-    """The KV guard had prompts computed on decode: the answers are right, the figures are not of PD alone."""
+    """The KV guard made decode compute prompts: the answers are right, but the figures are not only those of PD."""
     count, receives = _guarded(evidence, "guard_recomputed"), _guarded(evidence, "guard_receives")
     if count > 0:
         yield found("guard_recomputed", count=count, receives=receives)
@@ -269,7 +269,7 @@ def kv_connections(evidence: Evidence) -> Iterator[Finding]:
     names = {
         "failed_transfers": "KV reads failed",
         "guard_failed_reads": "prompts were computed on decode because of failed reads",
-        "guard_handshakes_renewed": "connections were made anew",
+        "guard_handshakes_renewed": "connections were replaced",
     }
     counts = {name: _guarded(evidence, name) for name in names}
     if counts["guard_failed_reads"] > 0 or counts["guard_handshakes_renewed"] > 0:
@@ -278,7 +278,7 @@ def kv_connections(evidence: Evidence) -> Iterator[Finding]:
 
 
 def restarts(evidence: Evidence) -> Iterator[Finding]:
-    """A replica was replaced, or an engine began to count anew: its caches and connections were cold."""
+    """A replica was replaced, or an engine was restarted: its caches and connections were cold."""
     if evidence.strangers:
         yield found("replica_replaced", replicas=", ".join(evidence.strangers))
     elif evidence.went_back:
@@ -286,13 +286,13 @@ def restarts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def roles(evidence: Evidence) -> Iterator[Finding]:
-    """The split of a fluid pool was set by hand: the curve is not the one that its label names."""
+    """The roles of a fluid pool were set by hand: the label names another curve."""
     if evidence.roles_changed:
         yield found("roles_set_by_hand", label=evidence.run.label)
 
 
 def other_requests(evidence: Evidence) -> Iterator[Finding]:
-    """Engines finished other requests than the client's: its figures are then of a deployment under another load."""
+    """Engines finished requests of other clients too: the deployment had another load than the level's."""
     for pool, finished in _finished(evidence).items():
         most, least = evidence.run.num_requests, len(evidence.answered)
         where = "" if pool == "collocated" else f" {pool}"
@@ -320,9 +320,10 @@ def preemptions(evidence: Evidence) -> Iterator[Finding]:
 
 
 def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
-    """More of the prompts came from the prefix cache than the workload declares. Of PD both engines of a request look
-    its prompt up, each in its own cache. What prefill gets from a connector comes from a store of KV cache, such as
-    host memory; decode gets from one what prefill has just computed."""
+    """More of the prompts came from the prefix cache than the workload declares. With PD both engines of a request look
+    up its prompt, each in its own cache. Prefill gets tokens through a connector only from a store of KV cache, such as
+    host memory; decode gets what prefill has just computed.
+    """
     input_tokens = float(evidence.answered.input_tokens.sum())
     if not input_tokens:
         return
@@ -422,7 +423,7 @@ def decode_context(evidence: Evidence) -> Iterator[Finding]:
 
 
 def client_saturation(evidence: Evidence) -> Iterator[Finding]:
-    """The load generator was the bottleneck: its timestamps then measure itself."""
+    """The load generator was the bottleneck: its timestamps then measure the load generator."""
     client = evidence.run.client
     if client is None:
         return
@@ -447,7 +448,7 @@ _FRONT_CURES = {
 
 
 def front_saturation(evidence: Evidence) -> Iterator[Finding]:
-    """What hands requests and tokens on was the bottleneck: the figures are then its own, and not the engines'."""
+    """The front end (ingress, proxy or router) was the bottleneck: the figures then measure it, and not the engines."""
     for name, cores in evidence.run.front_cores.items():
         share = cores / (evidence.ingress_replicas or 1 if name == "ingress" else 1)
         if share > MAX_CPU_SHARE:
@@ -455,8 +456,9 @@ def front_saturation(evidence: Evidence) -> Iterator[Finding]:
 
 
 def lateness(evidence: Evidence) -> Iterator[Finding]:
-    """Requests were sent later than they were due: in an open loop their wait is in no latency (coordinated omission),
-    in a closed loop fewer were in flight than the level says."""
+    """Requests were sent later than they were due. In an open loop their wait is in no latency (coordinated omission);
+    in a closed loop fewer were in flight than the level's number.
+    """
     late_s = _known_lateness_s(evidence)
     if not len(late_s):
         return
@@ -522,7 +524,7 @@ def _median(values_s: Column) -> float | None:
 
 
 def clock(evidence: Evidence) -> Iterator[Finding]:
-    """The client's clock was set during the level, or times are in an order that cannot be."""
+    """The client's clock was set during the level, or times are in an impossible order."""
     import numpy as np
 
     requests = evidence.requests
@@ -606,8 +608,9 @@ def _little(evidence: Evidence, drift: Trend) -> Iterator[Finding]:
 
 
 def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
-    """In a rehearsal this machine, and not the model, set the pace: the client's times are not those that the simulated
-    engines had for the same requests."""
+    """In a rehearsal this machine was too slow: the client's times differ from those of the simulated engines for the
+    same requests.
+    """
     requests = evidence.delta("modelled_requests") or 0.0
     answered = evidence.answered
     if not len(answered) or requests < PACE_KNOWN * len(answered):
@@ -635,8 +638,9 @@ def _nothing_missing(evidence: Evidence) -> Finding | None:
 
 @dataclass(frozen=True)
 class Gate:
-    """``missing`` says why a level cannot be judged by it, None where it can; ``applies`` whether it is asked.
-    ``counted``: it reads what the engines count, so that it passes nothing where their counters were late."""
+    """One rule. ``missing`` returns why it cannot judge a level, or None; ``applies``: whether the rule applies to the
+    level. ``counted``: it reads the engines' counters, so it passes no level if these were late.
+    """
 
     name: str
     judge: Judge
@@ -877,10 +881,10 @@ OF_TIMES = {"few_requests", "steady_state"}
 def validate_level(
     evidence: Evidence, notes: tuple[Finding, ...] = (), *, moves_kv: bool = True, only: Collection[str] | None = None
 ) -> Validity:
-    """Ask every gate, or ``only`` some. ``moves_kv`` False: the deployment has no KV transfers to ask for.
+    """Judge a level by every gate, or ``only`` some. ``moves_kv`` False: the deployment has no KV transfers.
 
-    Metrics that could not be read where KV transfers must be proven fail ``kv_transfers``: HTTP 200 alone
-    proves no transfer.
+    If KV transfers must be proven and the metrics cannot be read, ``kv_transfers`` fails: HTTP 200 does not prove a
+    transfer.
     """
     findings: list[Finding] = []
     unchecked: dict[str, Finding] = {}

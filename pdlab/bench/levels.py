@@ -1,4 +1,4 @@
-"""How many requests a level takes, which seed each has, and the levels of a sweep."""
+"""The number of requests of a level, the seeds, and the levels of a sweep."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def num_requests(
 ) -> int:
     """Requests of one level.
 
-    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: arrivals of ``hold_s``, or of 10 times
-    ``e2el_s`` (how long a request takes, as far as is known) where that is longer, at least 20; of ``lengths`` that
-    move with time two rounds at least. Smoke: 2 per unit or 10 s worth, at least 8. Of a replay those of its file.
+    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: the arrivals in ``hold_s``, or in 10 times
+    ``e2el_s`` (the known duration of a request) if that is longer, at least 20; with ``lengths`` that change with time
+    at least two rounds. Smoke: 2 per unit, or 10 s of arrivals, at least 8. Replay: those of its file.
     """
     if isinstance(load, Replay):
         if not isinstance(lengths, Replayed):
@@ -56,20 +56,21 @@ def num_requests(
 
 
 def derive_seed(workload: Workload, *parts: str | float) -> int:
-    """32-bit seed from the experiment's seed, what its requests look like, and ``parts``."""
+    """A 32-bit seed from the experiment's seed, the properties of its requests, and ``parts``."""
     data = {**workload.model_dump(mode="json"), "lengths": workload.lengths.identity}
     text = json.dumps([data, *parts], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 def prompt_stream(workload: Workload, *, smoke: bool = False) -> str:
-    """Name of the prompts that sweeps of a workload draw: two streams share none, whatever their attempts."""
+    """Name of the stream of prompts of a workload's sweeps: two streams share no prompt, for any attempts."""
     return f"{'smoke' if smoke else 'level'} {derive_seed(workload):08x}"
 
 
 def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt: int = 0) -> int:
-    """Seed of one level. ``attempt`` tells it from earlier starts of the sweep and from earlier sweeps of the same
-    deployment: a level that is measured again must not find its prompts in the prefix cache."""
+    """Seed of one level. ``attempt`` makes it differ from earlier starts of the sweep and from earlier sweeps of the
+    same deployment: a level that is measured again must not find its prompts in the prefix cache.
+    """
     kind = "smoke" if smoke else "level"
     return derive_seed(workload, kind, key.kind, key.value, key.repeat, attempt, key.look)
 
@@ -80,17 +81,19 @@ def prefix_seed(workload: Workload) -> int:
 
 
 def warmup_seed(workload: Workload, *, smoke: bool = False, attempt: int = 0) -> int:
-    """Seed of the warm-up before the first level: like no level's."""
+    """Seed of the warm-up before the first level; it differs from those of all levels."""
     return derive_seed(workload, "smoke-warm-up" if smoke else "warm-up", attempt)
 
 
 def fill_seed(workload: Workload, part: int, *, attempt: int = 0) -> int:
-    """Seed of one part of what fills KV pools: like no level's, so that none finds its prompts in the prefix cache."""
+    """Seed of one part of the prompts that fill KV pools; it differs from those of all levels, so that no level finds
+    its prompts in the prefix cache.
+    """
     return derive_seed(workload, "fill", part, attempt)
 
 
 def fill_tokens(workload: Workload) -> int:
-    """Length of a prompt that fills KV pools: what a whole request of the workload leaves there."""
+    """Length of a prompt that fills KV pools: as many tokens as a whole request of the workload leaves there."""
     return workload.sent_input_tokens + workload.sent_output_tokens - 1
 
 
@@ -132,8 +135,8 @@ def build_sweep(
     (so that drift hits all loads alike). ``smoke``: only the first load, once, short;
     ``only_repeat``: only that repeat.
 
-    Raises UsageError when nothing is asked, another load than a request rate of a mix that moves with time, or
-    another one than a replay, whole, of a compiled workload.
+    Raises UsageError when there is no load, when a mix that changes with time has another load than a request rate, or
+    when a compiled workload has another load than a whole replay.
     """
     if not loads:
         raise UsageError("no load level given; use --concurrency or --request-rate")
@@ -148,13 +151,13 @@ def build_sweep(
         for load in loads:
             if isinstance(workload.lengths, Mixes) and not isinstance(load, Open):
                 raise UsageError(
-                    f"--lengths {workload.lengths.flag_value}: what comes follows from when it is due; "
+                    f"--lengths {workload.lengths.flag_value}: the lengths follow from the times of the requests; "
                     "give --request-rate"
                 )
             if isinstance(workload.lengths, Replayed) != isinstance(load, Replay):
                 raise UsageError(
-                    f"the workload is {workload.label}, the load is of kind {load.kind}: a workload file says when "
-                    "each of its requests is due, and nothing else does"
+                    f"the workload is {workload.label}, the load is of kind {load.kind}: only a workload file can set "
+                    "the times of replayed requests"
                 )
             if isinstance(load, Replay) and (smoke or prompts_per_level is not None):
                 raise UsageError("a replay sends what its file holds; give a shorter window: in the file")

@@ -46,7 +46,7 @@ S = TypeVar("S")
 class Driver:
     """Measures levels of one workload against one target, with one load generator.
 
-    ``max_processes``: as many load-generator processes as it may grow to when one is saturated. ``plan``: the compiled
+    ``max_processes``: the largest number of load-generator processes, if one is saturated. ``plan``: the compiled
     workload that its levels replay.
     """
 
@@ -97,10 +97,10 @@ class Driver:
         self._watch = Watch(target.base_url, target.metrics_urls, target.replicas)
 
     def warm_up(self, attempt: int) -> None:
-        """Send the warm-up's prompts and find out what the engines export.
+        """Send the warm-up's prompts and detect which metrics the engines export.
 
-        Raises BenchError when none is answered, and where every level would be invalid: an answer has a wrong
-        token count, or the server does not stream.
+        Raises BenchError when none is answered, and when every level would be invalid: an answer has a wrong token
+        count, or the server does not stream.
         """
         warmup = self.warmup_level(attempt)
         self._watch.require_replicas()
@@ -123,12 +123,13 @@ class Driver:
         self._progress.level_done(f"{len(failed)} of {len(answer.records)} failed" if failed else "done")
 
     def require_alive(self) -> None:
-        """Raises DeploymentDied where Ray Serve has found a replica dead, or finds it within `HEALTH_LAG_S`."""
+        """Raises DeploymentDied if Ray Serve has found a replica dead, or finds one within `HEALTH_LAG_S`."""
         self._watch.require_replicas(HEALTH_LAG_S)
 
     def recover(self, why: str, limit_s: float, attempt: int) -> None:
-        """Wait until the deployment is whole again, begin anew with what it is then, and warm it up: new replicas have
-        neither connections nor compiled kernels. Raises DeploymentDied where it is not within ``limit_s`` seconds."""
+        """Wait until all replicas run again, use the new replicas, and warm them up, because they have neither
+        connections nor compiled kernels. Raises DeploymentDied if this takes more than ``limit_s`` seconds.
+        """
         self._target = await_whole(self._target, why, limit_s, self._progress.note)
         self._watch = Watch(self._target.base_url, self._target.metrics_urls, self._target.replicas)
         self._snapshot, self._error, self._settling, self._owed = None, None, "whole", 0
@@ -169,7 +170,7 @@ class Driver:
 
     @property
     def to_fill(self) -> float | None:
-        """See `Snapshot.to_fill`, of the counters that were read last."""
+        """`Snapshot.to_fill` of the last counters."""
         return self._snapshot.to_fill if self._snapshot else None
 
     @property
@@ -178,8 +179,9 @@ class Driver:
         return len((self._snapshot.kv_pools if self._snapshot else None) or {})
 
     def fill(self, requests: int, seed: int, concurrency: int) -> float | None:
-        """Send prompts as long as a whole request of the workload, of which each asks for one token, and read the
-        counters. Returns how many were answered per second; None where one failed."""
+        """Send prompts as long as a whole request of the workload, each for one output token, and read the counters.
+        Returns the answers per second; None: one failed.
+        """
         workload = self._workload
         tokens = levels.fill_tokens(workload)
         self._progress.extend(requests, levels=0)
@@ -427,7 +429,7 @@ def _owed(before: Snapshot, now: Snapshot, due: int) -> int:
 
 
 class SettledCounters(NamedTuple, Generic[S]):
-    """Counters as they were read last, and whether they had come to rest."""
+    """The last counters, and whether they had stopped changing."""
 
     counters: S
     settling: gates.Settling
@@ -440,8 +442,9 @@ def settled(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SettledCounters[S]:
-    """Poll counters, which are exported late, until they have stood still for two polls: ``complete`` ones for
-    ``still_s``, others for `SHORT_STILL_S`. At `SETTLE_TIMEOUT_S` they are late."""
+    """Poll counters, which are exported late, until they have not changed for two polls: ``complete`` ones for
+    ``still_s``, others for `SHORT_STILL_S`. After `SETTLE_TIMEOUT_S` they are late.
+    """
     since = began = clock()
     last = scrape()
     while clock() < began + SETTLE_TIMEOUT_S:

@@ -1,4 +1,4 @@
-"""How far a sweep, or a whole experiment, is."""
+"""The progress of a sweep, or of a whole experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
         self._loaded: tuple[float, int] | None = None  # when the first level began, and requests done before
 
     def begin(self, total: int, levels: int) -> None:
-        """``total`` requests in ``levels`` levels are to come."""
+        """Start with ``total`` requests in ``levels`` levels."""
         self.extend(total, levels)
 
     def extend(self, requests: int, levels: int = 1) -> None:
@@ -43,12 +43,12 @@ class Progress:
         self._show(f"{done}/{self._level_total} requests" + (f", {failed} failed" if failed else ""))
 
     def level_done(self, text: str) -> None:
-        """The running level has ended; ``text`` says how."""
+        """The running level has ended; ``text``: its result."""
         self._finished, self._done = self._finished + self._level_total, 0
         self.note(f"{self._title}: {text}")
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """Print a separate line."""
         self._line.note(text)
 
     def close(self) -> None:
@@ -75,8 +75,8 @@ class Progress:
 class ExperimentProgress(Progress):
     """The same for the visits of an experiment.
 
-    The time left is the plan's estimate of what is to come, times how long finished visits really
-    took against their estimates.
+    The remaining time is the plan's estimate for the remaining visits, times the ratio of actual to estimated time of
+    the finished visits.
     """
 
     def __init__(self, estimates_s: list[float], stream: TextIO | None = None) -> None:
@@ -102,12 +102,12 @@ class ExperimentProgress(Progress):
         self.note(f"{self._prefix}: {text}")
 
     def waiting(self, text: str) -> None:
-        """The launcher says ``text``."""
+        """Show the launcher's line ``text``."""
         self._show(text)
 
     @property
     def left_s(self) -> float:
-        """Seconds to go, by the estimates and how true they have been."""
+        """Remaining seconds, by the estimates and their accuracy until now."""
         share = (self._finished + self._done) / max(1, self._total)
         ahead = sum(self._estimates_s[self._visit :]) - self._estimates_s[self._visit] * share
         return ahead * (self._spent_s / self._planned_s if self._planned_s else 1.0)

@@ -1,7 +1,7 @@
-"""After a replica died: wait until the deployment is whole again, ask the canary, and say what runs now.
+"""After a replica died: wait until all replicas run again, run the canary, and return the new replicas.
 
-Ray Serve replaces a replica by itself. The new one has a name of its own, so that what the launcher published is
-brought up to date: otherwise every further level would count it as a stranger.
+Ray Serve replaces a replica by itself. The new one has another name, so the launcher's published record is updated.
+Otherwise every further level would count it as an unknown replica.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAY_EVERY_S = 15.0
 
 
 class LiveReplicas(NamedTuple):
-    """What answers now: every replica, the pool of each that is in one, and None, or what is missing yet."""
+    """The current replicas, the pool of each that belongs to one, and what is still missing (None: nothing)."""
 
     replicas: tuple[str, ...]
     pools: dict[str, str]
@@ -62,11 +62,11 @@ def _expected_replicas(deployment: Deployment, roles: dict[str, Role]) -> dict[s
 
 
 def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], None]) -> Target:
-    """The target as it is when it is whole again, its replicas published and the canary's prompts answered as before.
+    """The target after all replicas run again, with its replicas published and the canary's prompts answered as before.
 
-    A set of replicas that is the old one must have stayed whole for as long as Ray Serve may take to notice a death.
-    Raises DeploymentDied, with ``why`` and what is missing, for one that is not whole within ``limit_s`` seconds, that
-    its launcher has taken down, or that answers wrongly.
+    If the replicas are the old ones, they must stay healthy for as long as Ray Serve may take to notice a death. Raises
+    DeploymentDied, with ``why`` and what is missing, if the deployment is not complete within ``limit_s`` seconds, if
+    its launcher has stopped it, or if its answers are wrong.
     """
     began = noted_at = time.monotonic()
     note(f"{why}: waiting until the deployment is whole again, {limit_s:g} s at most")

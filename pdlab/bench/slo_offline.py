@@ -1,4 +1,4 @@
-"""The search for an SLO's highest rate over any source of requests: a simulator, a queue in closed form.
+"""The search for an SLO's highest rate with any source of requests, such as a simulator or a queue in closed form.
 
 Search, windows and gates are those of a measured search; only the requests come from elsewhere.
 """
@@ -29,7 +29,7 @@ def search_over(
     hold_s: float = levels.HOLD_S,
     guess_rps: float | None = None,
 ) -> SloSearch:
-    """The finished search. Each level has a seed of its own, derived from ``seed``."""
+    """The finished search. Each level has its own seed, derived from ``seed``."""
     samples: list[LevelSample] = []
     shortest_s: float | None = None
     while True:
@@ -51,7 +51,7 @@ def search_over(
 
 
 def run_of(level: Level, requests: LevelData, workload: Workload, label: str) -> Run:
-    """The level as a `Run`, through the gates that need nothing but when requests came and went."""
+    """The level as a `Run`, judged by the gates that need only arrival and end times."""
     window = metrics.steady_window(requests, level.load)
     completed = int(requests.ok.sum())
     run = Run(

@@ -59,13 +59,13 @@ PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preempt
 
 
 class SearchOptions(Frozen):
-    """Where a search begins and ends. ``resolution``: it ends when neighbouring rates are closer than 1 + that.
+    """Start and end of a search. ``resolution``: it ends when the ratio of neighbouring rates is below 1 + resolution.
 
     ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
-    then by more, up to 2. ``max_points``: levels, at most, which share the allowed error. ``longest_s``: for want of
-    independent requests a first look takes no longer than that. ``start_from`` plan: the command line puts in
-    ``start_rps`` and ``step`` what the simulator finds, on ``hardware`` (None: by where it is deployed), before
-    anything is measured.
+    then by more, up to 2. ``max_points``: the largest number of levels, which share the allowed error. ``longest_s``:
+    the longest first level, if independent requests are lacking. ``start_from`` plan: the command line sets
+    ``start_rps`` and ``step`` by the simulator, on ``hardware`` (None: that of the deployment), before anything is
+    measured.
     """
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
@@ -80,17 +80,17 @@ class SearchOptions(Frozen):
     @model_validator(mode="after")
     def _one_start(self) -> SearchOptions:
         if self.start_from is not None and self.start_rps is not None:
-            raise ValueError("start_from and start_rps both say where the search begins: give one of the two")
+            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
         if self.hardware is not None and self.start_from is None:
             raise ValueError("hardware belongs to start_from: plan")
         return self
 
 
 class SloSearchOptions(SearchOptions):
-    """What is looked for.
+    """The settings of one search for an SLO's highest rate.
 
-    ``requests`` of a first look; None: enough that a true share half-way between the quantile and 1
-    has a fair chance to be shown to meet it, see `requests_needed`.
+    ``requests`` of the first level at a rate; None: enough to show with a good chance that a true share half-way
+    between the quantile and 1 meets the SLO, see `requests_needed`.
     """
 
     slo: Slo
@@ -108,10 +108,11 @@ class SloSearchOptions(SearchOptions):
 
 
 class LevelSample(Frozen):
-    """One level at one rate: of ``judged`` requests, which come to ``effective`` independent ones (None: all of them),
-    ``met`` the SLO. ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean number.
-    ``clear``: it is far within the bounds. ``served_rps``: where requests piled up, what was served at least.
-    ``invalid``: why its figures cannot be used."""
+    """One level at one rate: ``met`` of ``judged`` requests meet the SLO. ``effective``: how many independent requests
+    these are worth (None: all). ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean
+    number. ``clear``: it is far within the bounds. ``served_rps``: if requests piled up, the lowest possible served
+    rate. ``invalid``: why its figures cannot be used.
+    """
 
     rate_rps: float
     repeat: int
@@ -131,8 +132,9 @@ class LevelSample(Frozen):
 
 
 class NextLevel(Frozen):
-    """What to measure next: a rate, for which time (0 first), with so many requests at least, for ``longer`` times as
-    long as a first look."""
+    """The next level: its rate, how often that rate was measured before, the least number of requests, and its length
+    as a multiple (``longer``) of a first level.
+    """
 
     rate_rps: float
     look: int
@@ -141,7 +143,7 @@ class NextLevel(Frozen):
 
 
 def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:
-    """A finished open-loop level with its requests as the search takes it."""
+    """A finished open-loop level and its requests, as a sample of the search."""
     worst = stresses(requests, slo)
     unusable = [g for g in run.validity.failed_gates if g not in PERFORMANCE_GATES]
     invalid = "; ".join(run.validity.reasons) if unusable else None
@@ -221,8 +223,9 @@ def next_step(
     guess_rps: float | None = None,
     looks: dict[float, int] | None = None,
 ) -> NextLevel | None:
-    """What to measure next; None when the search is over. ``guess_rps``: where to begin without points. ``looks``:
-    levels measured by rate, those that count in no point included (None: as many as the points have)."""
+    """The next level; None: the search is over. ``guess_rps``: the first rate if there are no points. ``looks``: rate
+    -> measured levels, also those that are in no point (None: as many as the points have).
+    """
     taken = looks if looks is not None else {point.rate_rps: point.looks for point in points}
     rate = _next_rate(points, search, guess_rps, taken)
     if rate is None or sum(taken.values()) >= search.max_points:
@@ -310,7 +313,7 @@ def result(
     repeat: int,
     looks: dict[float, int] | None = None,
 ) -> SloSearch:
-    """What the points prove."""
+    """The result that the points prove."""
     low, high = bracket(points)
     quantile = search.slo.quantile
     good = [p for p in points if p.judged and p.verdict != "misses" and p.share >= quantile]

@@ -62,7 +62,7 @@ HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
 
 class LevelOptions(Settings):
-    """How each level is measured: of a sweep, and of every sweep of an experiment."""
+    """Settings for measuring each level, in a sweep and in every sweep of an experiment."""
 
     prompts_per_level: Annotated[int, Ge(1), Le(MAX_REQUESTS)] | None = setting(
         None,
@@ -98,7 +98,7 @@ class LevelOptions(Settings):
 
 
 class SweepOptions(LevelOptions):
-    """Everything that a sweep takes.
+    """All settings of a sweep.
 
     The fields with a flag are the sweep's own; `pdlab.cli.bench.BenchSettings` adds the flags from which the other
     fields are made: ``loads``, ``per_gpu``: closed loops of that many requests per GPU of the deployment,
@@ -182,8 +182,9 @@ class SweepResult(Frozen):
 
 
 def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch]) -> bool:
-    """Every level that was asked for is valid, every search has its answer (levels of a search may fail: the server
-    is driven beyond what it serves)."""
+    """Every requested level is valid, and every search has its result. (Levels of a search may fail, because they drive
+    the server beyond its capacity.)
+    """
     searched = {("rate", point.rate_rps, search.repeat) for search in searches for point in search.points}
     load_runs = [run for run in runs if (run.key.kind, run.key.value, run.key.repeat) not in searched]
     return all(run.validity.valid for run in load_runs) and all(search.finished for search in searches)
@@ -192,13 +193,12 @@ def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch]) -> bool:
 def run_sweep(options: SweepOptions, progress: Progress | None = None, client: LoadClient | None = None) -> SweepResult:
     """Measure every level of ``options`` that is not finished yet, then every search that is not.
 
-    ``client``: a load generator that is not started yet (None: one of its own).
+    ``client``: a load generator that is not started yet (None: the sweep makes one).
 
-    Raises UsageError for bad input, an unreachable server, and one or a folder that another sweep holds;
-    StoreError when the folder holds finished levels (without resume or force), another experiment or damaged
-    requests (with resume), or cannot be written; BenchError when the load generator dies, or the server does and is not
-    whole again within ``options.recover_s``.
-    An invalid level is no error: it is kept with its reasons.
+    Raises UsageError for bad input, an unreachable server, and a server or folder that another sweep uses; StoreError
+    when the folder has finished levels (without resume or force), another experiment or damaged requests (with resume),
+    or cannot be written; BenchError when the load generator dies, or when the server dies and does not recover within
+    ``options.recover_s``. An invalid level is no error: it is stored with its reasons.
     """
     progress = progress or Progress()
     workload = options.workload
@@ -299,7 +299,9 @@ def _check_again(target: Target, store: Store, measured: Collection[RunKey], pro
 
 
 def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
-    """The loads per GPU made absolute. Raises UsageError where the GPUs are not known, or two come out the same."""
+    """The options with absolute loads in place of loads per GPU. Raises UsageError if the number of GPUs is unknown, or
+    if two loads become the same.
+    """
     if not options.per_gpu:
         return options
     if gpus is None:
@@ -364,8 +366,8 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
             enough = run.soak is not None and run.soak.asked_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
-                f"{store.path(level.key)} was measured with {run.num_requests} requests, now {level.num_requests} are "
-                "asked; repeat the first command line, use --force, or another --exp-name"
+                f"{store.path(level.key)} was measured with {run.num_requests} requests, this command has "
+                f"{level.num_requests}; repeat the first command line, use --force, or another --exp-name"
             )
     return [level for level in planned if level not in finished]
 
@@ -525,7 +527,7 @@ class _Sweeper:
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
         soak_text = f" and how many make {minutes(soak_s)}" if closed else ""
-        self._progress.note(f"a first round of {requests} requests says how many processes the load takes{soak_text}")
+        self._progress.note(f"a first round of {requests} requests shows how many processes the load needs{soak_text}")
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
         if not closed:
@@ -592,8 +594,9 @@ Known = dict[tuple[RunKey, str | None], slo_search.LevelSample]
 def samples_of_rates(
     store: Store, search: SloSearchOptions, repeat: int, known: Known | None = None
 ) -> tuple[slo_search.LevelSample, ...]:
-    """What the open-loop levels of that repeat and burstiness in ``store``, whoever asked for them, say of an SLO.
-    ``known`` keeps what each level said, from one call to the next."""
+    """Samples for an SLO from all open-loop levels of that repeat and burstiness in ``store``. ``known`` keeps the
+    sample of each level from one call to the next.
+    """
     known = {} if known is None else known
     samples = []
     for run in store.runs():

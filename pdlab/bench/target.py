@@ -1,4 +1,4 @@
-"""What a sweep is aimed at: the server at a base URL, matched with what the launcher published of it."""
+"""The target of a sweep: the server at a base URL, with the launcher's published record of it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 
 class Target(Running):
-    """A server to measure: what its launcher published, or as much of it as the server and the flags tell, and its
-    workload in ``manifest``. ``name`` is the experiment's folder; ``notes`` are for the person, ``figure_notes``
-    belong beside every figure measured here."""
+    """A server to measure. ``manifest`` has the launcher's published record, or the facts from the server and the
+    flags, and the workload. ``name`` is the experiment's folder; ``notes`` are printed, ``figure_notes`` are stored
+    with every level.
+    """
 
     name: str
     notes: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ def resolve_target(
     gpus: int | None = None,
     smoke: bool = False,
 ) -> Target:
-    """Ask the server what it serves and match that with the launcher's record and the flags.
+    """Read from the server what it serves, and compare it with the launcher's record and the flags.
 
     Raises UsageError when the server does not answer, does not serve ``model``, cannot hold the
     workload, or when ``name`` or ``gpus`` contradicts what runs.
@@ -69,8 +70,8 @@ def resolve_target(
     if isinstance(longest, int) and longest_tokens > longest:
         subject = f"the longest request of {workload.label}" if workload.varied else "--itl + --otl"
         raise UsageError(
-            f"{subject} is {longest_tokens} tokens, but {model_id} is served with at most {longest}; "
-            "ask for less or launch with a larger max_model_len"
+            f"{subject} is {longest_tokens} tokens, but {model_id} is served with at most {longest}; use shorter "
+            "requests, or launch with a larger max_model_len"
         )
     if running is None or tokenizer not in (None, running.tokenizer):
         _require_same_tokens(url, model_id, tokenizer or model_id, running.tokenizer if running else None)
@@ -128,15 +129,15 @@ def _require_same_tokens(url: str, model: str, tokenizer: str, served: str | Non
         mine, known = ours.get_vocab(False), theirs.get_vocab(False)
         if mine != known:
             raise UsageError(
-                f"--tokenizer {tokenizer}: another model's, for its vocabulary ({len(mine)} tokens) is not that of "
-                f"{served} ({len(known)} tokens), which {model} at {url} is served with; leave --tokenizer out"
+                f"--tokenizer {tokenizer}: belongs to another model: its vocabulary ({len(mine)} tokens) is not that "
+                f"of {served} ({len(known)} tokens), with which {model} at {url} is served; leave --tokenizer out"
             )
         return
     count, counted = len(ours.encode(PROBE).ids), _counted(url, model)
     if counted is not None and abs(count - counted) > SPECIAL_TOKENS:
         raise UsageError(
-            f"--tokenizer {tokenizer}: another model's, for it makes {count} tokens of a text in which {model} at "
-            f"{url} counts {counted}; give the folder or the Hugging Face id of the model that is served there"
+            f"--tokenizer {tokenizer}: belongs to another model: it makes {count} tokens of a text for which {model} "
+            f"at {url} counts {counted}; give the folder or the Hugging Face id of the served model"
         )
 
 
@@ -178,10 +179,9 @@ def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> 
     if workload.mode == "decode-only" and not filled:
         subject = deployment.label if deployment else "what runs there, as far as is known,"
         raise UsageError(
-            f"--mode decode-only: {subject} at {url} computes prompts, so decode could not be told from prefill; "
-            "launch "
-            "with launch_gptoss.py --collocated --decode-bench, or take --mode decode-approx (one input token: decode "
-            "of an empty context)"
+            f"--mode decode-only: {subject} at {url} computes prompts, so the results would mix prefill and decode; "
+            "launch with launch_gptoss.py --collocated --decode-bench, or take --mode decode-approx (one input "
+            "token: decode of an empty context)"
         )
     if filled and workload.mode != "decode-only":
         raise UsageError(
@@ -289,14 +289,17 @@ def _manifest(name: str | None, running: Running | None, gpus: int | None, workl
 
 
 def check_name(name: str | None) -> None:
-    """Raises UsageError where ``--exp-name`` is given and names no folder."""
+    """Raises UsageError if ``--exp-name`` is given and is no name for a folder."""
     if name is not None and not _NAME.fullmatch(name):
-        raise UsageError(f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, for it names a folder")
+        raise UsageError(
+            f"--exp-name {name!r}: letters, digits and . _ + = - only, at most 128, because it names a folder"
+        )
 
 
 def complaint(url: str, model: str) -> str | None:
-    """What the server says to one short streamed completion where that is not a stream of tokens; None where it is
-    one, or where nothing is answered within TIMEOUT_S."""
+    """The server's answer to one short streamed completion, if it is not a stream of tokens; None: it is one, or there
+    is no answer within TIMEOUT_S.
+    """
     request = {"model": model, "prompt": "x", "max_tokens": 2, "stream": True}
     try:
         with http_client.streamed(url, request, key_of(url), TIMEOUT_S):
@@ -319,5 +322,5 @@ def require_answering(url: str) -> None:
     except UsageError as error:
         raise DeploymentDied(
             f"{url} no longer answers",
-            f": the running level is not kept ({error}); bring the deployment back and use --resume",
+            f": the running level is not kept ({error}); start the deployment again and use --resume",
         ) from error

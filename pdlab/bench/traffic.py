@@ -1,4 +1,4 @@
-"""A workload file as the requests of a replay: what is known of them before, and the file that load generators read."""
+"""A workload file as a replay: the facts about its requests, and the compiled file for load generators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReadTraffic(NamedTuple):
 
 
 class _Counted:
-    """What is known of requests, counted while they pass."""
+    """Facts about requests, counted in one pass."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -56,8 +56,9 @@ class _Counted:
 
 
 def read_traffic(path: Path) -> ReadTraffic:
-    """What a workload file, a trace or a compiled workload asks for. Raises UsageError, for one without a request
-    too."""
+    """The replay of a workload file, a trace or a compiled workload. Raises UsageError, also for a file without a
+    request.
+    """
     head, requests = compiled(path)
     counted = _Counted()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
@@ -81,14 +82,14 @@ def read_traffic(path: Path) -> ReadTraffic:
 
 
 def replayed(workload: Workload) -> Replayed | None:
-    """The compiled workload that a workload replays; None where it replays none."""
+    """The compiled workload that a workload replays; None: it replays none."""
     return workload.lengths if isinstance(workload.lengths, Replayed) else None
 
 
 def keep_plan(folder: Path, lengths: Replayed) -> TrafficHead:
     """Write the compiled workload into a folder of results, for load generators and for those who read the results.
 
-    Raises UsageError where the file is not what it was when it was read; StoreError where it cannot be written.
+    Raises UsageError if the file has changed since it was read; StoreError if it cannot be written.
     """
     if lengths.path is None:
         raise UsageError(f"{lengths.label}: where the file is is not kept with results; give --workload {lengths.name}")

@@ -30,7 +30,7 @@ APP = "pdlab"  # the name of the one application that is measured
 HEALTHY = "deployment_replica_healthy"
 _HEALTH = (HEALTHY, "health_check_failures")
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
-_GO_ON = "the running level is not kept; bring the deployment back and use --resume"
+_GO_ON = "the running level is not kept; start the deployment again and use --resume"
 
 
 # A process in front of the engines -> its title.
@@ -42,9 +42,9 @@ FRONT = {
 
 
 def front_cpu(page: str) -> dict[str, float]:
-    """Cores that the processes in front of the engines use on the page's node: ingress, Ray Serve's proxy, and the
-    router that HAProxy asks for a replica, where there are. Ray's reporter exports per cent of a core, all processes
-    of one title together."""
+    """Cores used on the page's node by the processes in front of the engines: ingress, Ray Serve's proxy, and the
+    router that HAProxy calls. Ray's reporter exports per cent of a core, all processes of one title together.
+    """
     values: dict[str, float] = {}
     for sample in _read([page], ("cpu_percentage",), "ray_component_"):
         for name, pattern in FRONT.items():
@@ -127,12 +127,13 @@ class Watch:
         return {name: median(cores) for name, cores in self._front.items()}
 
     def count(self, answered: int) -> None:
-        """So many requests of the running level are answered: a sign of life."""
+        """Take the number of answered requests of the running level, which is a sign of life."""
         self._answered = answered
 
     @contextlib.contextmanager
     def beside(self, end: Callable[[], None]) -> Iterator[None]:
-        """Look from a thread of its own during the block; what is found dead calls ``end``, which must end the block.
+        """Watch in a separate thread during the block. If the deployment is found dead, it calls ``end``, which must
+        end the block.
 
         Raises DeploymentDied then, in place of what ``end`` made the block raise.
         """
@@ -152,9 +153,10 @@ class Watch:
             raise self._died
 
     def require_replicas(self, within_s: float = 0.0) -> None:
-        """Raises DeploymentDied when a published replica is dead or was replaced, as told within that time.
+        """Raises DeploymentDied when a published replica is dead or was replaced, by Ray Serve's reports within that
+        time.
 
-        Returns at once where Ray Serve's health of replicas cannot be read.
+        Returns at once if Ray Serve's health of replicas cannot be read.
         """
         deadline = time.monotonic() + within_s
         while True:
@@ -248,7 +250,7 @@ class _FailureLimit(NamedTuple):
 
 
 class _FailureTimer:
-    """Something that fails is dead when it has failed without a break for long enough, and twice at least."""
+    """Decides that something is dead: it has failed without a break for long enough, and at least twice."""
 
     def __init__(self, subject: str, then: str) -> None:
         self._subject, self._then = subject, then

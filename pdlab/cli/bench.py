@@ -260,7 +260,7 @@ class BenchSettings(SweepOptions):
         if self.mixes is not None and self.lengths is not None:
             raise UsageError("--mixes is a short form of --lengths: give one of the two")
         if self.start_from is not None and self.slo_start is not None:
-            raise UsageError("--start-from and --slo-start both say where the search begins: give one of the two")
+            raise UsageError("--start-from and --slo-start both set the start of the search: give one of the two")
         if self.smoke and self.fill_cache == "yes":
             raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
         if self.smoke and self.slo is not None:
@@ -268,7 +268,7 @@ class BenchSettings(SweepOptions):
 
         if self.replay_file is not None and (unused := self.given(*OF_ONE_LOAD)):
             flags = {each.name: each.long_flag for each in declared(BenchSettings)}
-            raise UsageError(f"--workload says what is sent and when: leave {flags[unused[0]]} out")
+            raise UsageError(f"the file of --workload sets the requests and their times: leave {flags[unused[0]]} out")
 
     def given(self, *names: str) -> list[str]:
         """Which of the fields the command line sets."""
@@ -324,7 +324,7 @@ def _soak_s(settings: BenchSettings, loads: Sequence[Load]) -> float | None:
         raise UsageError("--soak holds one load: give one --concurrency or one --request-rate, and no --ramp or --slo")
     if unused := settings.given("hold_s", "final", "smoke", "prompts_per_level", "repeats"):
         flag = f"--{unused[0].replace('_', '-')}"
-        raise UsageError(f"--soak says how long the load is held, once: leave {flag} out")
+        raise UsageError(f"--soak sets how long one load is held: leave {flag} out")
     if settings.soak_s > MAX_HOLD_S:
         raise UsageError(f"--soak {settings.soak_s / 60:g}: a load is held for at most {minutes(MAX_HOLD_S)}, a day")
     return settings.soak_s
@@ -338,12 +338,12 @@ def _hold_s(settings: BenchSettings, *, timed: bool) -> float:
         raise UsageError(f"--final holds every rate for {FINAL_HOLD_S:g} s: leave --hold-s out")
     if settings.prompts_per_level is not None:
         raise UsageError(
-            f"{flag} holds a rate for a time, --prompts-per-level for so many requests: give one of the two"
+            f"{flag} holds a rate for a time, --prompts-per-level for a number of requests: give one of the two"
         )
     if settings.smoke:
         raise UsageError(f"--smoke is one short level: leave {flag} out")
     if not timed:
-        raise UsageError(f"{flag} belongs to request rates, ramps and --slo, and none is asked for")
+        raise UsageError(f"{flag} belongs to request rates, ramps and --slo: give one of these, or leave it out")
     if settings.final:
         return FINAL_HOLD_S
     return settings.hold_s
@@ -498,7 +498,7 @@ def describe(sweep: SweepOptions) -> str:
         if sweep.soak_s is not None and not isinstance(level.load, Closed):
             held += ", after a first round that is not kept"
         elif sweep.soak_s is not None:
-            held = f" tell how many requests make {minutes(sweep.soak_s)}, for which it is then held"
+            held = f" show how many requests take {minutes(sweep.soak_s)}; the load is then held for that time"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {counted(level.num_requests, 'request')}{held}")
     for search in sweep.searches:

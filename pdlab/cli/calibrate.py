@@ -181,7 +181,7 @@ class CalibrateSettings(Settings):
             raise UsageError("--rounds 0 fits nothing: leave --out out, or fit")
         if self.name is not None and not re.fullmatch(NAME_RULE, self.name):
             raise UsageError(
-                f"--name {self.name!r}: letters, digits and . _ + - only, for plan.py --hardware asks for it"
+                f"--name {self.name!r}: letters, digits and . _ + - only, because plan.py --hardware takes it"
             )
 
 
@@ -272,7 +272,7 @@ def _refuse_rehearsed(settings: CalibrateSettings, loaded: Sequence[Experiment])
     """Raises UsageError where a file would be made of rehearsed runs."""
     rehearsed = [experiment.name for experiment in loaded if experiment.manifest.rehearsal]
     if settings.out and rehearsed:
-        raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted to measured runs alone")
+        raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted only to measured runs")
 
 
 RECORDED = "recorded"

@@ -124,7 +124,7 @@ def _nodes(settings: DoctorSettings, model: str | None) -> Examined:
                 raise  # somebody said that there is one
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
             return _this_machine(settings, model)
-        otherwise = ", or ask this machine alone with --here"
+        otherwise = ", or examine only this machine with --here"
         wires: tuple[Concern, ...] | None = None
         if local and not local.made_up:
             wires = ("tcp", "shared memory") if local.two_hosts else ("shared memory",)

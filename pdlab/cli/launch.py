@@ -82,7 +82,7 @@ def _run(settings: LaunchSettings, argv: Sequence[str]) -> int:
 
 def _request_from_stdin(argv: Sequence[str]) -> LaunchRequest:
     if list(argv) != [FROM_STDIN]:
-        raise UsageError(f"{FROM_STDIN} takes no other flag: the request has what they would say")
+        raise UsageError(f"{FROM_STDIN} takes no other flag: the request has all settings")
     return request_from_json(sys.stdin.buffer.read() if sys.stdin else "")
 
 

@@ -544,20 +544,20 @@ def _workload(settings: PlanSettings) -> Workload:
 
 def _trace(settings: PlanSettings) -> Trace | None:
     """The requests of a --workload that says lengths and moments of its requests itself."""
+    if settings.workload is None:
+        return None
     from pdlab.plan.traffic import says_requests, trace_of_file
 
-    if settings.workload is None or not says_requests(Path(settings.workload)):
+    if not says_requests(Path(settings.workload)):
         return None
     for name in ("rate", "concurrency", "itl", "otl", "lengths", "burstiness"):
         if name in settings.model_fields_set:
             raise UsageError(
-                f"--workload {settings.workload} says lengths and moments of its requests itself; leave --{name} out"
+                f"--workload {settings.workload} sets the lengths and times of its requests; leave --{name} out"
             )
     trace = trace_of_file(Path(settings.workload))
     if trace.requests and "prefix_hit_rate" in settings.model_fields_set:
-        raise UsageError(
-            f"--workload {settings.workload} says what prompts have in common; leave --prefix-hit-rate out"
-        )
+        raise UsageError(f"--workload {settings.workload} sets the shared text of prompts; leave --prefix-hit-rate out")
     return trace
 
 
@@ -609,20 +609,21 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
 def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scenario:
     from pdlab.core.workload import Workload
     from pdlab.plan.scenario import Scenario
-    from pdlab.plan.traffic import endless_hit_share
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
     trace, hit_rate = _trace(settings), settings.prefix_hit_rate
     if settings.kv_offload_gb and not (trace and trace.requests):
         raise UsageError(
-            f"--kv-offload-gb {settings.kv_offload_gb:g}: no prompt of --workload {settings.workload} has text in "
-            "common with another, so nothing comes back from host memory; leave --kv-offload-gb out"
+            f"--kv-offload-gb {settings.kv_offload_gb:g}: no prompt of --workload {settings.workload} shares text "
+            "with another, so nothing is read back from host memory; leave --kv-offload-gb out"
         )
     if settings.kv_offload_gb and settings.fidelity == "vllm":
         raise UsageError("--fidelity vllm does not simulate --kv-offload-gb: leave one of them out")
     if trace is None:
         workload = _workload(settings)
     else:
+        from pdlab.plan.traffic import endless_hit_share
+
         means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
         workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
         hit_rate = hit_rate or endless_hit_share(trace, hardware, shape)
@@ -645,6 +646,7 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo
         blocks,
         settings.count_gpus,
         kv_offload_gb=settings.kv_offload_gb,
+        gaps=settings.plot is not None,
     )
 
 
@@ -662,8 +664,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_picture(settings.goodput_map, "--goodput-map")
         if _trace(settings) is not None:
             raise UsageError(
-                f"--goodput-map is of Poisson arrivals at growing rates, and --workload {settings.workload} says when "
-                "requests come; give lengths alone"
+                f"--goodput-map has Poisson arrivals at growing rates, but --workload {settings.workload} sets the "
+                "times of requests; give only lengths"
             )
     if settings.out:
         check_folder(settings.out, "--out")

@@ -25,7 +25,7 @@ class RatioSettings(Settings):
     """The result folders that ``python -m pdlab ratio`` compares."""
 
     COMMAND = "ratio"
-    ABOUT = "The P:D ratio that measured rates of prefill alone and decode alone imply."
+    ABOUT = "Compute the P:D ratio from measured prefill-only and decode-only rates."
     EXAMPLES = EPILOG
 
     prefill: Path = setting(..., "prefill-only levels of one replica", "result folders", value="DIR")

@@ -141,7 +141,7 @@ class Cluster:
             if number and node["Alive"]:
                 alive.add(number)
             elif number:
-                found[number] = node.get("DeathReasonMessage") or "Ray does not say why"
+                found[number] = node.get("DeathReasonMessage") or "Ray gives no reason"
         if silent:
             found = {n: f"it did not join within {SILENT_S:g} s" for n in range(2, self.local.count + 1)} | found
         return {number: why for number, why in sorted(found.items()) if number not in alive}

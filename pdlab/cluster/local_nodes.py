@@ -651,7 +651,7 @@ def recorded() -> LocalNodes | None:
     try:
         return load_yaml(state, LocalNodes)
     except UsageError as error:
-        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and what it still tells of") from error
+        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it, and the processes that it names") from error
 
 
 def _write(nodes: LocalNodes) -> None:

@@ -174,7 +174,7 @@ def _side_channel(module: Any) -> None:
 
 def _need(owner: Any, name: str) -> None:
     if not hasattr(owner, name):
-        raise RuntimeError(f"{owner.__name__} has no {name}: another version than pdlab knows how to keep on loopback")
+        raise RuntimeError(f"{owner.__name__} has no {name}: pdlab cannot keep this version on loopback")
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {

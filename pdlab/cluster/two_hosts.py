@@ -221,7 +221,7 @@ def _net(host: Host, *command: str, may_fail: bool = False) -> str:
     if done.returncode and not may_fail:
         complaint = " ".join((done.stderr or done.stdout).split())
         raise ClusterError(
-            f"the link between the two hosts: `{' '.join(command)}` fails: {complaint or 'it does not say why'}"
+            f"the link between the two hosts: `{' '.join(command)}` fails: {complaint or 'it gives no reason'}"
         )
     return done.stdout
 

@@ -621,7 +621,7 @@ class Serving(Frozen):
             raise ValueError("names each step once: retry, local, fail, for example retry,local or fail")
         ends = [step for step in steps[:-1] if step != "retry"]
         if ends:
-            raise ValueError(f"nothing is tried behind {ends[0]}: name it last, for example retry,{ends[0]}")
+            raise ValueError(f"nothing is tried after {ends[0]}: name it last, for example retry,{ends[0]}")
         return steps
 
 
@@ -795,7 +795,7 @@ class Deployment(Frozen):
             for role, pool in self.pools.items():
                 if "scheduler_cls" in {**self.engine_kwargs, **pool.engine_kwargs}:
                     raise ValueError(
-                        f"engine argument 'scheduler_cls' ({role}) is the KV guard's: use --no-kv-guard to give another"
+                        f"engine argument 'scheduler_cls' ({role}) is set by the KV guard: use --no-kv-guard to give it"
                     )
         return self
 
@@ -803,7 +803,7 @@ class Deployment(Frozen):
     def _the_guard_hands_over_the_first_token(self) -> Deployment:
         if self.transport is not None and self.transport.reuse_first_token:
             if not self.transport.kv_guard:
-                raise ValueError("reuse_first_token (--reuse-first-token) is the KV guard's: leave out --no-kv-guard")
+                raise ValueError("reuse_first_token (--reuse-first-token) needs the KV guard: leave out --no-kv-guard")
             if isinstance(self.topology, Fluid):
                 raise ValueError("reuse_first_token (--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid")
         return self

@@ -24,7 +24,7 @@ _OF_EACH_RANK = "Ray sets it for each rank; leave it out"
 _OF_EACH_NODE = "every node needs another value; set it before `ray start` on each node"
 SET_ELSEWHERE = {
     "UCX_TLS": "it has its own setting: use --ucx-tls (ucx_tls)",
-    "VLLM_API_KEY": "the server in front of the engines asks for the key: use --api-key-file",
+    "VLLM_API_KEY": "the server in front of the engines checks the key: use --api-key-file",
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "Ray gives each engine rank a port of its own; leave it out",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": _OF_EACH_NODE,
     "VLLM_HOST_IP": _OF_EACH_NODE,

@@ -78,7 +78,7 @@ class Mixes(LengthDistribution):
     @model_validator(mode="after")
     def _moves(self) -> Mixes:
         if len(self.mixes) == 1 and self.crowd is None:
-            raise ValueError(f"one mix alone does not move: give two, or a crowd ({FORM})")
+            raise ValueError(f"one mix does not change with time: give two, or a crowd ({FORM})")
         return self
 
     @property

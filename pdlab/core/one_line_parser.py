@@ -57,7 +57,7 @@ class OneLineParser(argparse.ArgumentParser):
         if match := re.fullmatch(r"unrecognized arguments: (.*)", rest, re.DOTALL):
             word = match[1].split(" ")[0].partition("=")[0]
             if not word.startswith("-"):
-                return f"{word!r} stands where no word is expected: a flag's value follows its flag {help_text}"
+                return f"unexpected argument {word!r}: a flag's value follows its flag {help_text}"
             suggested = choices(word, self._option_string_actions, cutoff=0.75)
             return f"{word} is not a flag{f'; {suggested}' if suggested.near else ''} {help_text}"
         if match := re.fullmatch(r"invalid choice: (.+?) \(choose from (.*)\)", rest, re.DOTALL):

@@ -108,6 +108,8 @@ def without_cell(value: object) -> object:
 def _environment(folder: Path) -> jinja2.Environment:
     import jinja2
 
+    from pdlab.core.compiled_templates import CompiledTemplates
+
     environment = jinja2.Environment(
         autoescape=lambda name: name is not None and name.endswith(".html"),
         undefined=jinja2.StrictUndefined,
@@ -116,6 +118,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=without_cell,
         loader=jinja2.FileSystemLoader(folder),
+        bytecode_cache=CompiledTemplates((Path(__file__), Path(str(text.__file__)))),
     )
     environment.filters.update(FILTERS)
     return environment

@@ -51,6 +51,6 @@ class Replayed(LengthsOfFile):
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         raise UsageError(
-            f"{self.label}: its requests are replayed as they stand in the file, at no other load; give --workload to "
-            "run_bm.sh"
+            f"{self.label}: its requests are replayed only at the times in the file; give the file to run_bm.sh "
+            "--workload"
         )

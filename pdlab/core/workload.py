@@ -70,7 +70,7 @@ class Workload(Frozen):
             what = "list of mixes" if isinstance(lengths, Mixes) else "file of lengths"
             for name, mean in zip(("input_tokens", "output_tokens"), means, strict=True):
                 if data.get(name) not in (None, round(mean)):
-                    raise ValueError(f"{name} is {data[name]}, but the {what} says that itself: leave it out")
+                    raise ValueError(f"{name} is {data[name]}, but the {what} sets that itself: leave it out")
                 data = {**data, name: round(mean)}
         return data
 
@@ -196,8 +196,8 @@ class Workload(Frozen):
             return None
         if not isinstance(level.load, Open):
             raise UsageError(
-                f"--lengths {self.lengths.flag_value}: what comes follows from when it is due, and a load of kind "
-                f"{level.load.kind} has no times; give --request-rate"
+                f"--lengths {self.lengths.flag_value}: the lengths follow from the times of the requests, and a load "
+                f"of kind {level.load.kind} has no times; give --request-rate"
             )
         seed = json.dumps([self.seed, self.lengths.identity, level.repeat, level.look])
         drawn = self.lengths.arrivals(level.load.rate_rps, level.load.burstiness, seed)
@@ -233,7 +233,7 @@ def workload_of_flags(
         what = "--lengths mixes:..." if isinstance(lengths, Mixes) else f"the file of {_file_flag(lengths)}"
         for name, value in fields.items():
             if name != "lengths":
-                raise UsageError(f"{FLAGS[name]} {value}: {what} says how long requests are; leave {FLAGS[name]} out")
+                raise UsageError(f"{FLAGS[name]} {value}: {what} sets the lengths of requests; leave {FLAGS[name]} out")
     else:
         nominal = default or Workload()
         fields = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **fields}

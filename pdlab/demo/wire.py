@@ -22,7 +22,7 @@ MEANING = """
 What you saw: the KV cache of gpt-oss-120b prompts moved by NIXL, as vLLM's connector moves it, between two Ray
 nodes on two hosts made of namespaces. Pack went through memory, spread over a shaped link, each with its
 share of the ceiling; then two blocks were swapped on purpose, and the check reported which. On two
-p5.48xlarge the same command, without the two hosts, says whether EFA carries it."""
+p5.48xlarge the same command, without the two hosts, shows whether EFA carries it."""
 
 
 def prove(rate: str, token_counts: Sequence[int]) -> int:

@@ -49,7 +49,7 @@ class ReplicaState(Frozen):
 
 
 class AppState(Frozen):
-    """The application as the controller sees it; ``messages`` are its and its deployments' complaints."""
+    """The application as the controller sees it; ``messages`` are the error messages of it and its deployments."""
 
     status: str
     replicas: tuple[ReplicaState, ...] = ()
@@ -60,7 +60,7 @@ class AppState(Frozen):
 class Application:
     """pdlab's application on a connected cluster: there is at most one, under one name.
 
-    Methods raise ClusterError when Ray Serve itself is in the way, DeployError when the application is.
+    Methods raise ClusterError for a fault of Ray Serve, and DeployError for a fault of the application.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -68,10 +68,10 @@ class Application:
         self._submitted = 0.0
 
     def start_serve(self, host: str, port: int) -> None:
-        """Start Ray Serve's controller and its proxy on the head node, or find them as asked.
+        """Start Ray Serve's controller and its proxy on the head node, or find them running with the same options.
 
-        Raises ClusterError when Serve is up otherwise and serves applications of others, when one of them has the route
-        that this one needs, or when its proxy cannot start.
+        Raises ClusterError when Serve runs with other options and serves other applications, when one of these has the
+        route that this application needs, or when the proxy cannot start.
         """
         serve, errors = importlib.import_module("ray.serve"), importlib.import_module("ray.exceptions")
         details = self._details()
@@ -96,7 +96,7 @@ class Application:
             if others:
                 raise ClusterError(
                     f"Ray Serve already runs with {others}, and was started with other serving options "
-                    "(--direct-streaming, --host); stop those applications, or ask for the same options"
+                    "(--direct-streaming, --host); stop those applications, or give the same options"
                 )
             serve.shutdown()
         try:
@@ -147,7 +147,7 @@ class Application:
             raise DeployError(f"Ray Serve refuses the application: {last_line(str(error))}") from error
 
     def state(self) -> AppState:
-        """What the controller says of the application now."""
+        """The state of the application, from the controller."""
         app = ((self._details() or {}).get("applications") or {}).get(APP)
         if app is None:
             return AppState(status="NOT_STARTED")
@@ -172,7 +172,7 @@ class Application:
         )
 
     def wait(self, timeout_s: float) -> Iterator[AppState]:
-        """The application's state, over and over, until it runs.
+        """Yield the application's state again and again, until the application runs.
 
         Raises DeployError with the replica's own error when one fails to start, or when
         ``timeout_s`` seconds are over.
@@ -202,7 +202,7 @@ class Application:
         return self.logs_by(tail_logs)
 
     def logs_by(self, read: Callable[[str, str, float], list[T]]) -> list[T]:
-        """What ``read`` finds in the logs of the submitted application's replicas, on all nodes."""
+        """The results of ``read`` over the logs of the submitted application's replicas, on all nodes."""
         return [value for each in self._read_logs(read) for value in each]
 
     def _read_logs(self, read: Callable[..., Any]) -> list[Any]:
@@ -240,14 +240,14 @@ class Application:
         return nodes_by_role
 
     def warm_pairs(self, model_id: str) -> int:
-        """One request over every pair of a prefill and a decode replica, so that no user's pays a handshake.
+        """Send one request over every pair of a prefill and a decode replica, so that no user's request waits for a
+        handshake.
 
-        Ray's own prewarm runs when a decode replica starts and reaches the prefill replicas that are
-        up by then; running it again reaches all. Returns the number of pairs. Raises DeployError when
-        a decode replica was not reached, when its log tells of a prefill replica that gave no KV
-        parameters, or of fewer pairs than there are. That the bytes arrived is not proven here (the
-        prewarm ignores what the engine answers): the NIXL counters and the canary do that. Where logs
-        cannot be read, only the decode replicas that answered are counted.
+        Ray's own prewarm runs when a decode replica starts and reaches the prefill replicas that are up by then;
+        running it again reaches all. Returns the number of pairs. Raises DeployError when a decode replica was not
+        reached, when its log names a prefill replica without KV parameters, or when its log has too few pairs. This
+        does not prove that the bytes arrived, because the prewarm ignores the engine's answer: the NIXL counters and
+        the canary prove it. If logs cannot be read, only the decode replicas that answered are counted.
         """
         serve = importlib.import_module("ray.serve")
         decode = f"Decode:{_serve_name(model_id)}"
@@ -260,7 +260,7 @@ class Application:
             why = self._why(self.state(), "a first KV transfer failed")
             raise DeployError(f"{why}; {last_line(str(error))}") from error
         if len(reached) != running[decode]:
-            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas could be asked to warm up")
+            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas took the request to warm up")
         done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
         if empty or 0 < done < pairs:
             raise DeployError(
@@ -310,13 +310,13 @@ class Application:
         return answers
 
     def ask_alone(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Completions by one fluid engine alone, without KV transfer. Raises DeployError."""
+        """Completions by one fluid engine, without KV transfer. Raises DeployError."""
         serve = importlib.import_module("ray.serve")
         handle = serve.get_deployment_handle(f"Fluid:{_serve_name(model_id)}", APP)
         return _asked_alone("an engine", requests, lambda request: handle.alone.remote(request).result())
 
     def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Completions by a prefill engine alone, without KV transfer: the same model served collocated.
+        """Completions by one prefill engine, without KV transfer. This is the same model served collocated.
 
         Raises DeployError.
         """
@@ -329,7 +329,7 @@ class Application:
         )
 
     def delete(self) -> bool:
-        """Take the application down, wait until its replicas and placement groups are gone; False: there was none."""
+        """Delete the application, and wait until its replicas and placement groups are gone. False: there was none."""
         serve = importlib.import_module("ray.serve")
         details = self._details()
         if details is None:
@@ -373,9 +373,9 @@ def _asked_alone(engine: str, requests: Sequence[dict[str, Any]], ask: Callable[
         try:
             answer = ask(models.CompletionRequest(**request))
         except Exception as error:  # whatever the replica raised, as a RayTaskError
-            raise DeployError(f"{engine} alone cannot be asked: {last_line(str(error))}") from error
+            raise DeployError(f"{engine} cannot be reached directly: {last_line(str(error))}") from error
         if not hasattr(answer, "choices"):
-            raise DeployError(f"{engine} alone answers with an error: {answer or 'nothing'}")
+            raise DeployError(f"{engine} answers with an error when it is called directly: {answer or 'nothing'}")
         answers.append(answer.model_dump(mode="json"))
     return answers
 
@@ -423,7 +423,7 @@ def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
 
 
 def end_boards() -> None:
-    """End what told the roles of fluid engines that are gone; each would end itself in a minute."""
+    """End the role boards of fluid engines that are gone. (Each would end itself after a minute.)"""
     import ray
 
     for name in board_names():
@@ -432,7 +432,7 @@ def end_boards() -> None:
 
 
 def board_names() -> list[str]:
-    """Actors that tell the roles of fluid engines, by name (`pdlab.deploy.serving.role_board`)."""
+    """Names of the actors that hold the roles of fluid engines (`pdlab.deploy.serving.role_board`)."""
     from ray.util import list_named_actors
 
     actors = list_named_actors(all_namespaces=True)
@@ -442,7 +442,7 @@ def board_names() -> list[str]:
 def rank_order(nodes: Mapping[Any, str]) -> list[str]:
     """Node of every bundle (bundle index -> node id) in the order in which ranks take bundles.
 
-    Ray Serve LLM and vLLM hand them out node by node, the node of the first bundle first.
+    Ray Serve LLM and vLLM assign bundles node by node, beginning with the node of the first bundle.
     """
     by_index = [nodes[index] for index in sorted(nodes, key=int)]
     return sorted(by_index, key=lambda node: (node != by_index[0], node))

@@ -1,8 +1,8 @@
-"""The canary: does a deployment with KV transfer say the same as the model without?
+"""The canary: does a deployment with KV transfer give the same answers as the model without?
 
-Fixed prompts at temperature 0 are answered by the deployment and by a reference. Tokens must be equal, up to what
-bfloat16 rounds (`compare`), and so must their log-probabilities. HTTP 200 proves nothing: blocks delivered to the
-wrong place give fluent nonsense.
+Fixed prompts at temperature 0 are answered by the deployment and by a reference. Tokens and their log-probabilities
+must be equal, up to the rounding of bfloat16 (`compare`). HTTP 200 proves nothing: blocks delivered to the wrong place
+give fluent nonsense.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CanaryAnswer(Frozen):
 
 
 class Reference(Frozen):
-    """Answers of the model served collocated, kept for later launches of PD deployments of it.
+    """Answers of the model served collocated, stored for later PD launches of the same model.
 
     ``asked`` is a hash of the requests: answers to other prompts are no reference.
     """
@@ -60,7 +60,9 @@ class _Refused(CanaryError):
 
 
 def prompts() -> list[str]:
-    """Lists of facts with a question about an early one: the answer needs KV of early tokens, across blocks."""
+    """Prompts with a list of facts and a question about an early fact. The answer needs KV cache of early tokens,
+    across blocks.
+    """
     texts = []
     for facts in FACTS:
         lines = [f"Item {i} has code {(i * 7919 + facts) % 9000 + 1000}." for i in range(1, facts + 1)]
@@ -77,7 +79,7 @@ def requests(model_id: str) -> list[dict[str, Any]]:
 
 
 def ask(base_url: str, model_id: str, key: str | None = None) -> list[CanaryAnswer]:
-    """The deployment's answers over HTTP, without the prompts that are too long for it. Raises CanaryError.
+    """The deployment's answers over HTTP. Prompts that are too long for it are left out. Raises CanaryError.
 
     ``key``: the endpoint's API key."""
     answers: list[CanaryAnswer] = []
@@ -96,9 +98,9 @@ def ask_shapes(
 ) -> dict[str, CanaryResult]:
     """Other shapes of the same requests, each compared with ``plain``, the deployment's answers one by one.
 
-    A list of all the prompts, two choices for one, and a stream. Each shape is a path of its own
-    through prefill and decode. ``sequences``: how many one request may ask for; shapes with more
-    are left out. ``key``: the endpoint's API key. Raises CanaryError.
+    A list of all the prompts, two choices for one, and a stream. Each shape is a path of its own through prefill and
+    decode. ``sequences``: the largest number of one request; shapes with more are left out. ``key``: the endpoint's API
+    key. Raises CanaryError.
     """
     single_requests = requests(model_id)[: len(plain)]
     first, longest = single_requests[0], single_requests[-1]
@@ -162,13 +164,13 @@ def compare(
 ) -> CanaryResult:
     """Equal, different, or equal up to rounding; ``source`` names the reference for the person.
 
-    ``rounding``: how far apart in log-probability two candidates may be that change places. A prompt whose tokens
-    differ is one that was rounded where all of this holds, else it is wrong: each side has the other's token among
-    its likeliest, within ``rounding`` of its best (within half of it among the first EARLY_TOKENS); and up to there
-    the log-probabilities of the common tokens differ by ``rounding`` at most on average, which is asked of prompts
-    with equal tokens too. ``bounded``: at most MOST_EARLY prompts may be rounded among their first EARLY_TOKENS, and
-    where most are rounded, LEAST_SHARED of all tokens must have come before. If no prompt gives the same tokens, the
-    result is "not compared" (``equal`` None).
+    ``rounding``: the largest difference in log-probability of two candidates that may swap places. If the tokens of a
+    prompt differ, the prompt counts as rounded if two rules hold, else as wrong. First, each side has the other's token
+    among its likeliest, within ``rounding`` of its best (within half of it among the first EARLY_TOKENS). Second, the
+    log-probabilities of the common tokens before differ by at most ``rounding`` on average; this rule also holds for
+    prompts with equal tokens. ``bounded``: at most MOST_EARLY prompts may be rounded among their first EARLY_TOKENS; if
+    most prompts are rounded, LEAST_SHARED of all tokens must come before the rounding. If no prompt gives the same
+    tokens, the result is "not compared" (``equal`` None).
     """
     wrong, rounded = [], []
     same = early = shared = total = 0
@@ -224,7 +226,7 @@ def _fault(mine: CanaryAnswer, theirs: CanaryAnswer, at: int | None, rounding: f
 
 
 def nearly_as_likely(top: dict[int, float], token: int, at: int, rounding: float) -> bool:
-    """Whether the token at that place may have been the best one with other rounding (`compare`)."""
+    """Whether the token at that place could be the best one with other rounding (`compare`)."""
     return _logprob_gap(top, token) <= (rounding / 2 if at < EARLY_TOKENS else rounding) + SLACK
 
 
@@ -234,8 +236,9 @@ def _logprob_gap(top: dict[int, float], token: int) -> float:
 
 
 def ask_again(base_url: str, model_id: str, before: Sequence[CanaryAnswer], key: str | None = None) -> CanaryResult:
-    """The same prompts once more, compared with the deployment's own answers of before. Where nothing is answered,
-    "not compared", with why."""
+    """Send the same prompts once more, and compare with the deployment's earlier answers. Without an answer the result
+    is "not compared", with the reason.
+    """
     try:
         answers = ask(base_url, model_id, key)
     except CanaryError as error:
@@ -251,7 +254,7 @@ def save_reference(folder: Path, model: str, answers: Sequence[CanaryAnswer]) ->
 
 
 def load_reference(folder: Path, model: str) -> tuple[CanaryAnswer, ...] | None:
-    """The stored answers of that model served collocated; None when no launch has stored any that can be used."""
+    """The stored answers of that model served collocated; None: no launch has stored usable ones."""
     try:
         stored = load_yaml(_path(folder, model), Reference)
     except UsageError:  # none there, or one of an older pdlab

@@ -1,8 +1,8 @@
 """Grafana's dashboard and Prometheus' alert rules, declared once (`ROWS`, `ALERTS`), and the files that provision both.
 
-Metrics have the names of Ray's default exporter: ``ray_`` before, and ``_total`` behind those of counters. Means are
-rates of counters, for that exporter makes the sums of histograms up from the middles of their buckets. A counter of
-failures appears at its first one, which ``increase`` does not see: alerts ask for what it is.
+Metrics have the names of Ray's default exporter: the prefix ``ray_``, and the suffix ``_total`` for counters. Means are
+rates of counters, because that exporter computes the sums of histograms from the middles of their buckets. A counter of
+failures appears with the first failure, which ``increase`` misses: alerts therefore read its value.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SHOWN_CALLS = tuple(name for name in PREFILL_CALLS if name not in ("calls", "ans
 
 
 class Query(NamedTuple):
-    """A PromQL expression, and what its lines are called (labels in braces)."""
+    """A PromQL expression, and the legend of its lines (labels in braces)."""
 
     expression: str
     legend: str
 
 
 class Panel(NamedTuple):
-    """``unit`` is one of Grafana's. ``stacked``: the lines add up to something."""
+    """One panel. ``unit`` is one of Grafana's. ``stacked``: draw the lines on top of each other."""
 
     title: str
     what: str
@@ -51,7 +51,7 @@ class PanelRow(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """``holds``: for so long before it is raised (Prometheus' duration)."""
+    """One alert. ``holds``: how long its condition must hold before it fires (Prometheus' duration)."""
 
     name: str
     expression: str
@@ -160,7 +160,7 @@ ROWS = (
             ),
             Panel(
                 "Transfer and step lag",
-                "transfer: from posting a read until a poll sees its end; step_lag: until the scheduler is told.",
+                "transfer: from posting a read until a poll sees its end; step_lag: until the scheduler gets the news.",
                 "s",
                 tuple(
                     Query(
@@ -263,14 +263,14 @@ ALERTS = (
         f"{_recent(counted('pdlab_guard_recomputed'))} / {_recent(counted('pdlab_guard_receives'))} > 0.01",
         "2m",
         "warning",
-        "More than 1 % of the prompts are computed by decode, for their KV cache was refused or did not arrive.",
+        "Decode computes more than 1 % of the prompts, because their KV cache was refused or did not arrive.",
     ),
     Alert(
         "PdlabRequestsFailedWithoutPrefill",
         f"{_recent(counted('pdlab_prefill_failures'))} > 0",
         "1m",
         "critical",
-        "Requests are answered with HTTP 503, for prefill fails.",
+        "Requests get HTTP 503, because prefill fails.",
     ),
     Alert(
         "PdlabReadsPastDeadline",

@@ -24,7 +24,9 @@ LOADS = {"gpu": "4,8,16,32,64", "cpu": "4,16"}
 
 
 def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_command: str) -> str:
-    """The whole text. ``serving_path``: the way to the engines and why; ``launch_command`` starts this for real."""
+    """The text of a dry run. ``serving_path``: the path to the engines and its reason. ``launch_command``: the command
+    that starts the deployment.
+    """
     deployment, view, placement = prepared.deployment, prepared.view, prepared.placement
     unit = "GPU" if placement.device == "gpu" else "CPU slot"
     used = placement.used_slots
@@ -57,19 +59,20 @@ def _roles(deployment: Deployment) -> list[str]:
     if not isinstance(topology, Fluid):
         return []
     bounds = f"at least {topology.p_min} prefill and {topology.d_min} decode"
-    text = f"a controller follows the load, {bounds}" if topology.split is None else f"{topology.roles}, as asked for"
+    text = f"a controller follows the load, {bounds}" if topology.split is None else f"{topology.roles}, as given"
     below = topology.prefill_locally_below
     short = (
         ""
         if below is None
-        else f"; prompts below {'what the rates say' if below == AUTO else f'{below} tokens'} where decoded"
+        else f"; prompts below {'the threshold from measured rates' if below == AUTO else f'{below} tokens'} where "
+        "decoded"
     )
     if topology.prefix_affinity:
         short += "; prompts where their beginning is cached, if that ends earlier"
     lines = [f"roles       {text}{short} (python -m pdlab roles changes them)"]
     if topology.moves:
         lines.append(
-            f"engines     {topology.pool.replicas} to begin with, {topology.least} to {topology.most} as the load wants"
+            f"engines     {topology.pool.replicas} at the start, then {topology.least} to {topology.most} by the load"
         )
     return lines
 
@@ -86,7 +89,7 @@ def _replica_table(deployment: Deployment, view: ClusterView, placement: Placeme
     for replica in placement.replicas:
         for node, slots in replica.slots.items():
             over = ", ".join(dict.fromkeys(kinds.get((replica.role, node), ["-"])))
-            wanted = "" if replica.index < begins[replica.role] else " (if the load wants it)"
+            wanted = "" if replica.index < begins[replica.role] else " (if the load needs it)"
             name = f"{replica.role} {replica.index}{_ranks(replica, node)}{wanted}"
             rows.append((name, node, ranges(slots), over))
     return _table(rows)

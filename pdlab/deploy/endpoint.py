@@ -23,7 +23,7 @@ from pdlab.results.schema import Manifest
 
 
 class OnHost(Frozen):
-    """A host made of namespaces: its PID 1, and a line of that process's environment that tells it from others."""
+    """A host made of namespaces: its PID 1, and a line of that process's environment that identifies it."""
 
     pid: int
     mark: str
@@ -32,14 +32,12 @@ class OnHost(Frozen):
 class Running(Frozen):
     """A deployment that answers at ``base_url``.
 
-    ``manifest`` is the experiment's manifest as far as the launcher knows it (deployment, cluster,
-    placement as it came out, versions, hardware, canary). ``tokenizer`` is a folder or a Hugging
-    Face id. ``metrics_urls`` are Prometheus pages, one per Ray node; ``replicas`` are the Ray Serve
-    replicas of this deployment, for a page goes on showing the counters of replicas that are gone;
-    ``pools`` says which pool each is of: collocated, prefill, decode. ``on_host``: the host in whose
-    network all these addresses are (None: this machine's own); see `reach`. ``api_key_file`` has the
-    key that clients must send (None: none is asked for). ``answers``: what it answered to the canary's
-    prompts (none where that means nothing).
+    ``manifest`` is the launcher's part of the experiment's manifest (deployment, cluster, actual placement, versions,
+    hardware, canary). ``tokenizer`` is a folder or a Hugging Face id. ``metrics_urls`` are Prometheus pages, one per
+    Ray node; ``replicas`` are the Ray Serve replicas of this deployment (a page still shows the counters of replicas
+    that are gone); ``pools``: replica -> its pool: collocated, prefill, decode. ``on_host``: the host in whose network
+    all these addresses are (None: this machine's own); see `reach`. ``api_key_file`` has the key that clients must send
+    (None: no key is needed). ``answers``: its answers to the canary's prompts (empty if these have no meaning).
     """
 
     base_url: str
@@ -55,7 +53,7 @@ class Running(Frozen):
 
     @property
     def start(self) -> str:
-        """What tells this start of the deployment from another."""
+        """A text that identifies this start of the deployment."""
         return f"{self.manifest.started_at} {' '.join(sorted(self.replicas))}"
 
 
@@ -67,8 +65,10 @@ def save_running(running: Running) -> None:
 
 
 def publish_replicas(base_url: str, replicas: tuple[str, ...], pools: dict[str, str]) -> None:
-    """What is served at ``base_url`` has these replicas now, some of which Ray Serve has replaced. Prompts that sweeps
-    have sent stay taken, for they are in the prefix caches of the others. Nothing where no launcher published it."""
+    """Publish new replicas of the deployment at ``base_url``, after Ray Serve has replaced some. Prompts of earlier
+    sweeps stay used, because they are in the prefix caches of the other replicas. Does nothing if no launcher has
+    published the deployment.
+    """
     running = load_running(base_url)
     if running is None or (running.replicas, running.pools) == (replicas, pools):
         return
@@ -82,7 +82,7 @@ def publish_replicas(base_url: str, replicas: tuple[str, ...], pools: dict[str, 
 
 
 def load_running(base_url: str) -> Running | None:
-    """What the launcher said of ``base_url``; None when no launcher on this machine spoke of it.
+    """What a launcher published for ``base_url``; None: no launcher on this machine did.
 
     Raises UsageError where its file is damaged, or of another version.
     """
@@ -97,7 +97,7 @@ def load_running(base_url: str) -> Running | None:
 
 
 def key_of(base_url: str) -> str | None:
-    """The key to send to ``base_url``: PDLAB_API_KEY, or what its launcher published; None: none is known.
+    """The key to send to ``base_url``: PDLAB_API_KEY, else the one that its launcher published; None: no key is known.
 
     Raises UsageError when the published file is gone or damaged.
     """
@@ -113,9 +113,10 @@ def clear_running(base_url: str) -> None:
 
 @contextlib.contextmanager
 def measured(base_url: str) -> Iterator[None]:
-    """Hold what answers at ``base_url`` for the block: one sweep measures it, and no launch replaces it meanwhile.
+    """Lock the deployment at ``base_url`` for the block: only one sweep measures it, and no launch replaces it
+    meanwhile.
 
-    Raises UsageError, which says who has it. Seen by the processes that share this cache folder.
+    Raises UsageError, which names the holder. Processes that share this cache folder see the lock.
     """
     with locked(measured_lock(base_url), f"the deployment at {base_url}"):
         yield
@@ -128,8 +129,9 @@ def measured_lock(base_url: str) -> Path:
 
 @contextlib.contextmanager
 def launching(base_url: str, *, local: bool) -> Iterator[None]:
-    """Hold the right to launch, on this machine's own nodes or on a cluster, for the block: no other launch begins,
-    no sweep measures what is replaced, and none begins at ``base_url``. Raises UsageError, which says who has it."""
+    """Lock launches, on this machine's own nodes or on a cluster, for the block: no other launch begins, no sweep
+    measures the replaced deployment, and no sweep begins at ``base_url``. Raises UsageError, which names the holder.
+    """
     with contextlib.ExitStack() as locks:
         locks.enter_context(locked(launch_lock(local=local), "the right to launch (another launch is not finished)"))
         served = {running.base_url for running in _published() if running.manifest.on_local_nodes == local}
@@ -139,11 +141,11 @@ def launching(base_url: str, *, local: bool) -> Iterator[None]:
 
 
 def next_attempt(base_url: str, stream: str, least: int) -> int:
-    """A number, at least ``least``, that no sweep before has had of what answers at ``base_url`` for prompts of
-    ``stream``; it is taken from then on.
+    """Take a number, at least ``least``, that no earlier sweep of the deployment at ``base_url`` has used for prompts
+    of ``stream``.
 
-    A deployment that was started again begins anew, for its prefix cache is empty. If no launcher has published
-    it, its start is unknown, and the numbers continue.
+    After a new start of the deployment the numbers begin again, because its prefix cache is empty. If no launcher has
+    published the deployment, its start is unknown, and the numbers continue.
     """
     path = _sweeps_path(base_url)
     running = load_running(base_url)
@@ -158,7 +160,7 @@ def next_attempt(base_url: str, stream: str, least: int) -> int:
 
 
 class _Sweeps(Frozen):
-    """Which attempts the sweeps against one start of a deployment have had, by their stream of prompts."""
+    """The attempt numbers that sweeps against one start of a deployment have used, by stream of prompts."""
 
     start: str
     next: dict[str, int]
@@ -175,7 +177,7 @@ def clear_on_host(pid: int) -> None:
 
 
 def reshape_on_host(pid: int, link: LinkShape) -> None:
-    """The link of the two hosts is another now: what is recorded of their NICs follows, for the manifests to come."""
+    """Update the recorded NICs of the two hosts after a change of their link, for later manifests."""
     for running in _on_host(pid):
         cluster = running.manifest.cluster
         if cluster is not None:
@@ -201,10 +203,10 @@ def _published() -> list[Running]:
 
 @contextlib.contextmanager
 def reach(base_url: str) -> Iterator[None]:
-    """Within the block this thread, and what it starts, is in the network in which ``base_url`` answers.
+    """Enter the network of ``base_url`` for the block, with this thread and the processes that it starts.
 
-    That is another one only for a deployment on two hosts of this machine. Raises UsageError where they
-    are gone, or where this process may not enter.
+    It differs from the current network only for a deployment on two hosts of this machine. Raises UsageError if these
+    are gone, or if this process may not enter.
     """
     running = load_running(base_url)
     host = None if running is None or INSIDE in os.environ else running.on_host

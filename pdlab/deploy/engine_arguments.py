@@ -40,7 +40,7 @@ def known_arguments() -> dict[str, dict[str, Any]]:
 
 
 def check_engine_arguments(deployment: Deployment) -> None:
-    """Raises UsageError for an engine argument that vLLM does not know, or whose value it refuses."""
+    """Raises UsageError for an engine argument that vLLM does not have, or whose value it refuses."""
     flags = {
         "collocated": "--engine-arg",
         "fluid": "--engine-arg",

@@ -1,4 +1,4 @@
-"""What fits into an engine's memory, before one is started: weights, KV cache, requests of the workload. Pure.
+"""Compute what fits into an engine's memory before a start: weights, KV cache, requests of the workload. Pure.
 
 Per GPU: memory x utilisation - weights - overhead is KV cache. Weights are arithmetic over the model's shape; memory
 and overhead are constants with their sources below, so a GPU pool is an estimate, to about OVERHEAD_GB's own error.
@@ -36,11 +36,10 @@ LENGTH_STEP = 1024
 class EngineMemory:
     """One engine of a pool; bytes are of one of its ``gpus`` GPUs (or CPU ranks).
 
-    ``kv_tokens``: as vLLM counts them, requests of ``longest`` tokens (its max_model_len) times that length.
-    ``request_tokens``: of one request of the workload in this pool; ``requests``: so many of them fit at once.
-    ``longest_bytes``: what one request of ``longest`` tokens reserves; ``fitting``: up to that
-    length one fits (in steps of LENGTH_STEP, 0: none).
-    ``estimated``: not told by kv_cache_memory_bytes.
+    ``kv_tokens``: by vLLM's count, the number of requests of ``longest`` tokens (its max_model_len) times that length.
+    ``request_tokens``: tokens of one request of the workload in this pool; ``requests``: how many of them fit at once.
+    ``longest_bytes``: bytes that one request of ``longest`` tokens reserves; ``fitting``: the longest request that fits
+    (in steps of LENGTH_STEP, 0: none). ``estimated``: not set by kv_cache_memory_bytes.
     """
 
     role: Role
@@ -59,8 +58,8 @@ class EngineMemory:
 def engine_memory(
     deployment: Deployment, role: Role, shape: ModelShape, memory_gb: float | None, *, cpu: bool, workload: Workload
 ) -> EngineMemory | None:
-    """The arithmetic for one pool. ``memory_gb``: 1e9 bytes of one of its GPUs; None where nothing says them, and then
-    the answer is None too, unless kv_cache_memory_bytes says what is left.
+    """The arithmetic for one pool. ``memory_gb``: memory of one of its GPUs in 1e9 bytes. If it is None (unknown), the
+    result is None too, unless kv_cache_memory_bytes gives the KV cache.
 
     None also for a model, or a draft model beside it, whose weights or KV cache are not known. Raises UsageError
     where the weights that are known do not fit.
@@ -150,8 +149,9 @@ def draft_model(kwargs: dict[str, Any], shape: ModelShape) -> ModelShape | str |
 
 
 def reserved_bytes(shape: ModelShape, tokens: int, kwargs: dict[str, Any], device: str) -> float:
-    """What vLLM wants free for one request of ``tokens``, or does not start (kv_cache_interface.py): full layers keep
-    all of it, windowed ones the window and the tokens of the steps in flight."""
+    """Bytes that vLLM needs for one request of ``tokens``, else it does not start (kv_cache_interface.py): full layers
+    keep all of it, windowed ones the window and the tokens of the steps in flight.
+    """
     windowed = shape.layers - full_layers(shape)
     in_flight = STEPS_AHEAD[device] * (kwargs.get("max_num_batched_tokens") or BATCHED_TOKENS[device])
     kept = min(tokens, shape.sliding_window - 1 + in_flight) if shape.sliding_window else tokens
@@ -177,7 +177,7 @@ def examine(
 
 
 def why_unknown(deployment: Deployment, shape: ModelShape | None, nodes: Iterable[ClusterNode]) -> str:
-    """Why nothing can be said of engines on these nodes, and what would say it."""
+    """Why the memory of engines on these nodes is unknown, and which setting would give it."""
     if shape is None:
         return why_unknown_shape(deployment)
     if shape.unknown:
@@ -208,7 +208,7 @@ def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
             f"{subject} cannot hold one request of {shape.name}: max_model_len {memory.longest:,} reserves "
             f"{_gb(memory.longest_bytes)} GB of KV cache per {unit}, {_gb(memory.kv_bytes)} GB are left beside "
             f"{_gb(memory.weights_bytes)} GB of weights; give {shorter}a larger {flag}"
-            + (", or --engine-arg kv_cache_memory_bytes=N where you know better" if memory.estimated else "")
+            + (", or --engine-arg kv_cache_memory_bytes=N if you have a better figure" if memory.estimated else "")
         )
 
 
@@ -228,7 +228,7 @@ def _refuse_weights(role: Role, gpus: int, shape: ModelShape, weights: float, le
 
 
 def table(memories: Sequence[EngineMemory], workload: Workload, unit: str) -> str:
-    """One row per pool; where lengths vary, for the longest request that there can be."""
+    """A table with one row per pool; if lengths vary, for the longest possible request."""
     lengths = ":".join(f"{tokens:,}" for tokens in workload.longest)
     head = ("engine of", f"{unit}s", "weights, GB each", "KV cache, GB each", "tokens", "max_model_len",
             f"requests of {lengths} that fit")  # fmt: skip

@@ -81,8 +81,9 @@ _SERVED = {"prompt_tokens": 1.0, "generation_tokens": 1.0, "prefix_cache_hits": 
 
 
 class KvPool(Frozen):
-    """One engine's KV pool: of which pool of engines, how many tokens it holds, how many it has been given since the
-    engine's start."""
+    """One engine's KV pool: the pool of its engine, the tokens that it holds, and the tokens that it has been given
+    since the engine's start.
+    """
 
     role: str
     tokens: float = Field(gt=0)
@@ -90,16 +91,17 @@ class KvPool(Frozen):
 
     @property
     def age(self) -> float:
-        """Below 1 blocks of it were never used."""
+        """Tokens given over tokens held. Below 1 some blocks were never used."""
         return self.served / self.tokens
 
 
 class Snapshot(Frozen):
-    """All counters at one moment: NIXL's over the decode engines, the engines' per pool, and every Ray
-    Serve replica that has samples on the pages (those of deployments that are gone included), with the
-    requests that it has finished. ``kv_pools``: by replica, None where the size of one of them is not known.
-    ``delayed``: they came through Ray, which exports them now and then. ``roles_changed``: whether somebody has set
-    another split of a fluid pool than that of its launch; None where no board of roles says so."""
+    """All counters at one moment: NIXL's over the decode engines, the engines' per pool, and every Ray Serve replica
+    that has samples on the pages (those of deployments that are gone included), with the requests that it has finished.
+    ``kv_pools``: by replica, None where the size of one of them is not known. ``delayed``: they came through Ray, which
+    exports them at intervals. ``roles_changed``: whether somebody has set other roles of a fluid pool than those of its
+    launch; None: no role board reports it.
+    """
 
     nixl: NixlCounters
     engines: dict[str, EngineCounters]
@@ -111,13 +113,14 @@ class Snapshot(Frozen):
 
     @property
     def pool_age(self) -> float | None:
-        """Tokens served over what the KV pool holds, of the engine where that is least; None where it is not known."""
+        """The smallest ratio of served tokens to held tokens over all engines; None: unknown."""
         return min(pool.age for pool in self.kv_pools.values()) if self.kv_pools else None
 
     @property
     def to_fill(self) -> float | None:
-        """Tokens of prompts, spread evenly, that the deployment must still be sent so that every KV pool has been
-        filled once: each prompt goes to one engine of every role. None where that is not known."""
+        """Prompt tokens, spread evenly, that are still needed to fill every KV pool once. Each prompt goes to one
+        engine of every role. None: unknown.
+        """
         if not self.kv_pools:
             return None
         pools = list(self.kv_pools.values())
@@ -126,7 +129,7 @@ class Snapshot(Frozen):
 
     @property
     def finished(self) -> float | None:
-        """Requests that the engines have finished where answers come from: decode or collocated ones."""
+        """Requests that the answering engines (decode or collocated) have finished."""
         counts = [counters.requests for pool, counters in self.engines.items() if pool != "prefill"]
         counted = [value for value in counts if value is not None]
         return sum(counted) if counted else None

@@ -149,7 +149,7 @@ class ExportOptions(Settings):
         None,
         "secret whose key `sha256` is the SHA-256 of the API key",
         value="NAME",
-        otherwise="the RayService's name with -api-key behind it",
+        otherwise="the RayService's name followed by -api-key",
     )
     rdma: Annotated[RdmaDevices, Text(read_rdma_devices)] | None = in_manifest(
         None,

@@ -1,8 +1,8 @@
 """Exports of a deployment: Serve configs for ``serve deploy`` on a cluster that pdlab does not reach.
 
-`served` has everything that a launch has. `plain` uses Ray's public builders alone: nodes need no pdlab, and
-`LOSSES` says what is lost. Both come with notes, which are comments of the file and warnings of the command.
-Imports neither Ray nor vLLM.
+`served` has everything that a launch has. `plain` uses only Ray's public builders: nodes need no pdlab, and `LOSSES`
+lists the lost protections. Both come with notes, which are comments of the file and warnings of the command. Imports
+neither Ray nor vLLM.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ EFA_ENV = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 class LostProtection(NamedTuple):
     """A protection that Ray's public builders do not have.
 
-    ``text``: what happens without it. ``mixins``: the classes that give it (`pdlab.deploy.serving.builders`).
-    ``keys``: arguments that ask for it, which Ray's builders refuse; the first one says whether it is lost.
-    ``engine_keys``: the same in the configuration of an engine, as paths.
+    ``text``: what happens without it. ``mixins``: the classes that give it (`pdlab.deploy.serving.builders`). ``keys``:
+    arguments that turn it on, which Ray's builders refuse; the first one decides whether it is lost. ``engine_keys``:
+    the same in the configuration of an engine, as paths.
     """
 
     text: str
@@ -63,7 +63,7 @@ class LostProtection(NamedTuple):
 _EXTRA = ("engine_kwargs", "kv_transfer_config", "kv_connector_extra_config")
 LOSSES = (
     LostProtection(
-        "Request limits and closed routes: clients reach every route of vLLM and ask for as much as they like.",
+        "Request limits and closed routes: clients can call every route of vLLM, without limits.",
         ("HttpFront",),
         ("guard",),
     ),
@@ -78,7 +78,7 @@ LOSSES = (
         ("guard",),
     ),
     LostProtection(
-        "The counters of KV-pool tokens: a sweep does not know how full the KV cache was.",
+        "The counters of KV-pool tokens: a sweep cannot compute how full the KV cache was.",
         ("CountsPoolTokens",),
         ("guard",),
     ),
@@ -116,7 +116,7 @@ LOSSES = (
         ),
     ),
     LostProtection(
-        "The timelines of requests: a sweep does not know where the time to the first token went.",
+        "The timelines of requests: a sweep cannot show the parts of the time to the first token.",
         ("SendsTimeline",),
         ("guard",),
     ),
@@ -126,7 +126,7 @@ LOSSES = (
         ("traces",),
     ),
     LostProtection(
-        "The log of vLLM's statistics: an engine behind an ingress keeps those of every KV transfer until it ends.",
+        "The log of vLLM's statistics: an engine behind an ingress stores those of every KV transfer until it ends.",
         ("EmptiesStats",),
         ("guard",),
     ),
@@ -154,7 +154,7 @@ NO_KEY = (
 
 @dataclass(frozen=True)
 class Export:
-    """A Serve config, and what a person must know to deploy it. ``env``: what `ray start` needs in its environment."""
+    """A Serve config, with notes for the person who deploys it. ``env``: environment that `ray start` needs."""
 
     config: dict[str, Any]
     notes: tuple[str, ...]
@@ -171,7 +171,9 @@ class Export:
 
 
 def comments(notes: Sequence[str]) -> str:
-    """The notes as comments of a YAML file or of a shell script. Lines behind the first are commands, not wrapped."""
+    """The notes as comments of a YAML file or of a shell script. Lines after the first of a note are commands and not
+    wrapped.
+    """
     lines: list[str] = []
     for note in notes:
         sentence, *commands = note.splitlines()
@@ -193,8 +195,9 @@ def served(
     env_file: str | None,
     choose_backend: bool,
 ) -> Export:
-    """The application of a launch. ``path_env`` is what the serving path needs, ``key_env`` what asks for the API key
-    (nothing where the key is not wanted, or cannot be checked)."""
+    """The application of a launch. ``path_env`` is the environment of the serving path, ``key_env`` turns on the check
+    of the API key (empty if there is no key, or if it cannot be checked).
+    """
     key_env = {} if code_url else key_env
     app = prepared.app if code_url is None else without_bringing(prepared.app)
     config = serve_config(
@@ -230,7 +233,7 @@ def plain(
     env_file: str | None,
     choose_backend: bool,
 ) -> Export:
-    """The application by Ray's public builders. Raises UsageError where they have none for it."""
+    """The application for Ray's public builders. Raises UsageError if they have no builder for it."""
     app, lost = to_public(prepared.app)
     config = serve_config(app, host=host, port=port, controller_env=path_env)
     notes = [_stack(), "Nodes need no pdlab.", *_common(prepared, path_env, {}, env_file, choose_backend)]
@@ -262,7 +265,7 @@ def engine_configs(args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def without_bringing(app: ServeApp) -> ServeApp:
-    """The application on nodes that import pdlab's code: the KV guard need not be brought to them."""
+    """The application for nodes that import pdlab's code: the KV guard's sources are not sent to them."""
     args = copy.deepcopy(app.args)
     if "kv_guard" in args:
         args["kv_guard"]["send_sources"] = False
@@ -288,7 +291,7 @@ def env_script(env: Mapping[str, str]) -> str:
 
 
 def prefers_libfabric(prepared: Prepared, choose_backend: bool) -> bool:
-    """Whether nobody named a NIXL backend, and the KV cache crosses EFA alone, where NIXL recommends LIBFABRIC."""
+    """Whether no NIXL backend was chosen and the KV cache crosses only EFA, for which NIXL recommends LIBFABRIC."""
     transport = prepared.deployment.transport
     if transport is None or not choose_backend or not may_choose(prepared.deployment):
         return False

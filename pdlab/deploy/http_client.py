@@ -1,7 +1,7 @@
 """The HTTP client for OpenAI servers, Ray Serve's routes and metrics pages, with httpx2.
 
-Only the load generator of a sweep has another one, vLLM's own (`pdlab.bench.client.worker`). Each request opens a
-connection of its own, so that none is lost with a server that has been restarted.
+Only the load generator of a sweep has another client, vLLM's own (`pdlab.bench.client.worker`). Each request opens a
+new connection, so that no request is lost with a restarted server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _SHOWN_BYTES = 10 * SHOWN_CHARS
 
 
 class NoAnswer(Exception):
-    """A request that failed. ``code``: the HTTP status, None if there was no whole answer. ``detail``: what the server
-    or the connection says. ``timed_out``: nothing came within the time limit."""
+    """A request that failed. ``code``: the HTTP status, None if there was no whole answer. ``detail``: the message of
+    the server or the connection. ``timed_out``: nothing arrived within the time limit.
+    """
 
     def __init__(self, url: str, code: int | None, detail: str, *, timed_out: bool = False) -> None:
         text = " ".join(detail.split())[:SHOWN_CHARS]

@@ -1,4 +1,4 @@
-"""Take down what a killed launch has left.
+"""Stop the processes that a killed launch has left, and remove its files.
 
 ``python -m pdlab.deploy.killed_launch URL nodes ID FOLDER`` or ``... URL application ID``, run by
 `pdlab.deploy.orphan_cleanup`.

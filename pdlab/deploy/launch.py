@@ -52,13 +52,13 @@ START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 
 
 class Substitutes(Protocol):
-    """What a rehearsal has in place of nodes and engines (`pdlab.rehearsal.fake_cluster`)."""
+    """A rehearsal's substitutes for nodes and engines (`pdlab.rehearsal.fake_cluster`)."""
 
     def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
         """``announce`` as `pdlab.cluster.local_nodes.start`. Raises UsageError, ClusterError."""
 
     def environment(self) -> dict[str, str]:
-        """What Ray Serve's processes have in theirs, beside that of the serving path."""
+        """Environment of Ray Serve's processes, in addition to that of the serving path."""
 
     def tokenizer(self) -> str:
         """Folder of the tokenizer of the simulated engines."""
@@ -67,15 +67,15 @@ class Substitutes(Protocol):
         """The application with simulated engines. Raises UsageError."""
 
     def manifest(self, manifest: Manifest) -> Manifest:
-        """That says what it is of."""
+        """The manifest, marked as a rehearsal."""
 
 
 def launch(request: LaunchRequest, substitutes: Substitutes | None = None) -> None:
-    """Serve what is asked; returns when it is ready (``detach``), or when the person stops it. ``substitutes``:
-    those of a rehearsal.
+    """Launch the deployment of the request. Returns when it is ready (``detach``), or when the person stops it.
+    ``substitutes``: those of a rehearsal.
 
-    Other launches are refused until this one has published what it serves, or given up (on two hosts: until this
-    process ends). Raises PdlabError; whatever was started is taken down again then, and on Ctrl-C.
+    Other launches are refused until this one has published its deployment, or has failed (on two hosts: until this
+    process ends). Raises PdlabError. Then, and on Ctrl-C, everything that was started is stopped again.
     """
     with contextlib.ExitStack() as turn:
         turn.enter_context(launching(_base_url(request), local=request.node_count is not None))
@@ -164,7 +164,7 @@ def _launch_on_first_host(request: LaunchRequest, cleanup: CleanupProcess | None
 
 
 def shutdown(host: str, port: int) -> None:
-    """Stop what is served at that address, and the Ray nodes that ``--local`` started."""
+    """Stop the deployment at that address, and the Ray nodes that ``--local`` started."""
     if INSIDE in os.environ:
         raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
     progress = LaunchProgress()
@@ -207,7 +207,7 @@ def _local(
     up = local_nodes.running()
     if up and (up.made_up and up.made_up.name) != (request.rehearsal and request.cluster and request.cluster.name):
         raise UsageError(
-            f"local Ray nodes {f'made up to be {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
+            f"local Ray nodes {f'as a fake {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
             "launch needs others; stop them first with launch_gptoss.py --shutdown"
         )
     if up and (up.two_hosts is not None) != request.two_hosts:

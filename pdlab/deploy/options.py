@@ -121,7 +121,7 @@ _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
 
 
 class LaunchOptions(Settings):
-    """What a launch takes besides the deployment: the same on the command line and in a `LaunchRequest`."""
+    """Settings of a launch besides the deployment: the same on the command line and in a `LaunchRequest`."""
 
     two_hosts: bool = setting(
         False,
@@ -364,7 +364,7 @@ _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     "pd-pack": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-spread": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-fluid": (
-        (("prefill", "decode"), "its engines are alike: use --num, --tp, --pp and --engine-arg"),
+        (("prefill", "decode"), "its engines are identical: use --num, --tp, --pp and --engine-arg"),
         (
             ("deployment.serving.early_token",),
             "the roles of --pd-fluid are chosen by when decode has its first token: use --pd-pack or --pd-spread",
@@ -412,7 +412,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     base = load_deployment(settings.config) if settings.config else None
     mode: Mode | None = settings.mode or (base.mode if base else None)
     if mode is None:
-        raise UsageError("say what to serve: --collocated, --pd-pack, --pd-spread or --pd-fluid (or --config FILE)")
+        raise UsageError("nothing to serve: give --collocated, --pd-pack, --pd-spread or --pd-fluid (or --config FILE)")
     _refuse_flags_of_other_modes(settings, mode)
     given = settings.deployment
     data = base.model_dump(exclude={"topology"}) if base else {}
@@ -445,13 +445,13 @@ def _refuse_first_token(deployment: Deployment) -> None:
         return
     if not deployment.serving.tokenize_once:
         raise UsageError(
-            "--reuse-first-token takes the token from what --tokenize-once tells decode: leave out --no-tokenize-once, "
-            "or the token"
+            "--reuse-first-token needs --tokenize-once, which sends the token to decode: leave out "
+            "--no-tokenize-once or --reuse-first-token"
         )
     if speculation({**deployment.engine_kwargs, **topology.decode.engine_kwargs}):
         raise UsageError(
-            "--reuse-first-token is for decode without speculative decoding, whose guesses begin with decode's own "
-            "first token: leave one of the two out"
+            "--reuse-first-token and speculative decoding exclude each other, because guesses begin with decode's "
+            "own first token: leave one of the two out"
         )
 
 
@@ -480,7 +480,7 @@ def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | N
 
 
 def chooses_backend(settings: LaunchSettings) -> bool:
-    """Whether neither the flags nor the file of --config say which NIXL backend moves the KV cache."""
+    """Whether neither the flags nor the file of --config name a NIXL backend."""
     base = load_deployment(settings.config).topology if settings.config else None
     transport = None if base is None or isinstance(base, Collocated) else base.transport
     named = transport is not None and "backends" in transport.model_fields_set
@@ -495,7 +495,7 @@ def _serving(settings: LaunchSettings, topology: Topology, base: Deployment | No
     serving = {**serving_path.defaults(topology, settings.host, local=local), **before, **given}
     # Made-up nodes are on this machine, but what is the default is so on the cluster that is rehearsed.
     if "otlp_sample" in given and serving.get("otlp_endpoint") is None:
-        raise UsageError("--otlp-sample is of the spans that --otlp-endpoint URL takes: give both, or neither")
+        raise UsageError("--otlp-sample needs --otlp-endpoint URL: give both, or neither")
     serving_path.refuse_unreachable(serving, settings.host, local=local or settings.rehearse)
     return {**serving, "requests": {**before.get("requests", {}), **given.get("requests", {})}}
 
@@ -538,9 +538,9 @@ def _transport(settings: LaunchSettings, before: Transport) -> Transport:
     given = settings.transport
     data = {**before.model_dump(), **given}
     if "kv_deadline_s" in given and not data["kv_guard"]:
-        raise UsageError("--kv-deadline-s is the KV guard's: leave out --no-kv-guard, or the deadline")
+        raise UsageError("--kv-deadline-s is a setting of the KV guard: leave out --no-kv-guard or --kv-deadline-s")
     if given.get("kv_poll_s") and not data["kv_guard"]:
-        raise UsageError("--kv-poll-ms is the KV guard's: leave out --no-kv-guard, or the polls")
+        raise UsageError("--kv-poll-ms is a setting of the KV guard: leave out --no-kv-guard or --kv-poll-ms")
     if data.get("ucx_tls") and "UCX" not in data["backends"]:
         raise UsageError(
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
@@ -565,10 +565,10 @@ class LaunchRequest(LaunchOptions):
 
     ``cluster`` is the cluster of a file, or None: the running Ray (or, with ``local_nodes``, that many Ray nodes
     started on this machine, with ``two_hosts`` on two hosts made of namespaces; ``link``: the rate and delay of the
-    link between them, None: as it is, or without a limit). The command line chooses ``api_key_file`` before anything
-    is launched; after that None means that no key is asked for. ``choose_backend``: nobody named a NIXL backend, so
-    that the nodes may decide. ``workload``: what an engine must hold. ``rehearsal``: with simulated engines, on fake
-    nodes of ``cluster``. ``command`` is the command line, for the manifest.
+    link between them, None: as it is, or without a limit). The command line chooses ``api_key_file`` before anything is
+    launched; after that None means that clients need no key. ``choose_backend``: no NIXL backend was named, so the
+    launch chooses one by the nodes. ``workload``: what an engine must hold. ``rehearsal``: with simulated engines, on
+    fake nodes of ``cluster``. ``command`` is the command line, for the manifest.
     """
 
     deployment: Deployment
@@ -587,12 +587,14 @@ class LaunchRequest(LaunchOptions):
 
     @property
     def serving_path(self) -> str:
-        """The way from ``host`` to the engines, and why."""
+        """The path from ``host`` to the engines, and its reason, in words."""
         made_up = self.rehearsal is not None and self.deployment.serving.direct_streaming
         return serving_path.describe(self.deployment, self.host, local=self.local_nodes is not None or made_up)
 
     def known_view(self) -> ClusterView | None:
-        """The nodes as the cluster's file or ``local_nodes`` say; None: the running Ray has to be asked."""
+        """The nodes of the cluster's file or of ``local_nodes``; None: the launch must read them from the running
+        Ray.
+        """
         if self.two_hosts:
             return two_hosts_cluster(self.link or LinkShape())
         return local_cluster(self.local_nodes) if self.local_nodes else self.cluster
@@ -689,6 +691,6 @@ def _link(settings: LaunchSettings) -> LinkShape | None:
         raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
     if settings.two_hosts and settings.local != 2:
         where_text = f"--local {settings.local}" if settings.local else f"--cluster {settings.cluster or 'auto'}"
-        raise UsageError(f"--two-hosts goes with --local, whose two nodes it puts on two hosts, not with {where_text}")
+        raise UsageError(f"--two-hosts needs --local with two nodes, not {where_text}")
     delay_ms = None if settings.link_delay_s is None else 1000 * settings.link_delay_s
     return parse_shape(settings.link_rate, delay_ms) if shaped else None

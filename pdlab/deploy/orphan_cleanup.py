@@ -1,8 +1,8 @@
-"""What outlives a local launcher that is killed, and then takes down what that launch made.
+"""A process that outlives a killed local launcher, and then stops everything that the launch started.
 
-SIGKILL gives a launcher no moment of its own, and Ray's nodes and engines live on without it. The cleanup process takes
-a few megabytes (only the standard library). It reads the launcher's lines from a pipe, which the kernel closes when the
-launcher is gone, however it went. ``end`` is the last line of every launch that ended by itself.
+SIGKILL leaves a launcher no time to clean up, and Ray's nodes and engines continue without it. The cleanup process
+takes a few megabytes (only the standard library). It reads the launcher's lines from a pipe, which the kernel closes
+when the launcher is gone, however it went. ``end`` is the last line of every launch that ended by itself.
 
     nodes ID FOLDER     Ray nodes are about to be made, under that id, in that folder
     application ID      an application is about to be served on the nodes with that id, which another launch has made
@@ -26,7 +26,7 @@ END_TIMEOUT_S = 10.0
 
 
 class CleanupProcess:
-    """The launcher's side: tells the cleanup process what is about to be made, before it is."""
+    """The launcher's side: reports everything to the cleanup process before it is started."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -57,8 +57,9 @@ class CleanupProcess:
 
 @contextlib.contextmanager
 def cleanup_process(base_url: str) -> Iterator[CleanupProcess]:
-    """A cleanup process for the block. When this process is gone without having left it, what was told to it is taken
-    down, and what is published at ``base_url`` forgotten."""
+    """Run a cleanup process for the block. If this process dies inside the block, the cleanup process stops everything
+    that was reported to it, and removes what is published for ``base_url``.
+    """
     env = {name: value for name, value in os.environ.items() if name != MARKER}
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(__file__).resolve()), base_url],

@@ -75,7 +75,7 @@ def _check_one(deployment: Deployment, role: Role, arguments: Arguments, *, cpu:
     ):
         raise UsageError(
             f"PYTORCH_CUDA_ALLOC_CONF={allocator} ({role}): memory that a KV connector has registered would be mapped "
-            "anew, and vLLM refuses to start; leave expandable_segments:True out, or add --engine-arg "
+            "again, and vLLM refuses to start; leave expandable_segments:True out, or add --engine-arg "
             "enable_cumem_allocator=true"
         )
     backend, rays = arguments.get("distributed_executor_backend"), "mp" if cpu else "ray"
@@ -98,7 +98,7 @@ def _check_pair(prefill: Arguments, decode: Arguments) -> None:
 
 
 def handshake_value(name: str, arguments: Arguments) -> Any:
-    """What the argument decides in vLLM's hash, as far as that is known without vLLM; None: vLLM's own choice."""
+    """The argument's part of vLLM's hash, if it is known without vLLM; None: vLLM chooses it."""
     value = arguments.get(name)
     if name == "disable_hybrid_kv_cache_manager":
         return bool(value)  # vLLM's default leaves the manager on, for pdlab's connector supports it
@@ -114,7 +114,7 @@ def handshake_value(name: str, arguments: Arguments) -> Any:
 
 
 def speculation(arguments: Arguments) -> dict[str, Any]:
-    """What the arguments say of speculative decoding, the short spellings included; empty: there is none."""
+    """The arguments for speculative decoding, short spellings included; empty: there is none."""
     given = arguments.get("speculative_config")
     short = {"method": arguments.get("spec_method"), "model": arguments.get("spec_model")}
     short = {name: value for name, value in short.items() if value is not None}

@@ -1,6 +1,7 @@
-"""The doctor before a deployment starts: what would break it stops the launch. It is judged against the wires that the
-deployment will use. Where EFA, InfiniBand or RoCE lies between prefill and decode, UCX is loaded on every node to prove
-that it finds the devices."""
+"""Run the doctor before a deployment starts; an error stops the launch. The doctor uses the rules of the wires that the
+deployment will use. If EFA, InfiniBand or RoCE lies between prefill and decode, every node loads UCX to prove that it
+finds the devices.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ def examine(
     choose: bool = False,
     accept: str | None = None,
 ) -> Deployment:
-    """Ask every node, tell the warnings. Raises DeployError on what would break the deployment.
+    """Examine every node and print the warnings. Raises DeployError for a finding that would break the deployment.
 
     Rules of a wire that the deployment does not use are not applied. ``accept``: a wire that may take the place of the
-    planned network. ``model``: what the engines load, whose files are looked at.
+    planned network. ``model``: the model of the engines, whose files are checked.
 
     Returns the deployment: with ``choose`` a spread over EFA nodes moves its KV cache by LIBFABRIC where that loads
     on every node, as NIXL itself recommends there (nixl_agent.cpp of 1.3.2).
@@ -92,8 +93,9 @@ def examine(
 def concerns_of(
     deployment: Deployment, placement: Placement, view: ClusterView, accept: str | None = None
 ) -> frozenset[Concern]:
-    """What the deployment has of what rules are about. A wire that was accepted in place of the planned network, or an
-    unknown one, is judged in its place."""
+    """The concerns of the doctor's rules that apply to the deployment. An accepted wire, also an unknown one, replaces
+    the planned network.
+    """
     wires: set[Concern] = set(planned_wires(deployment, placement, view))
     if accept is not None and wires & set(NETWORK):
         wires -= set(NETWORK)
@@ -156,7 +158,7 @@ def require_room(deployment: Deployment, view: ClusterView, placement: Placement
 
 
 def may_choose(deployment: Deployment) -> bool:
-    """Whether nothing was said of UCX that another backend would not follow."""
+    """Whether no setting of UCX was given that another backend would ignore."""
     variables = {name for role in deployment.pools for name in deployment.env_of(role)}
     tls = deployment.transport.ucx_tls if deployment.transport else None
     return tls is None and not any(name.startswith("UCX_") for name in variables)
@@ -169,7 +171,7 @@ def _libfabric_loads(facts: Facts) -> bool:
 
 
 def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The facts without the backends that the deployment does not use, whose failure is none of its concern.
+    """The facts without the backends that the deployment does not use; their failures do not matter.
 
     Without UCX among them, what UCX finds and logs is left out too.
     """
@@ -188,7 +190,7 @@ def judge(
 ) -> None:
     """Print the warnings. Raises DeployError on the first error.
 
-    A taken side-channel port is looked at again until ``wait_s`` have passed: its holder may be ending.
+    A used side-channel port is checked again for ``wait_s`` seconds, because its holder may be ending.
     """
     deadline = time.monotonic() + wait_s
     findings = findings_now()

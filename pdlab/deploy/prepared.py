@@ -1,4 +1,4 @@
-"""A deployment made ready for its nodes, before anything is started: what the dry run shows, the launch submits."""
+"""A deployment prepared for its nodes, before anything is started: the dry run shows it, the launch submits it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Prepared:
         return model_id(self.deployment, self.shape)
 
     def with_transport_of(self, deployment: Deployment) -> Prepared:
-        """The same placement, rendered for ``deployment``, which differs in the KV transfer alone."""
+        """The same placement, rendered for ``deployment``, which differs only in the KV transfer."""
         app = render(deployment, self.placement, self.view, self.shape, self.model_source)
         return dataclasses.replace(self, deployment=deployment, app=app)
 

@@ -1,4 +1,4 @@
-"""Look at the roles of fluid engines that are served, and set them: asks the board (`pdlab.deploy.serving.role_board`).
+"""Show and set the roles of the running fluid engines, through the role board (`pdlab.deploy.serving.role_board`).
 
 Imports Ray inside functions.
 """
@@ -59,15 +59,16 @@ def execute(order: RolesOrder) -> None:
 
 
 def ask(method: str, *arguments: Any) -> Any:
-    """What the board answers, on the Ray cluster that this process is connected to. Raises UsageError for what it
-    refuses, ClusterError where there is none or it does not answer."""
+    """The role board's answer, on the Ray cluster that this process is connected to. Raises UsageError for a request
+    that it refuses, ClusterError if there is no board or it does not answer.
+    """
     import ray
 
     names = board_names()
     if not names:
-        raise ClusterError("no fluid engines tell their roles here: launch_gptoss.py --pd-fluid serves such")
+        raise ClusterError("no fluid engines report roles here: launch them with launch_gptoss.py --pd-fluid")
     if len(names) > 1:
-        raise ClusterError(f"{len(names)} boards tell roles here, of deployments that have just ended: try again")
+        raise ClusterError(f"{len(names)} role boards report here, some of deployments that have just ended: try again")
     try:
         board = ray.get_actor(names[0], namespace=NAMESPACE)
         return ray.get(getattr(board, method).remote(*arguments), timeout=ANSWER_S)
@@ -90,9 +91,7 @@ def describe(looked: Mapping[str, Any]) -> str:
         rows.append((name, str(each["node"])[:8], str(each["role"]), waiting, running))
     lines = [f"{prefilling}:{decoding} (prefill:decode), {told}"]
     if count := looked.get("count"):
-        lines.append(
-            f"{count['least']} to {count['most']} engines as the load wants: {count['reason'] or 'no look yet'}"
-        )
+        lines.append(f"{count['least']} to {count['most']} engines by the load: {count['reason'] or 'no look yet'}")
     if looked["local_below"]:
         lines.append(f"prompts below {looked['local_below']} tokens are prefilled where they are decoded")
     if looked["reach_ms"]:

@@ -60,8 +60,9 @@ CPU_KV_BYTES = 512 * 2**20
 
 
 class ServeApp(Frozen):
-    """One Ray Serve application: the builder's import path and the arguments it is called with. ``scaled``: something
-    else than Ray Serve's autoscaling changes numbers of replicas."""
+    """One Ray Serve application: the builder's import path and the arguments it is called with. ``scaled``: pdlab, not
+    Ray Serve's autoscaling, changes the number of replicas.
+    """
 
     import_path: str
     args: dict[str, Any]

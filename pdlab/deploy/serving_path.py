@@ -1,9 +1,9 @@
-"""Which way a request takes from the served address to the engines, how that is chosen, and why.
+"""The path of a request from the served address to the engines: how it is chosen, and why.
 
 With *direct streaming* HAProxy on the head node hands a request to the replica that answers it, on whichever node that
-is; otherwise HAProxy hands it to ingress replicas beside it, which call the engines through Ray. What HAProxy
-calls listens at ``--host`` too, for Ray Serve has one address for all its HTTP servers. docs/serving-path.md has what
-each costs. Imports neither Ray nor vLLM.
+is; otherwise HAProxy hands it to ingress replicas beside it, which call the engines through Ray. The servers behind
+HAProxy listen at ``--host`` too, because Ray Serve has one address for all its HTTP servers. docs/serving-path.md has
+the cost of each path. Imports neither Ray nor vLLM.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def describe(deployment: Deployment, host: str, *, local: bool) -> str:
     count = deployment.ingress_replicas
     through = f"{count} ingress replica{'' if count == 1 else 's'}"
     if reaches_engines(host, local=local):
-        return f"{through} behind HAProxy (asked for: --no-direct-streaming)"
+        return f"{through} behind HAProxy (by --no-direct-streaming)"
     if host in AT_HAPROXY:
         return (
             f"{through} behind HAProxy (at --host {host} engine replicas on other nodes could not be reached; "

@@ -1,4 +1,4 @@
-"""Whether a deployment that started is right: canary, first transfers, transfer counters."""
+"""Verify a started deployment: canary, first transfers, transfer counters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUTE_POLL_S = 0.2
 
 
 class LaunchProgress:
-    """Lines on standard error: what is happening, and how long it has taken."""
+    """Prints lines to standard error: the current step, and the time since the start."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -115,7 +115,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
 def _engines_say(app: Application) -> str:
     """The error line of an engine's own log, which has what vLLM's counters do not say."""
     error = root_cause(app.replica_logs())
-    return f"; an engine's log says: {error}" if error else "; the replicas' logs name no error"
+    return f"; from an engine's log: {error}" if error else "; the replicas' logs name no error"
 
 
 def _check_pairs(
@@ -140,9 +140,9 @@ def _check_pairs(
 
 
 def await_route(base_url: str, timeout_s: float = ROUTE_TIMEOUT_S) -> None:
-    """Wait until the proxy at ``base_url`` knows the application, ``timeout_s`` seconds at most.
+    """Wait until the proxy at ``base_url`` has the application's route, at most ``timeout_s`` seconds.
 
-    Ray Serve calls an application running when its replicas run; its proxies learn the route from a broadcast after
+    Ray Serve reports an application as running when its replicas run; its proxies get the route by a broadcast after
     that and answer 404 until then (ray/serve/_private/haproxy.py, update_target_groups). Raises DeployError.
     """
     deadline, url = time.monotonic() + timeout_s, f"{base_url}/-/routes"
@@ -173,7 +173,7 @@ def _check_shapes(
         raise CanaryError(f"the deployment answers some shapes of request wrongly: {'; '.join(wrong)}")
     equal = [name for name, result in results.items() if result.equal]
     if equal:
-        progress(f"canary: {', '.join(equal)}: the same tokens as asked one by one")
+        progress(f"canary: {', '.join(equal)}: the same tokens as one by one")
     for name, result in results.items():
         if result.equal is None:
             progress(f"canary: {name}: {result.detail}")

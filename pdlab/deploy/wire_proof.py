@@ -1,8 +1,9 @@
-"""The wire that KV cache really takes, proven at a launch: one long request, and what shows how it was moved.
+"""Prove at a launch which wire the KV cache takes: send one long request, and read the evidence of UCX and of the
+interfaces.
 
-UCX falls back to TCP silently, and answers stay right. What shows the wire is UCX's own table of how it reads a peer
-and, between machines, the byte counters of both sides. Within a machine no counter belongs to the KV transfer alone:
-the loopback interface carries everything else as well, and silence proves nothing. `judge` is pure.
+UCX falls back to TCP silently, and answers stay right. The evidence is UCX's own table of how it reads a peer and,
+between machines, the byte counters of both sides. Within a machine no counter belongs only to the KV transfer: the
+loopback interface carries other traffic too, and an unchanged counter proves nothing. `judge` is pure.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class NodeCounters:
 
 
 def planned_wires(deployment: Deployment, placement: Placement, view: ClusterView) -> frozenset[WireKind]:
-    """The wires that the plan names, or that UCX_TLS leaves; none for collocated engines."""
+    """The wires of the plan, restricted by UCX_TLS; none for collocated engines."""
     if deployment.transport is None:
         return frozenset()
     return frozenset(_allowed(deployment, link.wire) for link in links(placement, view))
 
 
 def planned_wire(deployment: Deployment, placement: Placement, view: ClusterView) -> WireKind | None:
-    """The one of `planned_wires`; None where links of several kinds have none in common."""
+    """The only wire of `planned_wires`; None: links of several kinds have no common wire."""
     wires = planned_wires(deployment, placement, view)
     return next(iter(wires)) if len(wires) == 1 else None
 
@@ -95,8 +96,8 @@ def judge(
 ) -> WireProof:
     """What carried the payload from the nodes of ``prefill`` to those of ``decode``.
 
-    ``apart``: they are other machines, so that something must have counted it. ``ucx``: how UCX reads peers, by its
-    own table. Between machines counters are believed before the table, because they count what happened.
+    ``apart``: they are different machines, so that some interface must have counted it. ``ucx``: how UCX reads peers,
+    by its own table. Between machines counters are believed before the table, because they count what happened.
     """
     moved = {
         node: network.bytes_between(dict(reading.counters), dict(after[node].counters))
@@ -186,17 +187,19 @@ def sentence(proof: WireProof) -> str:
 
 
 def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> WireProof:
-    """The proof, with whether another wire than the planned one was accepted. Raises WireError for a spread over a
-    network whose wire is another one and was not; between nodes of one machine it is only reported."""
+    """The proof, marked as accepted if the user accepted another wire than the planned one. Raises WireError for a
+    spread over a network with another wire that was not accepted. Between nodes of one machine another wire is only
+    reported.
+    """
     if proof.proven is not False:
         return proof
     accepted = accept == (proof.observed or UNKNOWN)
     if deployment.mode in ("pd-spread", "pd-fluid") and proof.planned in NETWORKS and not accepted:
         observed = proof.observed or "no wire that any interface counted"
         raise WireError(
-            f"KV cache goes over {observed}, the plan names {proof.planned}: {proof.detail}; debug/doctor.py says what "
-            "UCX finds and docs/debugging.md what to do, or give --accept-wire "
-            f"{proof.observed or UNKNOWN} to serve all the same"
+            f"KV cache uses {observed}, but the plan names {proof.planned}: {proof.detail}; run debug/doctor.py to "
+            f"see what UCX finds, read docs/debugging.md, or give --accept-wire {proof.observed or UNKNOWN} to serve "
+            "with it"
         )
     return proof.model_copy(update={"accepted": accepted})
 
@@ -205,7 +208,7 @@ def prove(
     app: Application, deployment: Deployment, running: Running, view: ClusterView, placement: Placement,
     shape: ModelShape | None, print_line: Callable[[str], None], accept: str | None = None,
 ) -> WireProof | None:  # fmt: skip
-    """Send one long request and see what carries its KV cache; None where none is moved. Raises WireError."""
+    """Send one long request and find the wire of its KV cache; None: no KV cache moves. Raises WireError."""
     if deployment.transport is None:
         return None
     tokens = _longest(deployment, shape, view)

@@ -138,8 +138,8 @@ def _composed() -> Iterator[FaultKind]:
     )  # fmt: skip
     yield FaultKind(
         "expire_before_read",
-        "decode's engine core stands still for longer than the lease of the KV blocks that it is to read, "
-        "whose memory other requests then take",
+        "decode's engine core is stopped for longer than the lease of the KV blocks that it must read; other "
+        "requests then take their memory",
         (
             FaultAction("stop", _D), FaultAction("await_prefill"),
             FaultAction("wait", wait="lease"), FaultAction("send_more"),
@@ -174,7 +174,7 @@ def _composed() -> Iterator[FaultKind]:
     )
     yield FaultKind(
         "leave_in_transfer",
-        "clients leave while decode reads KV blocks of a prefill engine core that stands still",
+        "clients leave while decode reads KV blocks of a stopped prefill engine core",
         (
             FaultAction("stop", _D), _SEND,
             FaultAction("await_prefill"), FaultAction("stop", _P), FaultAction("continue", _D),

@@ -109,7 +109,7 @@ def subject_of(order: ChaosOrder) -> DeploymentUnderTest:
     if not order.not_mine:
         raise UsageError(
             f"{order.base_url}: no launcher of this machine (and cache folder) has published a deployment there, and "
-            "faults are for your own: launch it with launch_gptoss.py, or say --not-mine"
+            "faults are only for your own: launch it with launch_gptoss.py, or give --not-mine"
         )
     key = key_of(order.base_url)
     manifest = Manifest(origin="measured", label="unknown", started_at=now())
@@ -173,7 +173,7 @@ class _FaultRun:
         if self.order.folder is None:
             return
         if not made.due:
-            raise UsageError("this deployment can have none of the plan's faults; the reasons stand above")
+            raise UsageError("none of the plan's faults applies to this deployment; the reasons are above")
         self._make(Path(self.order.folder), made, replicas)
 
     # What there is

@@ -88,7 +88,8 @@ DEPLOYMENTS: dict[RunsOn, tuple[FirstHourDeployment, ...]] = {
 }
 DOCTOR_FIX = "each ERROR in its log has its fix on the line 'fix:'; apply it, then go on with --resume"
 LAUNCH_FIX = (
-    "the last lines of its log say why; the logs of failed replicas are in the archive; docs/setup.md has a table"
+    "the last lines of its log show the reason; the logs of failed replicas are in the archive; docs/setup.md has a "
+    "table"
 )
 SWEEP_FIX = "the table in its log names the gate of every invalid level; docs/methodology.md has the gates"
 
@@ -143,7 +144,7 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         title="the measured levels as hardware that plan.py takes",
         command=("calibrate", "--runs", *folders, "--start", "recorded", "--out", str(out / "hardware.yaml")),
         estimate_s=120.0,
-        advice="its log says what is missing, such as pip install 'pdlab[perf]'; then go on with --resume",
+        advice="its log names what is missing, such as pip install 'pdlab[perf]'; then continue with --resume",
         codes={0: "ok", 2: "finding"},
         any_of=sweeps,
     )

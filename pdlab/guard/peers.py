@@ -58,7 +58,7 @@ class PeerBook:
         for peer in [peer for peer in self._forgotten if peer in known]:
             self._forgotten.discard(peer)
             self.counts["handshakes_renewed"] += 1
-            logger.warning("prefill engine %s: a new connection, for reads over the last one failed", peer)
+            logger.warning("prefill engine %s: a new connection, because reads over the last one failed", peer)
         forget = [peer for peer in self._failed if peer not in busy]
         self._failed.difference_update(forget)
         forget = [peer for peer in forget if peer in known]

@@ -157,7 +157,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         busy = {self._recving_metadata[name].remote.engine_id for name in readers}
         with self._handshake_lock:
             for peer in peers.to_forget(busy, self._remote_agents):
-                logger.warning("prefill engine %s: a read failed, its connection is given up", peer)
+                logger.warning("prefill engine %s: a read failed, its connection is dropped", peer)
                 try:
                     self._cleanup_remote_engine(peer, log_eviction=False)
                 except Exception:

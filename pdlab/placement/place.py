@@ -259,7 +259,7 @@ def _unlike(deployment: Deployment, placement: Placement, view: ClusterView) -> 
     pools = [[view.node(node_id) for role in part for node_id in placement.nodes_of(role)] for part in roles]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [
         ("GPUs", lambda node: node.gpu_type, "the slower GPUs limit the throughput"),
-        ("networks", lambda node: node.nic.kind, "KV cache goes over TCP between them"),
+        ("networks", lambda node: node.nic.kind, "KV cache uses TCP between them"),
     ]
     flags = dict.fromkeys(f"--{FLAG_PREFIX[replica.role]}gpu TYPE" for replica in placement.replicas)
     if all(pool.gpu_type for pool in deployment.pools.values()):

@@ -404,7 +404,7 @@ def _check_gpus(cells: Mapping[str, str], topology: Collocated | Disaggregated) 
         if not cell:
             continue
         if name not in counts:
-            raise _NotPredicted(f"{name} {cell!r}: the row is of prefill and decode, but it says collocated")
+            raise _NotPredicted(f"{name} {cell!r}: the row has prefill and decode pools, but is marked as collocated")
         try:
             same = float(cell) == counts[name]
         except ValueError:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pdlab.analysis.curves import gpus_of
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode
 from pdlab.core.rendering import said
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan import TEMPLATES
-from pdlab.results.schema import Experiment
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import link_of
+
+if TYPE_CHECKING:
+    from pdlab.results.schema import Experiment
 
 Dimension = Literal[
     "fit",
@@ -181,6 +182,8 @@ def major_minor(version: str) -> str | None:
 
 def ran_on(experiment: Experiment) -> Platform:
     """What an experiment's manifest records. Raises UsageError where its engines ran on GPUs of several types."""
+    from pdlab.analysis.curves import gpus_of
+
     manifest = experiment.manifest
     version = major_minor(manifest.versions.get("vllm") or "")
     gpu: str | None = None

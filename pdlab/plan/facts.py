@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.crossovers import Regime, ThroughputCurve, ThroughputPoint, stretches
+from pdlab.analysis.regimes import Regime, ThroughputCurve, ThroughputPoint, stretches
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Disaggregated, Pool, launch_flags
 from pdlab.core.gpu_count import Count, other_count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.core.catalog import ModelShape, load_cluster
 from pdlab.core.commands import typed
@@ -16,13 +16,15 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Workload
 from pdlab.placement.place import fits
 from pdlab.plan import TEMPLATES
-from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.planner import Candidate, outside
 from pdlab.plan.scenario import Scenario
-from pdlab.results.schema import Experiment, Manifest
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import to_run
+
+if TYPE_CHECKING:
+    from pdlab.plan.accuracy import MeasuredSweep
+    from pdlab.results.schema import Experiment
 
 PREDICTED = "predicted"
 ENGINE_SETTINGS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
@@ -109,6 +111,8 @@ def cluster_for(deployment: Deployment, node: str) -> str | None:
 
 def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
     """Candidates as experiments of simulated runs, for the plots and tables of viz."""
+    from pdlab.results.schema import Experiment, Manifest
+
     return [
         Experiment(
             name=f"{candidate.deployment.label} {PREDICTED}",
@@ -132,6 +136,8 @@ def as_measured(
 
     ``without_window``: the runs have no steady window.
     """
+    from pdlab.results.schema import Experiment, Manifest
+
     levels = experiment.simulated(hardware, shape, seed=seed)
     label = experiment.deployment.label
     return Experiment(

@@ -93,6 +93,8 @@ class RateMatcher:
         hit = int(self.tokens * prefix_hit_rate) // hardware.block_tokens * hardware.block_tokens
         self.computed = max(self.tokens - hit, 1)
         self.costs = lru_cache(maxsize=None)(self._costs)
+        self.prefill_s = lru_cache(maxsize=None)(self._prefill_s)
+        self.share = lru_cache(maxsize=None)(self._share)
         self.prefill = lru_cache(maxsize=None)(self._prefill)
         self.decode = lru_cache(maxsize=None)(self._decode)
         self.collocated = lru_cache(maxsize=None)(self._collocated)
@@ -108,7 +110,7 @@ class RateMatcher:
         """One decode step of one engine, contexts half grown."""
         return self.costs(pool).step_s(batch, 0, self.tokens + self.outputs / 2)
 
-    def prefill_s(self, pool: Pool) -> float:
+    def _prefill_s(self, pool: Pool) -> float:
         """Seconds of one prompt alone on one engine."""
         budget = self.hardware.step_tokens
         chunks = [budget] * (self.computed // budget) + [self.computed % budget]
@@ -129,7 +131,7 @@ class RateMatcher:
             alone_s = self.costs(pool).step_s(0, together * self.computed, context) / together
         return pool.engines_per_replica / alone_s
 
-    def share(self, pool: Pool, replicas: int) -> float:
+    def _share(self, pool: Pool, replicas: int) -> float:
         """Share of `prefill` at which p90 of TTFT is within its bound; 0 when not even an idle system is."""
         if self.ttft_s is None:
             return 1.0

@@ -54,7 +54,7 @@ def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
 def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
     plan, runs = data["plan"], data["runs"]
     if not plan.get("compare"):
-        raise UsageError(f"{where}: has one kind of blocks alone; make it with --compare-blocks")
+        raise UsageError(f"{where}: has only one kind of blocks; make it with --compare-blocks")
     if plan["strategy"] != "pack" or plan["prefill_tp"] != plan["decode_tp"]:
         raise UsageError(
             f"{where}: is of {plan['strategy']}, TP {plan['prefill_tp']} to {plan['decode_tp']}; blocks are copied one "

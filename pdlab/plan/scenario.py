@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from pdlab.core.catalog import ModelShape
@@ -102,6 +103,8 @@ class Scenario:
     """Kind of the nodes' NICs; None: no nodes are planned for."""
     kv_offload_gb: float | None = None
     """Host memory of every engine that prefills (`Deployment.kv_offload_gb`)."""
+    gaps: bool = True
+    """Whether levels have the time between tokens, which judges none: pictures and files show it."""
 
     def with_offload(self, deployment: Deployment) -> Deployment:
         """The deployment, its engines that prefill with that host memory."""
@@ -170,7 +173,7 @@ class Scenario:
             count = max(min(WAVES * n, LATER_WAVES * n + FIRST_REQUESTS), LEAST_REQUESTS)
         else:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
-        return self._simulated(simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
+        return self._simulated(self._simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
 
     def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
         """The requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError when a
@@ -178,7 +181,11 @@ class Scenario:
         assert self.trace is not None
         trace = self.trace.at_rate(rate_rps)
         level = Level(load=self.at_rate(rate_rps), num_requests=len(trace.arrival_s), seed=self.seed)
-        return self._simulated(simulate, deployment, level, trace)
+        return self._simulated(self._simulate, deployment, level, trace)
+
+    @property
+    def _simulate(self) -> Simulates:
+        return partial(simulate, gaps=self.gaps)
 
     def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
         """The very requests of ``result``, simulated in another way. Raises UsageError as that does."""
@@ -208,9 +215,11 @@ class Scenario:
         )[0]
         if trace is not None and trace.requests:
             simulated = simulated.by_arrival()
+        simulated = simulated.packed()
         part = judged(simulated, recorded=trace is not None)
         arrival_s, first_s, finish_s = (
-            np.array(each[part]) for each in (simulated.arrival_s, simulated.first_token_s, simulated.finish_s)
+            np.asarray(each, dtype=np.float64)[part]
+            for each in (simulated.arrival_s, simulated.first_token_s, simulated.finish_s)
         )
         tokens = np.array(simulated.output_tokens[part])
         ttft_s, tpot_s, e2el_s = (
@@ -232,7 +241,7 @@ class Scenario:
             meets=keeps_up and good_share >= self.slo.quantile,
             stress=self.slo.stress_of((ttft_s, tpot_s, e2el_s)),
             bottleneck=bottleneck(simulated),
-            level=simulated.packed(),
+            level=simulated,
             columns=(ttft_s, tpot_s, e2el_s),
         )
 

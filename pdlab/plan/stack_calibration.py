@@ -124,8 +124,8 @@ def prior_belief(hardware: Hardware) -> CorrectionDistribution:
         raise UsageError(f"{hardware.name}: its steps are constants of a fit; a correction is of tabulated steps")
     if hardware.steps.correction.covariance is None:
         raise UsageError(
-            f"{hardware.name}: its correction has no covariance, so nothing says how much measured levels weigh; "
-            "start from a GPU type, such as --start H200"
+            f"{hardware.name}: its correction has no covariance, so the weight of measured levels is unknown; start "
+            "from a GPU type, such as --start H200"
         )
     return distribution_of_correction(hardware.steps.correction)
 

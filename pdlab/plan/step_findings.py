@@ -71,7 +71,7 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
         host_ms=correction.host_ms,
         sync_us=correction.sync_us,
         spread="not known" if correction.host_sd_ms is None else f"{correction.host_sd_ms:.2g} ms",
-        source=correction.source or "nothing says where that is from",
+        source=correction.source or "of unknown origin",
     )
     own_pools = list(pools)
     wide = [pool.tp * pool.dp for pool in own_pools if has_wide_experts(pool)]

@@ -40,15 +40,15 @@ COUNTERS = {
     "vllm_request_success": "Requests that ended.",
     "vllm_prompt_tokens": "Prompt tokens.",
     "vllm_generation_tokens": "Generated tokens.",
-    "vllm_prefix_cache_queries": "Prompt tokens that the prefix cache was asked for.",
+    "vllm_prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
     "vllm_prefix_cache_hits": "Prompt tokens that it had.",
     "vllm_num_preemptions": "Requests whose KV was taken back.",
     "vllm_nixl_num_failed_transfers": "Transfers that failed.",
     "vllm_nixl_num_kv_expired_reqs": "Requests whose KV nobody fetched.",
-    "pdlab_rehearsal_requests": "Requests that ended and said when they were sent.",
+    "pdlab_rehearsal_requests": "Ended requests with a sending time.",
     "pdlab_rehearsal_ttft_seconds": "Their times to first token by the model.",
     "pdlab_rehearsal_decode_seconds": "Their times from first to last token by the model.",
-    "pdlab_rehearsal_late_seconds": "By how much events came after the engine had gone on beyond them.",
+    "pdlab_rehearsal_late_seconds": "How late events came: the engine had already simulated a later time.",
 }
 KV_USE = "vllm_kv_cache_usage_perc"
 HISTOGRAMS = {

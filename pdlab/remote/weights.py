@@ -65,7 +65,8 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
         if harmony and not error:
             vocabulary = subprocess.run([sys.executable, "-c", VOCABULARY], capture_output=True, text=True, timeout=300)
             if vocabulary.returncode:
-                error = f"chat requests will ask the internet for Harmony's vocabulary: {last_line(vocabulary.stderr)}"
+                why = last_line(vocabulary.stderr)
+                error = f"chat requests will download Harmony's vocabulary from the internet: {why}"
     except subprocess.TimeoutExpired:
         error = f"the download did not end within {timeout_s:g} s"
     return {**local_weights(model), "error": error}
@@ -108,7 +109,7 @@ def _why_broken(path: Path) -> str | None:
             text = file.read(length)
         size = path.stat().st_size
         if len(text) < length:
-            return f"truncated: {size} bytes, of which the header alone takes {8 + length}"
+            return f"truncated: {size} bytes, but the header already takes {8 + length}"
         tensors = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
         expected = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
     except OSError as error:

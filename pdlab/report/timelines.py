@@ -22,7 +22,7 @@ from pdlab.results.store import Store
 MOST = 6  # of one picture
 BINS, LEAST_BIN_S = 120, 1.0
 PANEL_IN = 1.9
-TIME_NAME = "seconds since the load began; latencies by when a request came (dashed: p95)"
+TIME_NAME = "seconds since the load began; latencies by the arrival of a request (dashed: p95)"
 
 
 class Timeline(NamedTuple):

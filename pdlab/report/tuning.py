@@ -10,6 +10,8 @@ from pdlab.analysis.headline import Headline
 from pdlab.core.text import counted, listed, percent, plain
 from pdlab.results.schema import TriedSettings, Tuning
 
+OWN = "the experiment's own settings"
+
 
 def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
     """``Baseline A: tuned, ...`` or ``not tuned, ...``; None where the reference is not collocated, or no PD deployment
@@ -24,7 +26,7 @@ def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
     if reference.tuning is not None:
         return f"Baseline {headline.reference}: {tuning_text(reference.tuning)}."
     if reference.origin == "imported":
-        return f"Baseline {headline.reference}: whether it was tuned is not known."
+        return f"Baseline {headline.reference}: whether it was tuned is unknown."
     settings = dict(reference.deployment.engine_kwargs)
     for pool in reference.deployment.pools.values():
         settings |= pool.engine_kwargs
@@ -37,8 +39,8 @@ def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
 
 
 def tuning_text(tuning: Tuning) -> str:
-    """``tuned, max_num_seqs=64 is the best of 7 settings at TPOT p50 <= 12 ms (...)``: its margins over the second and
-    over the settings as launched, the grid, and where the levels are."""
+    """``tuned, the best of 7 settings at TPOT p50 <= 12 ms is max_num_seqs=64 (...)``: its margins over the second and
+    over the experiment's own settings, the grid, and the folder of the levels."""
     grid = listed([f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in tuning.grid.items()])
     evidence = (
         f"{counted(tuning.repeats, 'repeat')} at {', '.join(tuning.loads)}; tried: {grid}; levels in {tuning.folder}"
@@ -46,19 +48,19 @@ def tuning_text(tuning: Tuning) -> str:
     known = [tried for tried in tuning.tried if tried.tokens_per_s is not None]
     many = f"{len(tuning.tried)} settings at {tuning.bounds}"
     if not known:
-        return f"tuned without a result, none of {many} is within the bounds at any load ({evidence})"
+        return f"tuned without a result, none of the {many} is within the bounds at any load ({evidence})"
     margin = ""
     if tuning.settings and tuning.over_launched:
         ratio, low, high = tuning.over_launched
         ends = f"{percent(low - 1)} to {percent(high - 1)} %" if tuning.resolved else "not distinguishable"
-        margin = f"{percent(ratio - 1)} % above as launched ({ends}); "
+        margin = f"{percent(ratio - 1)} % above {OWN} ({ends}); "
     elif tuning.settings:
-        margin = "as launched it is not within the bounds, or not measured; "
+        margin = f"{OWN}: not within the bounds, or not measured; "
     second = ""
     if len(known) > 1 and known[1].tokens_per_s:
         ahead = (known[0].tokens_per_s or 0.0) / known[1].tokens_per_s - 1
         second = f"{percent(ahead)} % above the second, {settings_text(known[1].settings)}; "
-    return f"tuned, {settings_text(tuning.settings)} is the best of {many} ({margin}{second}{evidence})"
+    return f"tuned, the best of {many} is {settings_text(tuning.settings)} ({margin}{second}{evidence})"
 
 
 def tried_text(tried: TriedSettings) -> str:
@@ -71,8 +73,8 @@ def tried_text(tried: TriedSettings) -> str:
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """``max_num_batched_tokens=8192 max_num_seqs=64``; ``as launched`` of none."""
-    return " ".join(f"{name}={_value(value)}" for name, value in settings.items()) or "as launched"
+    """``max_num_batched_tokens=8192 max_num_seqs=64``; `OWN` for none."""
+    return " ".join(f"{name}={_value(value)}" for name, value in settings.items()) or OWN
 
 
 def _value(value: object) -> object:

@@ -50,7 +50,7 @@ def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None)
     if not any(point.valid for curve in own(curves) for point in curve.points):
         return "No valid level to compare."
     if len(own(curves)) < 2:
-        return f"{own(curves)[0].label} alone: nothing to compare."
+        return f"Only {own(curves)[0].label}: nothing to compare."
     whole = compared(curves, view) if whole is None else whole
     texts = [matrix_text(each, view) for each in whole.matrices]
     spelled = whole.spelled()

@@ -112,7 +112,7 @@ def _pdlab_experiment(path: Path, gpus: int | None) -> Experiment:
             f"{path}: {MANIFEST} contradicts itself: gpus is {manifest.gpus}, but its deployment uses {stated}"
         )
     if gpus is not None and stated not in (None, gpus):
-        raise UsageError(f"{path}: its {MANIFEST} says {stated} GPUs, --gpus says {gpus}; leave --gpus out for it")
+        raise UsageError(f"{path}: its {MANIFEST} has {stated} GPUs, --gpus has {gpus}; leave --gpus out for it")
     if stated is None and gpus is None:
         raise StoreError(f"{path}: {MANIFEST} does not record how many GPUs were used; add {_gpus_flag(path)}")
     if not experiment.runs:
@@ -184,10 +184,10 @@ def _require_one_size(
     if not several or gpus is not None or all(size_of(level) is not None for level in levels):
         return
     raise StoreError(
-        f"{path} holds results of several deployments ({several[0].text}), and it is not known how many GPUs each "
-        "used; give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or "
-        f"add viz.py's {_gpus_flag(path)} if each used N GPUs; "
-        "or run pdlab describe, which writes a file in which you say it of each"
+        f"{path} holds results of several deployments ({several[0].text}), and the number of GPUs of each is unknown; "
+        "give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or add "
+        f"viz.py's {_gpus_flag(path)} if each used N GPUs; or run pdlab describe, which writes a file where you state "
+        "it for each"
     )
 
 
@@ -210,7 +210,7 @@ def deployed(
     in_file = first.topology
     if in_file is not None and named is not None and in_file != named and gpus is None:
         raise StoreError(
-            f"{first.file}: the file's name says {in_file.label}, the folder's name {named.label}; rename one"
+            f"{first.file}: the file's name has {in_file.label}, the folder's name has {named.label}; rename one"
         )
     topology = named or in_file
     if in_file is None and any(difference.of_deployment for difference in differences):

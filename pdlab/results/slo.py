@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.text import plain
 from pdlab.core.workload import Slo
-from pdlab.results.metrics import percentile
-from pdlab.results.schema import SloPoint, SloSearch
 
 if TYPE_CHECKING:
     from pdlab.results.level_data import Column, LevelData, Mask
+    from pdlab.results.schema import SloPoint, SloSearch
 
 PILED_UP = "requests piled up"
 BLOCKS = 20
@@ -52,6 +51,8 @@ def stresses(requests: LevelData, slo: Slo) -> Column:
 def _gap_stresses(requests: LevelData, slo: Slo) -> Column:
     """The 99th percentile of each request's gaps between chunks and the longest one over their bounds: the worse."""
     import numpy as np
+
+    from pdlab.results.metrics import percentile
 
     worst = np.zeros(len(requests))
     for i, gaps_s in enumerate(np.split(requests.gaps_s, requests.gap_counts.cumsum()[:-1])):

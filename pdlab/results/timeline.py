@@ -44,10 +44,10 @@ PARTS: Mapping[str, str] = {
     "admission": "waiting in the decode engine for room and for a step to end",
     "post": "from admission until the first read of KV cache is posted",
     "transfer": "from the first read's posting until a poll sees the last one ended",
-    "step_lag": "from that poll until the engine's scheduler is told",
-    "guard": "until the KV guard knows that what was read is the request's",
+    "step_lag": "from that poll until the engine's scheduler gets the news",
+    "guard": "until the KV guard has confirmed that the KV cache belongs to the request",
     "wait": "from usable KV cache until the decode engine takes the request up",
-    "recompute": "decode computes the prompt, for the KV cache did not arrive",
+    "recompute": "decode computes the prompt, because the KV cache did not arrive",
     "first_step": "the decode step that makes the first token",
     "out": "from the engine's token until the server has sent it",
 }

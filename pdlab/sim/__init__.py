@@ -1,1 +1,1 @@
-"""What would happen: a discrete-event simulator of a served deployment, its step times and hardware."""
+"""A discrete-event simulator of a served deployment, with step times and hardware."""

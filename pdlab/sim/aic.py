@@ -2,8 +2,8 @@
 
 The one module that imports ``aiconfigurator_core`` (the extra ``perf``), and only where the cache has no table. Its
 database has times of single operations, measured on GPUs with one version of each engine; it adds them up to a step of
-a model. What it answers beyond its data it extrapolates without a word: `LIMITS` is as far as it is asked. Beyond,
-`pdlab.sim.step_source` continues the tables, and says so.
+a model. Beyond its data it extrapolates silently, so pdlab queries it only up to `LIMITS`. Beyond them
+`pdlab.sim.step_source` continues the tables, with a finding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pdlab.core.schema import Frozen
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
-INSTALL = f"pip install 'pdlab[perf]', which brings {PACKAGE} {VERSION} (Python 3.11 or later)"
+INSTALL = f"pip install 'pdlab[perf]', which installs {PACKAGE} {VERSION} (Python 3.11 or later)"
 # As far as the database's attention was measured: 131,072 tokens of context, 1,024 sequences of 1,024 tokens, prompts
 # of 16,384 tokens; a step of 8,192 prefill tokens beside a whole batch.
 LIMITS = Limits(tokens=8192 + 1024, batch=1024, context=131_072, prefill_tokens=8192, prefix=131_072)
@@ -39,8 +39,9 @@ DOUBTED, PLAIN, COMPARED_AT, SLOWER = "fp8_block", "bfloat16", (32, 1024), 1.1
 
 
 class UsedFormats(NamedTuple):
-    """Formats that an engine uses where the database would look for others. ``measured``: it has tables of them for
-    this GPU; else they are made of those of other formats (mode HYBRID)."""
+    """Formats that an engine uses, if the database would look for others. ``measured``: it has tables of them for this
+    GPU; else they are derived from other formats (mode HYBRID).
+    """
 
     formats: dict[str, str]
     measured: bool = True
@@ -67,7 +68,7 @@ def literal_version(system: str, engine: str, version: str = "current") -> str:
 
 
 class _Kept(Frozen):
-    """What the cache has: of what the tables are, and they."""
+    """An entry of the cache: the key of the tables, and the tables."""
 
     of: dict[str, str]
     tables: Tabulated
@@ -79,8 +80,8 @@ def tabulate(
     """The steps of one engine (one DP rank) of ``pool``, arguments as of `pdlab.sim.hardware.StepTables`. The stages of
     a pipeline count as one engine: a step passes all of them.
 
-    From the cache, or filled anew in some seconds. Raises UsageError where the package is missing, or the database
-    does not know the model, its formats or the GPU.
+    From the cache, or computed in some seconds. Raises UsageError if the package is missing, or if the database lacks
+    the model, its formats or the GPU.
     """
     files = config_of(model)
     if files is None:

@@ -1,7 +1,8 @@
-"""Hardware of which no run was measured here: a GPU type of configs/gpus/, step times of tables, the rest as at home.
+"""Hardware without a measured run: a GPU type of configs/gpus/, step times from tables, and all other constants from
+the calibrated hardware file.
 
-What is not of the GPU or of the engine (the path of a request to an engine, transfers, the client) has the constants of
-the home file, each with that as its source. Where the engines are served without Ray, the path is `BARE_PATH`.
+Constants that do not belong to the GPU or the engine (the path of a request to an engine, transfers, the client) come
+from the calibrated file, which is their source. If the engines are served without Ray, the path is `BARE_PATH`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ LEAST_SD_MS = 0.1  # of the host's time: below what the tables' own error lets a
 
 
 class HostTime(Frozen):
-    """Milliseconds per step that the host of one engine version takes beside the GPU: the mean over what it is fitted
-    to, and its standard deviation from one model or GPU to another."""
+    """Milliseconds per step that the host of one engine version needs in addition to the GPU: the mean over the fitted
+    stacks, and its standard deviation between models or GPUs.
+    """
 
     step_ms: float = Field(ge=0)
     sd_ms: float = Field(ge=0)
@@ -45,13 +47,15 @@ class HostTime(Frozen):
 
 
 class EngineHost(Frozen):
-    """What is known of an engine's host time, by major and minor version."""
+    """An engine's host times, by major and minor version."""
 
     engine: str
     versions: dict[str, HostTime]
 
     def of(self, version: str) -> HostTime:
-        """Of one version. Of one that was never seen: that of the nearest one, as uncertain as versions differ."""
+        """The host time of one version. For an unknown version: that of the nearest one, with the uncertainty between
+        versions.
+        """
         if version in self.versions:
             return self.versions[version]
         if not self.versions:
@@ -102,8 +106,8 @@ def computed(
     bare: bool = False,
     gpus_per_node: int | None = None,
 ) -> Hardware:
-    """Hardware of that GPU type. ``version``: major and minor of the engine that is planned for (None: that of the
-    tables). ``quant``, ``mode``: as of `StepTables`. ``bare``: engines behind their own HTTP server, without Ray.
+    """Hardware of that GPU type. ``version``: major and minor version of the planned engine (None: that of the tables).
+    ``quant``, ``mode``: as of `StepTables`. ``bare``: engines behind their own HTTP server, without Ray.
 
     Raises UsageError.
     """
@@ -173,14 +177,15 @@ def hardware_of(
     bare: bool = False,
     gpus_per_node: int | None = None,
 ) -> Hardware:
-    """What ``word`` names: a hardware file, or a GPU type, for which fitted constants of that model, engine and version
-    come first. Raises UsageError."""
+    """The hardware with the name ``word``: a hardware file, or a GPU type. For a GPU type, fitted constants of that
+    model, engine and version come first. Raises UsageError.
+    """
     if not is_gpu(word):
         hardware = load_hardware(word, {"a GPU type": tuple(computed_gpus())})
         if engine or version or quant or bare or mode != "SILICON":
             raise UsageError(
-                f"--hardware {word}: its file says which engine its step times are of; leave --engine, "
-                f"--engine-version, --table-mode, --quant and --without-ray out, or name a GPU type: --hardware "
+                f"--hardware {word}: its file names the engine of its step times; leave --engine, --engine-version, "
+                "--table-mode, --quant and --without-ray out, or name a GPU type: --hardware "
                 f"{hardware.gpu_type or next(iter(computed_gpus()))}"
             )
         return hardware
@@ -194,8 +199,9 @@ def hardware_of(
 
 
 def beside(prefill: Hardware, decode: Hardware) -> Hardware:
-    """Hardware of two GPU types, the one of prefill with the other beside it; one of them where both are the same.
-    Raises UsageError."""
+    """Hardware of two GPU types: that of prefill, with the other as ``beside``. If both are the same, one of them.
+    Raises UsageError.
+    """
     if prefill.gpu_type == decode.gpu_type:
         return decode
     if prefill.gpus_per_node != decode.gpus_per_node:

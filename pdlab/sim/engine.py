@@ -22,7 +22,7 @@ MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre 
 class PrefixCache:
     """Prompts whose KV an engine still holds, least recently used first; sizes in tokens.
 
-    vLLM frees the blocks of a finished request from its end, so what is evicted of a prompt first is its end.
+    vLLM frees the blocks of a finished request from its end, so the end of a prompt is evicted first.
     """
 
     __slots__ = ("_cached_tokens", "capacity", "used")
@@ -39,7 +39,7 @@ class PrefixCache:
         return cached_tokens if cached_tokens < tokens else tokens
 
     def keep(self, prompt: int, tokens: float) -> None:
-        """Record that ``tokens`` of the prompt were used just now; the oldest other prompts are evicted for them."""
+        """Record that ``tokens`` of the prompt were just used; the oldest other prompts are evicted for them."""
         cached = self._cached_tokens
         self.used += tokens - cached.pop(prompt, 0.0)
         cached[prompt] = tokens
@@ -61,8 +61,8 @@ class PrefixCache:
 class PendingPrefill:
     """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet.
 
-    Of a preempted one: ``generated`` tokens had the engine given by then. Its blocks are free, but cached until others
-    take them for their next tokens, from its end.
+    If preempted: ``generated`` is the engine's total of generated tokens at that time. Its blocks are free, but stay
+    cached until other requests use them, last first.
     """
 
     request: int
@@ -71,7 +71,7 @@ class PendingPrefill:
     generated: int | None = None
 
     def kept(self, engine: Engine) -> float:
-        """Tokens of a preempted request whose blocks nobody has taken."""
+        """Tokens of a preempted request whose blocks no other request has taken."""
         return 0.0 if self.generated is None else max(self.tokens - (engine.generated - self.generated), 0.0)
 
 
@@ -81,11 +81,11 @@ class Engine:
 
     ``running`` is a heap of (step at which it ends, request): all sequences advance together.
 
-    ``steps_in_flight``: steps that vLLM's engine core has launched at once, 1 where one is scheduled when the last has
-    ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched, and
-    what they saw is known when that step has ended (`pdlab.sim.stepping`). With two in flight a request that comes
-    joins the step after the next. 0: reads begin when asked for, and what has arrived joins the next step.
-    ``hand_over``: how long it is until that is known, and what the first token is.
+    ``steps_in_flight``: steps that vLLM's engine core has launched at once: 1 if it schedules a step when the last one
+    has ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched;
+    the scheduler gets this information when that step has ended (`pdlab.sim.stepping`). With two in flight a new
+    request joins the step after the next. 0: reads begin at once, and arrived KV joins the next step. ``hand_over``:
+    the waits of this hand-over, and the source of the first token.
     """
 
     costs: StepSource
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def decoding(self) -> int:
-        """Sequences that it streams tokens of."""
+        """Sequences in the decode phase, whose tokens it streams."""
         return len(self.running)
 
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
@@ -141,78 +141,94 @@ class Engine:
 
         Returns when the step ends; None if nothing can run.
         """
-        in_flight = self.steps_in_flight
-        if in_flight:
-            if self.arrived or self.seen:
-                self._look(system, now_s)
-            if in_flight == 1 or not self._scheduled_ahead():
+        running, costs = self.running, self.costs
+        batch = len(running)
+        goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
+        if goes_on and (batch == 1 or self.held_tokens + batch <= self.capacity):
+            # Every second step or so: nothing came in and nothing is full, so that what is below comes to the same.
+            self.starved, self.unscheduled = len(self.inbound) > 0, 0
+            steps = self._equal_steps(batch)
+            mean = self.context / batch
+            step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
+        else:
+            in_flight = self.steps_in_flight
+            if in_flight:
+                if self.arrived or self.seen:
+                    self._look(system, now_s)
+                if in_flight == 1 or not self._scheduled_ahead():
+                    self.unscheduled = 0
+                    if self.told:
+                        self.joining += self.told
+                        self.told = []
+            else:
                 self.unscheduled = 0
-                if self.told:
-                    self.joining += self.told
-                    self.told = []
-        else:
+                if self.arrived:
+                    self._know(self.arrived, system, now_s)
+                    self.joining += self.arrived
+                    self.arrived = []
+            joining = self.joining
+            joined = len(joining)
+            if batch > 1 and self.held_tokens + batch + joined > self.capacity:
+                self._make_room(system)
+                batch = len(running)
+            self.starved = bool(self.inbound)
+            prefill = context_sum = tokens_in = 0.0
+            if self.waiting:
+                prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
+            if joined or self.told:
+                self.joined, self.joining, self.told = joining, self.told, []
+            between_steps = in_flight and (self.seen or self.joining or self.unscheduled)
             self.unscheduled = 0
-            if self.arrived:
-                self._know(self.arrived, system, now_s)
-                self.joining += self.arrived
-                self.arrived = []
-        running, joining, costs = self.running, self.joining, self.costs
-        batch, joined = len(running), len(joining)
-        if batch > 1 and self.held_tokens + batch + joined > self.capacity:
-            self._make_room(system)
-            batch = len(running)
-        self.starved = bool(self.inbound)
-        prefill = context_sum = tokens_in = 0.0
-        if self.waiting:
-            prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-        if joining or self.told:
-            self.joined, self.joining, self.told = joining, self.told, []
-        between_steps = in_flight and (self.joining or self.unscheduled or self.seen)
-        self.unscheduled = 0
-        stall_s, mean = self.stall_s, self.context / batch if batch else 0.0
-        if prefill or joined or stall_s or (batch and between_steps):
-            steps = 1
-            step_s = costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
-            step_s += stall_s + costs.admit_s * (tokens_in + system.joining_tokens(joining) if joined else tokens_in)
-            self.stall_s = 0.0
-        elif batch:
-            # Until the batch changes: a sequence ends, or KV memory is full.
-            steps = running[0][0] - self.step
-            if batch > 1:
-                until_full = int((self.capacity - self.held_tokens) // batch)
-                if until_full < steps:
-                    steps = until_full if until_full > 1 else 1
-            if steps > 1:
-                mean += steps / 2  # contexts grow by one token per step
-            step_s = costs.step_s(batch, 0.0, mean, 0.0)
-        else:
-            self.busy = False
-            if self.joining or self.seen:
-                # Steps of nothing follow one another until the workers have told all that they saw.
-                told = [request for each in self.seen for request in each]
-                self._know(told, system, now_s)
-                self.joining += told
-                self.seen.clear()
-                return self.plan(now_s, system)
-            return None
+            stall_s, mean = self.stall_s, self.context / batch if batch else 0.0
+            if prefill or joined or stall_s or (batch and between_steps):
+                steps = 1
+                step_s = costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
+                if joined:
+                    tokens_in += system.joining_tokens(joining)
+                step_s += stall_s + costs.admit_s * tokens_in
+                self.stall_s = 0.0
+            elif batch:
+                steps = self._equal_steps(batch)
+                step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
+            else:
+                self.busy = False
+                if self.joining or self.seen:
+                    # Steps of nothing follow one another until the workers have told all that they saw.
+                    told = [request for each in self.seen for request in each]
+                    self._know(told, system, now_s)
+                    self.joining += told
+                    self.seen.clear()
+                    return self.plan(now_s, system)
+                return None
         if system.contention:
             self.pace = system.pace(self)
             step_s *= self.pace
-        self.began_s, self.step_s, self.steps, self.busy, self.late_s = now_s, step_s, steps, True, 0.0
+        self.began_s, self.step_s, self.steps = now_s, step_s, steps
+        self.busy, self.late_s = True, 0.0
         self.version += 1
         return now_s + steps * step_s
 
+    def _equal_steps(self, batch: int) -> int:
+        """So many until the batch changes: a sequence ends, or KV memory is full. Contexts grow by a token in each."""
+        steps = self.running[0][0] - self.step
+        if batch > 1:
+            room = self.capacity - self.held_tokens
+            if room < steps * batch:
+                return max(int(room // batch), 1)
+        return steps
+
     def _look(self, system: EngineSurroundings, now_s: float) -> None:
         """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
-        self.seen.append(self.arrived)
+        seen = self.seen
+        seen.append(self.arrived)
         self.arrived = []
-        if len(self.seen) > self.hand_over.known * self.steps_in_flight:
-            told = self.seen.popleft()
+        if len(seen) > self.hand_over.known * self.steps_in_flight:
+            told = seen.popleft()
             if told:
                 self._know(told, system, now_s)
                 self.told += told
-                if not any(self.seen):
-                    self.seen.clear()  # no launch need look before more arrives
+                if not any(seen):
+                    seen.clear()  # no launch need look before more arrives
 
     def _know(self, requests: list[int], system: EngineSurroundings, now_s: float) -> None:
         """The scheduler hears that their KV has arrived."""
@@ -231,34 +247,32 @@ class Engine:
         Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that came in.
         """
         total = context_sum = entered_tokens = 0.0
-        room = MAX_SEQUENCES - len(self.running)
-        waiting = self.waiting
-        growth = len(self.running) + len(self.joining) + 1  # every sequence's next token
+        waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
+        room = MAX_SEQUENCES - batch
+        growth = batch + len(self.joining) + 1  # every sequence's next token
         while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
-            if head.tokens_left is None:
-                if (
-                    self.held_tokens + head.tokens + growth + len(self.prefilled) > self.capacity
-                    and self.held_tokens > 0
-                ):
+            tokens, left = head.tokens, head.tokens_left
+            if left is None:
+                if self.held_tokens + tokens + growth + len(prefilled) > self.capacity and self.held_tokens > 0:
                     self.starved = True
                     break
-                self.held_tokens += head.tokens
-                head.tokens_left = system.to_compute(self, head)
-                entered_tokens += head.tokens
+                self.held_tokens += tokens
+                left = head.tokens_left = system.to_compute(self, head)
+                entered_tokens += tokens
                 if system.loads(self, head, now_s):
                     waiting.popleft()
                     continue
                 system.prefill_begins(head.request, now_s)
-            take = head.tokens_left if head.tokens_left < budget else float(budget)
-            context_sum += take * (head.tokens - head.tokens_left + take / 2)
-            head.tokens_left -= take
+            take = left if left < budget else float(budget)
+            context_sum += take * (tokens - left + take / 2)
+            head.tokens_left = left = left - take
             total += take
             budget -= int(take)
-            if head.tokens_left > 0:
+            if left > 0:
                 break
             room -= 1
-            self.prefilled.append(waiting.popleft())
+            prefilled.append(waiting.popleft())
         return total, context_sum, entered_tokens
 
     def _make_room(self, system: EngineSurroundings) -> None:
@@ -277,15 +291,18 @@ class Engine:
         """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
         if self.steps <= 1 or self.late_s:
             return None
-        passed = math.ceil((now_s - self.began_s) / self.step_s - 1e-9)
+        began_s, step_s = self.began_s, self.step_s
+        passed = math.ceil((now_s - began_s) / step_s - 1e-9)
         if passed >= self.steps:
             return None
-        self.steps = max(passed, 1)
+        if passed < 1:
+            passed = 1
+        self.steps = passed
         self.version += 1
-        return self.began_s + self.steps * self.step_s
+        return began_s + passed * step_s
 
     def change_pace(self, now_s: float, pace: float) -> float:
-        """The step that runs goes on at another pace, and a run of equal steps ends with it. Returns when."""
+        """The running step continues at another speed, and a run of equal steps ends with it. Returns its end."""
         self.interrupt(now_s)
         left_s = self.began_s + self.steps * self.step_s + self.late_s - now_s
         self.late_s += left_s * (pace / self.pace - 1)
@@ -297,8 +314,8 @@ class Engine:
 class EngineSurroundings:
     """What an engine needs from the system around it.
 
-    ``contention`` is the share by which an engine gets slower for every other engine that is busy: 0 where each has
-    its own device, more where they share the cores of one machine.
+    ``contention`` is the share by which an engine gets slower for every other busy engine: 0 if each has its own
+    device, more if they share the cores of one machine.
     """
 
     contention = 0.0
@@ -308,7 +325,7 @@ class EngineSurroundings:
         raise NotImplementedError
 
     def pace(self, engine: Engine) -> float:
-        """By which a step is longer now than with the machine for itself."""
+        """The factor by which a step is longer now than on a machine without other busy engines."""
         return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:

@@ -1,9 +1,10 @@
-"""A fluid pool between events: which engines prefill and decode, where requests go, and what the controller decides.
+"""The state of a fluid pool between events: the roles of engines, the routing of requests, and the controller's
+decisions.
 
-The controller is the real one (`pdlab.roles.policy`); it looks twice a second. Roles take effect at once, requests end
-where they are. Routing is that of `pdlab.deploy.serving.fluid_router`: several routers, each of which knows the loads
-that all engines told a quarter of a second ago at most, and what it has sent itself since; with prefix affinity what
-waits now. Which engine has the beginning of a prompt follows from the record of the real one (`pdlab.roles.prefixes`).
+The controller is the real one (`pdlab.roles.policy`); it decides twice a second. Roles take effect at once, and
+requests end where they are. Routing is that of `pdlab.deploy.serving.fluid_router`. Each of several routers has the
+loads of all engines, at most a quarter of a second old, and what it has sent since then; with prefix affinity it has
+the current queues. The real record (`pdlab.roles.prefixes`) gives the engines that have the beginning of a prompt.
 Times in seconds.
 """
 
@@ -31,16 +32,17 @@ TELLS_PER_LOOK = 2
 
 
 class Controller(Protocol):
-    """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or what it is compared with."""
+    """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or a policy to compare it with."""
 
     def decide(self, observed: ObservedPool) -> RoleDecision: ...
 
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """One engine of the pool. Counters are since the last look, but for what is there now: ``prompts`` and their
-    tokens, requests that it decodes (``running``) and those that it will (``coming``). ``told``: the prompt tokens and
-    requests that routers know of."""
+    """One engine of the pool. Counters count since the last decision; current values are ``prompts`` and their tokens,
+    requests that it decodes (``running``) and will decode (``coming``). ``told``: the prompt tokens and requests in its
+    last report to the routers.
+    """
 
     index: int
     name: str
@@ -58,7 +60,7 @@ class PoolMember:
     generated_before: float = 0.0
 
     def load(self, now_s: float) -> EngineLoad:
-        """What the controller sees of it; the counters begin anew."""
+        """The engine's load for the controller; resets the counters."""
         engine = self.engine
         generated = float(engine.generated)
         if engine.busy:
@@ -83,9 +85,10 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """Where a prompt of ``tokens`` went, to one engine or two. ``waits``: the tokens of it that count as waiting where
-    it is prefilled; ``computed``: those that are to be computed there, as far as is known. ``chunks``: its own, where
-    somebody asks who has them."""
+    """The route of a prompt of ``tokens``, to one engine or two. ``waits``: its tokens that count as waiting at the
+    prefilling engine; ``computed``: its tokens that are known to need computation there. ``chunks``: its chunks, if
+    prefix caches are looked up.
+    """
 
     prefiller: PoolMember
     decoder: PoolMember
@@ -96,15 +99,16 @@ class SentPrompt:
 
     @property
     def local(self) -> bool:
-        """Whether it is prefilled where it is decoded."""
+        """Whether the same engine prefills and decodes it."""
         return self.prefiller is self.decoder
 
 
 class FluidPool:
-    """The engines of a level, on nodes of so many, behind so many routers; ``controller`` None: the topology's own.
+    """The engines of a level, on nodes with that many engines, behind that many routers. ``controller`` None: the
+    topology's own.
 
-    ``pool_tokens``: what the KV pool of an engine holds (None: not known). ``sparse``: engines keep the ends of prompts
-    alone (`pdlab.roles.prefixes.Prefixes.keep`)."""
+    ``pool_tokens``: tokens that the KV pool of an engine holds (None: unknown). ``sparse``: engines keep only the ends
+    of prompts (`pdlab.roles.prefixes.Prefixes.keep`)."""
 
     def __init__(
         self,
@@ -163,8 +167,9 @@ class FluidPool:
         self.splits.append(RoleChange(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self, session: str | None = None) -> PoolMember:
-        """The engine that is to decode the next request: of two at random that with fewer as its router knows, or that
-        of its session."""
+        """The engine that will decode the next request: of two random engines the one with fewer requests by its
+        router's data, or the engine of its session.
+        """
         if self.by_session and session is not None:
             return self.members[of_session((member.index for member in self.decoding), session)]
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
@@ -173,10 +178,11 @@ class FluidPool:
         return chosen
 
     def to_prefill(self, decoder: PoolMember, tokens: int, chunks: Sequence[int] = ()) -> tuple[PoolMember, int]:
-        """The engine that is to prefill its prompt, never itself, and the tokens that it is asked to compute: of two
-        at random that with fewer prompt tokens, or one on the node if it has at most this prompt more to do. One that
-        has most of the prompt, chosen in the same way, if it is done with the rest no later: whoever asks for that
-        knows what waits there now."""
+        """The engine that will prefill its prompt, never the decoding engine itself, and the tokens to compute there.
+        It is the one of two random engines with fewer prompt tokens, or one on the same node if it has at most this
+        prompt more to do. With prefix affinity, which uses the current queues, it is an engine with most of the prompt
+        cached, chosen in the same way, if it finishes the rest no later.
+        """
         others = [member for member in self.prefilling if member is not decoder]
         asks = self.affinity and bool(chunks)
         held = {member: self.prefixes.tokens(member.name, chunks) for member in others} if asks else {}
@@ -219,11 +225,11 @@ class FluidPool:
 
     @property
     def knows(self) -> bool:
-        """Whether somebody asks what engines have in their caches."""
+        """Whether prefix caches of engines are looked up."""
         return self.affinity or self.locally_below is not None
 
     def arrives(self, tokens: int, session: str | None = None, chunks: Sequence[int] = ()) -> SentPrompt:
-        """Where a prompt with these chunks goes to be prefilled and decoded."""
+        """Route a prompt with these chunks to engines for prefill and decode."""
         chunks = chunks if self.knows else ()
         decoder = self.to_decode(session)
         cached = min(self.prefixes.tokens(decoder.name, chunks), tokens)
@@ -282,8 +288,9 @@ class FluidPool:
     # --- looks --------------------------------------------------------------------------------
 
     def tell(self, now_s: float, transfer_s: float) -> None:
-        """Every engine tells its load; at every second time the controller decides. ``transfer_s``: what a request
-        that moves waits for that, about."""
+        """Every engine reports its load; at every second call the controller decides. ``transfer_s``: the approximate
+        transfer time of a moving request.
+        """
         self.tells += 1
         if self.controller is not None and self.tells % TELLS_PER_LOOK == 0:
             self._look(self.controller, now_s, transfer_s)
@@ -294,7 +301,7 @@ class FluidPool:
 
     @property
     def is_between_looks(self) -> bool:
-        """Whether the controller has yet to see what was told last."""
+        """Whether the controller has not yet seen the last reports."""
         return self.tells % TELLS_PER_LOOK != 0
 
     def _look(self, controller: Controller, now_s: float, transfer_s: float) -> None:

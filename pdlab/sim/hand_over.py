@@ -1,4 +1,4 @@
-"""What decode's steps cost a request whose KV cache has arrived, as a deployment's flags have it."""
+"""The waits of a request for decode's steps after its KV cache has arrived, by the deployment's flags."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pdlab.core.deployment import Transport
 
 
 class HandOver(NamedTuple):
-    """Waits on a busy decode engine, in so many times the steps that it has in flight. Every step has ended by then.
+    """Waits on a busy decode engine, as multiples of its steps in flight.
 
-    ``known``: from when its workers see the KV cache until its scheduler knows. ``first``: from then until the first
-    token, which a step computes (1), or which prefill's is (0); another wait of 1 then ends with the second.
+    ``known``: from the time when its workers see the KV cache until its scheduler can use it. ``first``: from then
+    until the first token: 1 if a step computes it, 0 if it is prefill's token; the second token then comes after
+    another wait of 1.
     """
 
     known: int
@@ -23,8 +24,9 @@ VLLMS = HandOver(known=1, first=1)  # without flags
 
 def hand_over_of(transport: Transport | None) -> HandOver:
     """The waits of vLLM's engine core with pdlab's KV guard: tests/contract/test_decode_steps.py finds them there in
-    virtual time, with and without ``kv_poll_s`` and ``reuse_first_token``. Reads are looked for when a step is
-    launched, and what is seen is told with that step's output, unless workers tell it in between."""
+    virtual time, with and without ``kv_poll_s`` and ``reuse_first_token``. Workers look for ended reads when a step is
+    launched, and report them with that step's output, unless they report them in between.
+    """
     tells = transport is not None and transport.kv_guard and transport.kv_poll_s > 0
     reuses = transport is not None and transport.kv_guard and transport.reuse_first_token
     return HandOver(known=0 if tells else VLLMS.known, first=0 if reuses else VLLMS.first)

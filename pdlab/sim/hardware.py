@@ -71,14 +71,14 @@ class FitError(Frozen):
 
 
 class FitDomain(Frozen):
-    """What the runs of a fit were: outside of it a prediction is extrapolated (`pdlab.plan.extrapolation`).
+    """The range of the runs of a fit; outside of it a prediction is extrapolated (`pdlab.plan.extrapolation`).
 
     ``model``: a name of configs/models/. ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
-    the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held
-    to TCP (empty: not known). ``input_tokens``, ``output_tokens``: least and most of a request. ``in_flight_per_gpu``:
-    least and most requests in flight, over the GPUs of the deployment; of an open loop the mean. ``digest``:
-    `digest_of` the file that the fit wrote.
+    the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held to
+    TCP (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a request.
+    ``in_flight_per_gpu``: smallest and largest number of requests in flight, over the GPUs of the deployment; for an
+    open loop the mean. ``digest``: `digest_of` the file that the fit wrote.
     """
 
     model: str
@@ -98,14 +98,14 @@ class FitDomain(Frozen):
 
 
 class StepTables(Frozen):
-    """Where the step times of hardware come from that were not fitted: tables of a performance database.
+    """The source of step times that were not fitted: tables of a performance database.
 
-    ``system``: the database's name of the GPU. ``version``: of the tables, a version that the database has or
-    ``current``. ``engine_version``: major and minor version of the engine that is planned for (None: that of the
-    tables). ``mode``: SILICON, measured tables of this GPU only; HYBRID fills what is missing from other GPUs and
-    quantisations; EMPIRICAL and SOL calculate all of it. ``quant``: the database's names of the formats, by ``gemm``,
-    ``moe``, ``kvcache`` and ``fmha`` (those not given: as the model's config.json says). ``correction``: what measured
-    levels, or earlier versions of the engine, say about the tables.
+    ``system``: the database's name of the GPU. ``version``: version of the tables, one that the database has, or
+    ``current``. ``engine_version``: major and minor version of the planned engine (None: that of the tables). ``mode``:
+    SILICON, measured tables of this GPU only; HYBRID fills what is missing from other GPUs and quantisations; EMPIRICAL
+    and SOL calculate all of it. ``quant``: the database's names of the formats, by ``gemm``, ``moe``, ``kvcache`` and
+    ``fmha`` (those not given: as the model's config.json says). ``correction``: a correction of the tables by measured
+    levels, or by earlier versions of the engine.
     """
 
     source: Literal["aic"] = "aic"
@@ -119,8 +119,9 @@ class StepTables(Frozen):
 
 
 class Speculation(Frozen):
-    """Speculative decoding: in a step every sequence gets ``acceptance_length`` tokens on average (1: the usual one),
-    of ``draft_tokens`` that were guessed and one more. What guessing takes is not counted."""
+    """Speculative decoding: in a step every sequence gets ``acceptance_length`` tokens on average (1: no guessed token
+    is accepted), from ``draft_tokens`` guessed tokens and one more. The time to guess is not counted.
+    """
 
     acceptance_length: float = Field(ge=1)
     draft_tokens: int = Field(ge=1)
@@ -161,7 +162,7 @@ class Hardware(Frozen):
     error: FitError | None = None
 
     def of(self, pool: Pool) -> Hardware:
-        """That of the pool's GPU type."""
+        """The hardware of the pool's GPU type."""
         return next((each for each in self.beside if each.gpu_type == pool.gpu_type), self)
 
     def value(self, name: str) -> float:
@@ -173,8 +174,9 @@ class Hardware(Frozen):
 
     @property
     def steps_in_flight(self) -> int:
-        """`pdlab.sim.engine.Engine.steps_in_flight`; 0 where the file does not say, for its constants were fitted
-        before the simulator knew of it."""
+        """`pdlab.sim.engine.Engine.steps_in_flight`; 0 if the file does not have it, because its constants were fitted
+        without it.
+        """
         constant = self.constants.get("steps_in_flight")
         return round(constant.value) if constant is not None else 0
 
@@ -194,7 +196,7 @@ ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its re
 
 
 def steps_in_flight(version: str) -> Constant:
-    """`Hardware.steps_in_flight` of vLLM of that version (major and minor) on GPUs, as it is by default."""
+    """The default `Hardware.steps_in_flight` of that version of vLLM (major and minor) on GPUs."""
     asynchronous = tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
     return Constant(
         value=2 if asynchronous else 1,
@@ -209,8 +211,9 @@ def _names(hardware: Hardware) -> str:
 
 
 def digest_of(hardware: Hardware) -> str:
-    """Of everything that a fit claims or that changes a prediction: names of files and sources of constants are left
-    out."""
+    """A digest of everything that a fit claims or that changes a prediction; names of files and sources of constants
+    are left out.
+    """
     kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "steps"}
     kept.add("error")
     data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
@@ -226,9 +229,10 @@ def signed(hardware: Hardware, fit: FitDomain) -> Hardware:
 
 
 def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Hardware:
-    """A file of configs/catalog/ by name, or a YAML file; without ``fit`` and ``error`` where these are not of the
-    constants in the file, because it was changed by hand. ``others``: what else the caller takes, with examples.
-    Raises UsageError."""
+    """A file of configs/catalog/ by name, or a YAML file. ``fit`` and ``error`` are left out if the constants were
+    changed by hand after the fit. ``others``: other values that the caller takes, with examples, for the message.
+    Raises UsageError.
+    """
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
     if hardware.fit is not None and hardware.fit.digest == digest_of(hardware):
         return hardware

@@ -1,7 +1,8 @@
-"""KV cache in host memory behind the engines that prefill (``--kv-offload-gb``): what is loaded, and when it is there.
+"""KV cache in host memory of the engines that prefill (``--kv-offload-gb``): which blocks are loaded, and when they
+arrive.
 
-Loads of an engine come one after the other, each of its GPUs its share at the rate of configs/gpus/. Stores cost no
-time: they go the other way, beside the steps. Times in seconds.
+An engine's loads run one after the other; each of its GPUs loads its share at the rate of configs/gpus/. Stores cost no
+time: they use the other direction, during the steps. Times in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from pdlab.traffic.prompts import PromptBlocks
 
 @dataclass(slots=True)
 class HostMemory:
-    """Of a deployment's engines that prefill. ``blocks``: that each holds, ``block_s``: to load one."""
+    """The host memory of a deployment's engines that prefill. ``blocks``: blocks that each holds; ``block_s``: time to
+    load one.
+    """
 
     blocks: int
     block_s: float
@@ -34,8 +37,9 @@ class HostMemory:
 
     @classmethod
     def of(cls, deployment: Deployment, hardware: Hardware, shape: ModelShape) -> HostMemory | None:
-        """None: the deployment has none. Raises UsageError for another store of KV cache, and where the rate is not
-        known."""
+        """The host memory of a deployment; None: it has none. Raises UsageError for another store of KV cache, and if
+        the rate is unknown.
+        """
         if deployment.kv_connectors:
             name = deployment.kv_connectors[0]["kv_connector"]
             raise UsageError(f"--kv-connector {name} is not simulated, only --kv-offload-gb is: leave it out")
@@ -46,9 +50,9 @@ class HostMemory:
         known = known_gpus().get(hardware.gpu_type or "")
         if known is None or known.host_gb_per_s is None:
             raise UsageError(
-                f"--kv-offload-gb {deployment.kv_offload_gb:g}: how fast KV cache comes from host memory to "
-                f"{hardware.gpu_type or 'CPU engines'} is not known: add host_gb_per_s to its file in configs/gpus/, "
-                "or leave --kv-offload-gb out"
+                f"--kv-offload-gb {deployment.kv_offload_gb:g}: the rate from host memory to "
+                f"{hardware.gpu_type or 'CPU engines'} is unknown: add host_gb_per_s to its file in configs/gpus/, or "
+                "leave --kv-offload-gb out"
             )
         block_bytes = kv_block_bytes(hardware, shape, pool)
         return cls(
@@ -60,7 +64,7 @@ class HostMemory:
         )
 
     def asked(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
-        """Tokens that come from host memory, behind those that the device has."""
+        """Tokens that are loaded from host memory, after those on the device."""
         if engine not in self.caches:
             self.caches[engine] = HostCache(self.blocks, self.block_tokens, self.window, self.step_tokens)
         hit = self.caches[engine].load(prompt, device)
@@ -77,13 +81,14 @@ class HostMemory:
         return engine.host_free_s
 
     def loaded(self, engine: Engine, request: int) -> None:
-        """Its blocks are there: it goes before those that have not begun."""
+        """Its blocks have arrived: it goes before requests that have not begun."""
         begun = sum(1 for _ in takewhile(lambda each: each.tokens_left is not None, engine.waiting))
         engine.waiting.insert(begun, self.waiting.pop(request))
 
     def computed(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
-        """The prompt was computed, and is stored. Returns the tokens of it that the device, which has so many of it
-        now, took from host memory."""
+        """The prompt was computed, and is stored. Returns how many of its tokens, now on the device, came from host
+        memory.
+        """
         had, hit = self.hits.pop(request)
         self.caches[engine].computed(prompt, had, hit.tokens)
         return max(had + hit.tokens - device, 0)

@@ -1,4 +1,6 @@
-"""What a request passes on its way to an engine: a latency, and one at a time a replica's front end. In seconds."""
+"""The path of a request to an engine: a latency, and the replica's front end, which takes one request at a time. In
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, 
 
 
 class FrontEnd(Protocol):
-    """The process that takes a replica's requests in."""
+    """The process that accepts a replica's requests."""
 
     frontend_free_s: float
 
@@ -42,9 +44,9 @@ class Ingress:
         return engine.decoding / engine.step_s * self.stream_s if engine.busy else 0.0
 
     def pass_on(self, front: FrontEnd, input_tokens: int, streaming: float, now_s: float) -> float:
-        """A request of so many tokens comes in. Returns when it enters the engine's queue.
+        """A request with that many tokens arrives. Returns when it enters the engine's queue.
 
-        The processes that take requests in also stream every token out: what they do takes longer then.
+        The processes that accept requests also stream every token, so accepting takes longer while they stream.
         """
         slower = 1 / (1 - (streaming if streaming < MOST_STREAMING else MOST_STREAMING))
         free_s = front.frontend_free_s

@@ -54,7 +54,7 @@ LinkKind = Literal["nvlink", "srd", "tcp"]
 class TransferCosts:
     """Moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment.
 
-    An engine's ranks move their shares at once, so its rate grows with TP; of the two ends the slower counts.
+    An engine's ranks move their shares at the same time, so its rate grows with TP; the slower of the two ends counts.
     """
 
     setup_s: float
@@ -68,13 +68,14 @@ class TransferCosts:
 
     @property
     def depend_on_age(self) -> bool:
-        """Whether a pool that has wrapped, so that blocks are scattered, is slower to move into than a young one."""
+        """Whether transfers into a pool with scattered blocks (it was full once) are slower than into a young one."""
         return not self.always_fragmented and self.stall_s_per_token > self.post_s_per_token
 
 
 def with_scattered_blocks(hardware: Hardware, shape: ModelShape, extra_s_per_token: float) -> Hardware:
-    """The hardware on which a token of ``shape`` whose blocks lie apart takes so much longer to move within a node, all
-    of it time in which the decode engine stands still: the most that it can be."""
+    """The hardware with a measured cost of scattered blocks: moving a token of ``shape`` within a node takes that much
+    longer. The decode engine does nothing else during this time, which is the upper limit of the cost.
+    """
     fragment_us = hardware.value("post_us") + 1e6 * extra_s_per_token / _descriptors(hardware, shape)
     return hardware.with_values({"fragment_us": fragment_us})
 
@@ -85,8 +86,9 @@ def _descriptors(hardware: Hardware, shape: ModelShape) -> float:
 
 
 def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
-    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS says so. Of a fluid one it is that of
-    two engines, on the ``same_node`` or not."""
+    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS selects it. For a fluid pool it is
+    the link of two engines, on the ``same_node`` or not.
+    """
     topology = deployment.topology
     if isinstance(topology, Collocated):
         return "nvlink"

@@ -7,15 +7,16 @@ from array import array
 from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdlab.core.workload import Closed, Level, Open, Ramp, Workload
-from pdlab.results.level_data import LevelData
-from pdlab.results.metrics import distribution, is_short, steady_window
 from pdlab.results.roles_log import RoleChange
-from pdlab.results.schema import PERCENTILES, Distribution, RequestRecord, Run, Summary
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficRequest
+
+if TYPE_CHECKING:  # of runs, which simulations by themselves do not make
+    from pdlab.results.level_data import LevelData
+    from pdlab.results.schema import Distribution, RequestRecord, Run, Summary
 
 FRACTIONS = (
     "arrival_s",
@@ -62,23 +63,24 @@ class SimulatedLevel:
         return replace(self, **columns)
 
     def by_arrival(self) -> SimulatedLevel:
-        """The same level with its requests in the order in which they came."""
+        """The same level with its requests in order of arrival."""
         order = sorted(range(len(self.arrival_s)), key=lambda number: self.arrival_s[number])
         columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in order] for name in PER_REQUEST}
         return replace(self, **columns)
 
     @property
     def hit_share(self) -> float:
-        """Share of all prompt tokens that no engine computed, for a cache had them."""
+        """Share of all prompt tokens that no engine computed, because a cache had them."""
         return max(1 - sum(self.computed_tokens) / sum(self.input_tokens), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests as they come: arrival in seconds, prompt and output tokens.
+    """Requests in order: arrival in seconds, prompt and output tokens.
 
-    ``requests``: what they are where prompts have text in common or requests wait for others (empty: neither). One that
-    waits comes at its ``arrival_s`` or after what it waits for, whichever is later. What it waits for stands before it.
+    ``requests``: the compiled requests, if prompts share text or requests wait for others (empty: neither). A waiting
+    request arrives at its ``arrival_s``, or after the requests that it waits for if that is later. These come before
+    it.
     """
 
     arrival_s: tuple[float, ...]
@@ -88,8 +90,9 @@ class Trace:
 
     @classmethod
     def of(cls, requests: Sequence[TrafficRequest]) -> Trace:
-        """Of a compiled workload: the first comes at 0. Those that share nothing and wait for nothing are in the order
-        in which they come."""
+        """The trace of a compiled workload; the first request arrives at 0. Requests that share nothing and wait for
+        nothing are in order of arrival.
+        """
         keys = [key for request in requests for key, _ in request.blocks]
         alone = len({*keys}) == len(keys) and not any(request.after for request in requests)
         if alone:
@@ -113,13 +116,14 @@ class Trace:
 
     @property
     def rate_rps(self) -> float:
-        """Mean rate of arrivals; they begin at 0 and do not all come at once. Of those that wait as if answers took no
-        time: the rate that is offered."""
+        """Mean rate of arrivals, which begin at 0 and are not all at once. For waiting requests it is the offered rate,
+        as if answers took no time.
+        """
         return (len(self.arrival_s) - 1) / self.last_s
 
     @property
     def last_s(self) -> float:
-        """When the last one comes, as if answers took no time."""
+        """Arrival of the last request, as if answers took no time."""
         if not self.requests:
             return self.arrival_s[-1]
         moments_s: dict[str, float] = {}
@@ -134,8 +138,9 @@ class Trace:
         return max(zip(self.input_tokens, self.output_tokens, strict=True), key=sum)
 
     def at_rate(self, rate_rps: float) -> Trace:
-        """The same requests at another mean rate: all moments come closer together, or farther apart; pauses after
-        answers stay."""
+        """The same requests at another mean rate: all arrivals move closer together, or farther apart; pauses after
+        answers stay.
+        """
         factor = self.rate_rps / rate_rps
         moments_s = tuple(factor * each for each in self.arrival_s)
         requests = tuple(
@@ -144,7 +149,7 @@ class Trace:
         return replace(self, arrival_s=moments_s, requests=requests)
 
     def part(self, of: int) -> Trace:
-        """What one of so many equal copies gets: every ``of``-th request, or every so many sessions."""
+        """The part of the trace for one of ``of`` equal copies: every ``of``-th request, or every ``of``-th session."""
         if of == 1:
             return self
         if self.requests:
@@ -167,7 +172,9 @@ def _every(requests: Sequence[TrafficRequest], of: int) -> list[TrafficRequest]:
 
 
 def trace_of(workload: Workload, level: Level) -> Trace | None:
-    """The requests of a workload whose mix moves with time; None of another. Raises UsageError."""
+    """The requests of a workload whose mix changes with time; None: the workload is of another kind. Raises
+    UsageError.
+    """
     arrivals = workload.arrivals(level)
     return None if arrivals is None else Trace(*zip(*arrivals, strict=True))
 
@@ -203,7 +210,7 @@ def empty_level(level: Level, workload: Workload, trace: Trace | None) -> Simula
 
 
 def open_arrivals(load: Open | Ramp, count: int, rng: random.Random) -> list[float]:
-    """Moments of an open loop: gamma-distributed gaps of mean 1 / rate; burstiness is their shape."""
+    """Arrival times of an open loop: gamma-distributed gaps of mean 1 / rate; burstiness is their shape."""
     now_s, moments = 0.0, []
     for number in range(count):
         moments.append(now_s)
@@ -228,7 +235,7 @@ class LevelMeans(NamedTuple):
 
 
 def figures(level: SimulatedLevel) -> LevelMeans:
-    """Of the whole level, as the published files define them."""
+    """Means over the whole level, as the published files define them."""
     count = len(level.arrival_s)
     ttft_s = (sum(level.first_token_s) - sum(level.arrival_s)) / count
     gaps = [
@@ -240,7 +247,9 @@ def figures(level: SimulatedLevel) -> LevelMeans:
 
 
 def gaps(level: SimulatedLevel) -> Distribution | None:
-    """Time between tokens: steps weighted by the tokens that they gave; None where no request got a second one."""
+    """Time between tokens: steps weighted by the tokens that they gave; None: no request got a second token."""
+    from pdlab.results.schema import PERCENTILES, Distribution
+
     ordered = sorted(zip(level.gap_s, level.gap_tokens, strict=True))
     total = sum(tokens for _, tokens in ordered)
     if not total:
@@ -255,7 +264,9 @@ def gaps(level: SimulatedLevel) -> Distribution | None:
 
 
 def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
-    """Every request, as the benchmark records it (gaps between chunks are not simulated)."""
+    """All requests as records of the benchmark (gaps between chunks are not simulated)."""
+    from pdlab.results.schema import RequestRecord
+
     return tuple(
         RequestRecord(arrival_s=a, first_token_s=f, finish_s=e, input_tokens=i, output_tokens=o)
         for a, f, e, i, o in zip(
@@ -270,7 +281,9 @@ def records(level: SimulatedLevel) -> tuple[RequestRecord, ...]:
 
 
 def columns(level: SimulatedLevel) -> LevelData:
-    """Every request, as windows and searches take it."""
+    """All requests as columns, for windows and searches."""
+    from pdlab.results.level_data import LevelData
+
     return LevelData.of_times(
         level.arrival_s, level.first_token_s, level.finish_s, level.output_tokens, level.input_tokens
     )
@@ -278,6 +291,8 @@ def columns(level: SimulatedLevel) -> LevelData:
 
 def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
     """The level as a `Run`. Gaps between tokens are those of the engines' steps, over the whole level."""
+    from pdlab.results.schema import Run
+
     level = simulated.level
     everything = range(len(simulated.arrival_s))
     return Run(
@@ -300,6 +315,8 @@ def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
 
 def _steady(level: SimulatedLevel) -> Summary | None:
     """The window of pdlab.results.metrics.steady, for a closed loop."""
+    from pdlab.results.metrics import is_short, steady_window
+
     load = level.level.load
     if not isinstance(load, Closed):
         return None
@@ -317,6 +334,9 @@ def _steady(level: SimulatedLevel) -> Summary | None:
 def _summary(
     level: SimulatedLevel, finished: Sequence[int], judged: Sequence[int], opens_s: float, closes_s: float
 ) -> Summary:
+    from pdlab.results.metrics import distribution
+    from pdlab.results.schema import Summary
+
     per_s = 1 / (closes_s - opens_s)
     tokens = 0.0
     for i, (first_s, last_s) in enumerate(zip(level.first_token_s, level.finish_s, strict=True)):

@@ -1,14 +1,14 @@
 """Routing of requests to the replicas of a simulated deployment, as Ray Serve does it. Times in seconds.
 
-Every replica of the ingress has a router of its own. A router draws two replicas at random and takes the one whose
-queue is shorter by what it remembers: the length that a replica reported when this router last asked it or sent it a
-request. Where it remembers nothing of both, or for longer than Ray's time limit, it asks both; where of one alone, it
-takes the other, however long that queue, and asks for next time (`_select_from_candidate_replicas` of Ray Serve's
-request router). So many routers, or few requests, spread load almost at random.
+Every replica of the ingress has its own router. A router draws two random replicas and takes the one whose queue is
+shorter by its memory. A replica reports its queue when the router polls it or sends it a request. If the router
+remembers neither replica, or only for longer than Ray's time limit, it polls both. If it remembers only one, it takes
+that one, however long its queue, and polls the other for the next time (`_select_from_candidate_replicas` of Ray
+Serve's request router). Many routers, or few requests, thus spread load almost at random.
 
-With direct streaming the replica that answers is the next one in turn, whatever its queue (Ray Serve LLM's
-`RoundRobinRouter`), and a decode replica, whose router is its own, asks for prefill as above. The Ray that has direct
-streaming has routers that also count down when a request of theirs ends (`decrement_queue_len_cache` of 2.60).
+With direct streaming the answering replica is the next one in turn, whatever its queue (Ray Serve LLM's
+`RoundRobinRouter`), and a decode replica calls prefill with its own router, as above. The Ray that has direct streaming
+has routers that also count down when a request of theirs ends (`decrement_queue_len_cache` of 2.60).
 
 A pool may have a policy of its own (`PolicyRouter`): each of its routers takes the replicas in turn, or all of them
 know the replica of a session.
@@ -28,7 +28,7 @@ ReportedLoad = tuple[int, float]
 
 
 class RoutedReplica(Protocol):
-    """``load`` requests are at the replica; ``reported_loads``: router -> what it remembers of the replica."""
+    """A replica with ``load`` requests. ``reported_loads``: router -> the load that it remembers."""
 
     load: int
     reported_loads: dict[int, ReportedLoad]
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=RoutedReplica)
 
 
 class Router:
-    """``count`` routers, each of which remembers for ``memory_s``; a request comes to any of them."""
+    """``count`` routers, each with a memory of ``memory_s`` seconds; a request goes to any of them."""
 
     def __init__(self, rng: random.Random, count: int, memory_s: float) -> None:
         self.random, self.count, self.memory_s = rng, count, memory_s
@@ -50,7 +50,7 @@ class Router:
         return chosen
 
     def leaves(self, replica: RoutedReplica, router: int | None = None, now_s: float = 0.0) -> None:
-        """A request has ended at the replica. ``router``: the one that counts it down (None: none does)."""
+        """A request has ended at the replica. ``router``: the router that counts it down (None: none does)."""
         replica.load -= 1
         if router is not None and (known := self._known(replica, router, now_s)) is not None:
             replica.reported_loads[router] = (max(known - 1, 0), now_s)
@@ -121,8 +121,9 @@ class PolicyRouter:
 
 
 def of_session(replicas: Iterable[int], session: str) -> int:
-    """Of these numbers of replicas that of a session, each as likely, by rendezvous hashing: a replica that comes or
-    goes moves its own sessions alone."""
+    """The replica number of a session, with equal chances, by rendezvous hashing: a new or removed replica moves only
+    its own sessions.
+    """
     return max(replicas, key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
 
 

@@ -26,10 +26,10 @@ Same seed, same bytes. `simulate` returns the levels with every request; `to_run
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush, heapreplace
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
@@ -75,14 +75,16 @@ def simulate(
     trace: Trace | None = None,
     scattered: bool | None = None,
     controller: Controller | None = None,
+    gaps: bool = True,
 ) -> list[SimulatedLevel]:
     """Run the levels one after another on one deployment, caches kept between them.
 
-    ``prefix_hit_rate`` is the share of each prompt that every engine's cache answers (for fresh
-    prompts with a common prefix). ``link`` None: the link of the deployment's placement. A ``trace``
-    replaces lengths and arrivals of each level. ``scattered``: whether free blocks lie apart, as in pools that
-    have served more tokens than they hold; None: from when they have. ``controller``: of a fluid pool, in place of its
-    own. Raises UsageError when the model or one request does not fit an engine.
+    ``prefix_hit_rate`` is the share of each prompt that is in every engine's cache (for fresh prompts with a common
+    prefix). ``link`` None: the link of the deployment's placement. A ``trace`` replaces lengths and arrivals of each
+    level. ``scattered``: whether free blocks are scattered, as in pools that have served more tokens than they hold;
+    None: from the time when they have. ``controller``: a controller that replaces the fluid pool's own. ``gaps``:
+    whether levels have the time between tokens (`pdlab.sim.level.gaps`). Raises UsageError when the model or one
+    request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
@@ -92,12 +94,12 @@ def simulate(
         system: System = fluid
     else:
         system = System(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
-    system.scattered = scattered
+    system.scattered, system.keeps_gaps = scattered, gaps
     return [system.run(level, workload, trace) for level in levels]
 
 
 def engine_of(hardware: Hardware, shape: ModelShape, pool: Pool, *, prefills_only: bool) -> Engine:
-    """One engine of the pool (one DP rank; with pipeline stages what one of them works on). Raises UsageError."""
+    """One engine of the pool: one DP rank, or with pipeline stages the batch of one stage. Raises UsageError."""
     return engines_of(hardware, shape, pool, 1, prefills_only=prefills_only)[0]
 
 
@@ -110,7 +112,7 @@ def engines_of(
     prefills_only: bool,
     transport: Transport | None = None,
 ) -> list[Engine]:
-    """So many engines of the pool, with step times in common. Raises UsageError."""
+    """That many engines of the pool, which share their step times. Raises UsageError."""
     costs = steps_of(hardware, shape, pool)
     capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
     own, waits = hardware.of(pool), hand_over_of(transport)
@@ -129,7 +131,7 @@ def engines_of(
 
 
 class System(Stepping):
-    """The deployment between events."""
+    """The state of the deployment between events."""
 
     log: SimulatedLevel
 
@@ -191,7 +193,8 @@ class System(Stepping):
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace or trace_of(workload, level))
-        events, pop, step_ends = self.events, heapq.heappop, self.step_ends
+        events, pop, replace = self.events, heappop, heapreplace
+        step_ends, arrives, happens = self.step_ends, self._arrives, self.happens
         while events:
             now_s, _, kind, subject, number = events[0]
             if kind == STEP_ENDS:
@@ -201,13 +204,13 @@ class System(Stepping):
                     pop(events)
                 else:
                     self.sequence += 1
-                    heapq.heapreplace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
+                    replace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
                 continue
             pop(events)
             if kind == ARRIVES:
-                self._arrives(number, now_s)
+                arrives(number, now_s)
             else:
-                self.happens(kind, subject, number, now_s)
+                happens(kind, subject, number, now_s)
         return self._finish()
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
@@ -307,7 +310,7 @@ class System(Stepping):
 
     def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
         self.sequence += 1
-        heapq.heappush(self.events, (moment_s, self.sequence, kind, engine, number))
+        heappush(self.events, (moment_s, self.sequence, kind, engine, number))
 
     def _arrives(self, request: int, now_s: float) -> None:
         log, ingress = self.log, self.ingress
@@ -388,7 +391,7 @@ class System(Stepping):
         self.wake(engine, now_s)
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
-        """Prefill is done: its KV goes to the decode engine as soon as there is room."""
+        """Prefill has ended: its KV moves to the decode engine as soon as there is room."""
         decoder = self._decode_engine(engine, request, now_s)
         self.target[request] = (engine, decoder)
         decoder.inbound.append(request)

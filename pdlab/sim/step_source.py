@@ -1,13 +1,14 @@
-"""Where the seconds of one engine step come from: what every source offers, tables of a grid, a correction. Pure.
+"""Sources of step times: the interface of a source, tables on a grid, and a correction. Pure.
 
 A simulator asks a source for each step, and for nothing else of an engine's speed. `pdlab.sim.step_time.StepCosts` is
 a source (fitted constants), `Tabulated` is one (times of a grid), and `Corrected` is a source with a `Correction`:
 
     step = host + sequence x batch + sync x layers x log2(TP) + factor x decode + prefill_factor x (whole step - decode)
 
-where ``decode`` is the GPU time of the decoding sequences alone. The host's time is a term of its own, because it
-belongs to a version of the engine and not to a GPU. So is what the ranks of TP wait for each other in every layer:
-tables time an all-reduce by itself. Tables end with the logits: sampling a token and giving it out is ``sequence``.
+where ``decode`` is the GPU time of only the decoding sequences. The host's time is a separate term, because it belongs
+to a version of the engine and not to a GPU. The wait of TP ranks for each other in every layer is one too, because
+tables time an all-reduce by itself. Tables end with the logits: ``sequence`` is the time to sample a token and to
+return it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ SHORT_CHUNK = 32.0  # prefill tokens up to which a step has one prompt, whatever
 
 
 class Limits(Frozen):
-    """How far a source goes, at most: tokens of one step, sequences of a batch, tokens of a sequence's context, prefill
-    tokens of a prompt in one step, and tokens of that prompt before them."""
+    """The limits of a source: tokens of one step, sequences of a batch, tokens of a sequence's context, prefill tokens
+    of a prompt in one step, and tokens of that prompt before them.
+    """
 
     tokens: float = math.inf
     batch: float = math.inf
@@ -56,7 +58,7 @@ class StepSource(Protocol):
 
     @property
     def beyond(self) -> float:
-        """How far the farthest step that was asked for goes, over the limits; up to 1: none is extrapolated."""
+        """The largest requested step over the limits; up to 1: no step is extrapolated."""
         ...
 
     def step_s(
@@ -209,20 +211,20 @@ class Tabulated(Frozen):
         limits = self.limits
         return OutsideTables(
             f"a step of {batch:.0f} sequences and {prefill_tokens:.0f} prefill tokens at {context:.0f} tokens of "
-            f"context is more than {FARTHEST:g} times as far as the step times go ({self.provenance}), which is "
+            f"context is more than {FARTHEST:g} times beyond the step times ({self.provenance}), which end at "
             f"{limits.batch:.0f} sequences, {limits.prefill_tokens:.0f} prefill tokens and {limits.context:.0f} tokens"
-            "; ask for shorter requests or fewer in flight"
+            "; use shorter requests or fewer in flight"
         )
 
 
 class Correction(Frozen):
-    """What a stack's own levels say about tabulated steps. ``host_ms``: of the host, per step, not of the GPU.
-    ``factor``: of the GPU time of decoding sequences; ``prefill_factor``: of what prefill adds. ``sync_us``: per layer
-    of the model with two all-reduces and doubling of TP, in every step. ``sequence_us``: per decoding sequence, in
-    every step.
+    """A correction of tabulated steps by a stack's own levels. ``host_ms``: the host's time per step. ``factor``: on
+    the GPU time of decoding sequences; ``prefill_factor``: on the time that prefill adds. ``sync_us``: per layer of a
+    model with two all-reduces and doubling of TP, in every step. ``sequence_us``: per decoding sequence, in every step.
 
-    ``covariance``: of (host_ms, ln factor, ln prefill_factor, sync_us), 4 x 4; None: not known. ``fitted_levels``: how
-    many measured levels it is fitted to (0: a prior), ``fitted_settings``: of how many pairs of deployment and lengths.
+    ``covariance``: of (host_ms, ln factor, ln prefill_factor, sync_us), 4 x 4; None: unknown. ``fitted_levels``: the
+    number of measured levels in its fit (0: a prior), ``fitted_settings``: the number of pairs of deployment and
+    lengths.
     """
 
     host_ms: Annotated[float, Ge(0)] = 0.0

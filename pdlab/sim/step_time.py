@@ -1,4 +1,4 @@
-"""How long one engine step takes: physics with a few fitted factors. Pure."""
+"""The time of one engine step: physics with a few fitted factors. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StepCosts:
 
     @property
     def limits(self) -> Limits:
-        """Formulas hold nothing back."""
+        """Formulas have no limits."""
         return NO_LIMITS
 
     @property

@@ -1,12 +1,12 @@
-"""What the steps of engines do to requests, wherever time comes from.
+"""The effect of engine steps on requests, for any source of time.
 
-`pdlab.sim.simulator` lets events happen one after the other, `pdlab.rehearsal` when a clock says so; both are
-`Stepping`, with a request's ways in and out of the engines of their own. Times in seconds.
+`pdlab.sim.simulator` handles events one after the other, `pdlab.rehearsal` by a clock. Both are `Stepping`, with
+different ways of requests into and out of the engines. Times in seconds.
 """
 
 from __future__ import annotations
 
-import heapq
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from pdlab.sim.engine import Engine, EngineSurroundings, PendingPrefill
@@ -16,8 +16,10 @@ STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
 
 class RequestLog(Protocol):
-    """What is kept of every request, by its number: lists, or dictionaries where requests come and go. A moment is 0
-    until it has come. ``gap_s`` and ``gap_tokens`` take seconds and tokens of every step with decoding sequences."""
+    """The stored times of every request, by its number: lists, or dictionaries if requests come and go. A time is 0
+    until it is known. ``gap_s`` and ``gap_tokens`` have the seconds and tokens of every step with decoding
+    sequences.
+    """
 
     input_tokens: Any  # a list or a dictionary: no type of both can be assigned to
     output_tokens: Any
@@ -41,21 +43,25 @@ class Sender(LinkEnd, Protocol):
 
 
 class Stepping(EngineSurroundings):
-    """Engines between events. ``scattered``: whether free blocks lie apart; None: from when a pool has wrapped."""
+    """The state of engines between events. ``scattered``: whether free blocks are scattered; None: from the time when a
+    pool was full. ``keeps_gaps``: whether the log gets the time between tokens.
+    """
 
     log: RequestLog
     block_tokens: int
     scattered: bool | None = None
+    keeps_gaps = True
 
     # --- a request's ways in and out ----------------------------------------------------------
 
     def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
-        """Have the event handled at that moment; ``number``: of the request, or the version of the step."""
+        """Schedule the event for that time; ``number``: of the request, or the version of the step."""
         raise NotImplementedError
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        """Tokens of the request's prompt, of ``tokens`` to build, that the engine's cache holds. ``fetched``: the
-        others come from another engine, and are held from now on."""
+        """Tokens of the request's prompt, of ``tokens`` to build, that the engine's cache holds. ``fetched``: the other
+        tokens come from another engine, and are held from now on.
+        """
         raise NotImplementedError
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -67,7 +73,7 @@ class Stepping(EngineSurroundings):
         return engine.prefills_only
 
     def hand_over(self, engine: Engine, request: int, now_s: float) -> None:
-        """What another engine decodes is prefilled."""
+        """A prompt that another engine will decode is prefilled."""
         raise NotImplementedError
 
     def first_token(self, engine: Engine, request: int, now_s: float) -> None:
@@ -78,7 +84,7 @@ class Stepping(EngineSurroundings):
         raise NotImplementedError
 
     def way(self, request: int) -> tuple[Links, Sender]:
-        """Over which links a request's KV comes, and from which engine."""
+        """The links of a request's KV, and the engine that has it."""
         raise NotImplementedError
 
     def release(self, request: int, now_s: float) -> None:
@@ -86,7 +92,7 @@ class Stepping(EngineSurroundings):
         raise NotImplementedError
 
     def loaded(self, engine: Engine, request: int, now_s: float) -> None:
-        """Blocks of the prompt have come from host memory: it goes on."""
+        """Blocks of the prompt have arrived from host memory: the request continues."""
         raise NotImplementedError
 
     # --- events -------------------------------------------------------------------------------
@@ -111,7 +117,7 @@ class Stepping(EngineSurroundings):
             self.loaded(engine, number, now_s)
 
     def wake(self, engine: Engine, now_s: float) -> None:
-        """Something came in: an idle engine begins a step, one that repeats equal steps ends them."""
+        """A request has arrived: an idle engine begins a step, an engine in a run of equal steps ends the run."""
         if engine.busy:
             if engine.steps <= 1:
                 return
@@ -130,8 +136,9 @@ class Stepping(EngineSurroundings):
                 self.push(other.change_pace(now_s, self.pace(other)), STEP_ENDS, other, other.version)
 
     def fetch(self, decoder: Engine, now_s: float) -> None:
-        """Start the transfers that the decode engine has room for, in order: where its workers post them with a step,
-        when the next one is launched."""
+        """Start the transfers for which the decode engine has room, in order; if its workers post them with a step, at
+        the launch of the next one.
+        """
         if decoder.steps_in_flight and decoder.busy:
             self.wake(decoder, now_s)
         else:
@@ -153,8 +160,9 @@ class Stepping(EngineSurroundings):
             self.push(arrives_s, KV_ARRIVED, decoder, request)
 
     def carry(self, decoder: Engine, request: int, tokens: float, now_s: float) -> tuple[float, float]:
-        """Send that many tokens of the request's KV. Returns when they have arrived, and for how long posting them
-        holds the decode engine up."""
+        """Send that many tokens of the request's KV. Returns when they have arrived, and how long posting them stops
+        the decode engine.
+        """
         decoder.allocated += tokens
         links, sender = self.way(request)
         costs = links.costs
@@ -169,11 +177,12 @@ class Stepping(EngineSurroundings):
         return arrives_s + stall_s, stall_s
 
     def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
-        """A step of the engine is over, unless another one took its place. Returns when the next one ends, which the
-        caller lets happen; None: none begins."""
+        """A step of the engine has ended, unless another one has replaced it. Returns the end of the next step, which
+        the caller must schedule; None: no step begins.
+        """
         if engine.version != version:
             return None
-        log, running = self.log, engine.running
+        log, running, joined = self.log, engine.running, engine.joined
         steps, step_s, late_s = engine.steps, engine.step_s, engine.late_s
         duration_s = steps * step_s + late_s
         engine.busy_s += duration_s
@@ -183,25 +192,29 @@ class Stepping(EngineSurroundings):
         if running:
             batch = len(running)
             generated_tokens = steps * batch
-            if late_s:
+            if not self.keeps_gaps:
+                pass
+            elif late_s:
                 log.gap_s.append(step_s + late_s)
                 log.gap_tokens.append(batch)
-            if steps > 1 or not late_s:
+                if steps > 1:
+                    log.gap_s.append(step_s)
+                    log.gap_tokens.append(generated_tokens - batch)
+            else:
                 log.gap_s.append(step_s)
-                log.gap_tokens.append(generated_tokens - batch if late_s else generated_tokens)
+                log.gap_tokens.append(generated_tokens)
             engine.generated += generated_tokens
             engine.held_tokens += generated_tokens
             engine.context += generated_tokens
             while running and running[0][0] <= step:
-                self._request_ends(engine, heapq.heappop(running)[1], now_s)
+                self._request_ends(engine, heappop(running)[1], now_s)
         if engine.prefilled:
             self._prefilled(engine, now_s)
-        joined = engine.joined
         if joined:
             engine.joined = []
             for request in joined:
                 first_s = log.first_token_s[request]
-                if first_s:  # it was prefill's
+                if first_s and self.keeps_gaps:  # it was prefill's
                     log.gap_s.append(now_s - first_s)
                     log.gap_tokens.append(1)
                 self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
@@ -239,7 +252,7 @@ class Stepping(EngineSurroundings):
         if generated >= answer:
             self._request_ends(engine, request, now_s)
             return
-        heapq.heappush(engine.running, (engine.step + answer - generated, request))
+        heappush(engine.running, (engine.step + answer - generated, request))
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:

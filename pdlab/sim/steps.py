@@ -1,4 +1,4 @@
-"""Which step times an engine has: fitted constants, or tables with a correction."""
+"""Chooses the step times of an engine: fitted constants, or tables with a correction."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pdlab.sim.step_time import step_costs
 
 
 def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
-    """The step times of one engine (one DP rank) of ``pool``: those of the hardware's tables where it names some, else
-    of its constants. Raises UsageError."""
+    """The step times of one engine (one DP rank) of ``pool``: from the hardware's tables if it names some, else from
+    its constants. Raises UsageError.
+    """
     own = hardware.of(pool)
     source: StepSource = (
         step_costs(own, shape, pool)
@@ -41,7 +42,7 @@ COMPARED_EXPERT_RANKS = 8
 
 
 def has_wide_experts(pool: Pool) -> bool:
-    """Whether whole experts are spread over more GPUs than tables are good for."""
+    """Whether whole experts are on more GPUs than the tables are valid for."""
     return pool.expert_parallel and pool.tp * pool.dp > COMPARED_EXPERT_RANKS
 
 
@@ -51,10 +52,11 @@ def tables_of(tables: StepTables, shape: ModelShape, pool: Pool) -> Tabulated:
 
 
 class Speculative:
-    """Steps of an engine that guesses tokens, as steps of one token each: what a step takes that decodes, over the
-    tokens that a sequence gets in it, and what its prefill adds, as it is.
+    """Steps of an engine that guesses tokens, as steps of one token each: the decode time of a step divided by the
+    tokens that a sequence gets in it, plus the unchanged prefill time.
 
-    A step that checks n tokens of each sequence costs one of n times as many sequences with as much KV cache together.
+    A step that checks n tokens of each sequence costs as much as a step of n times as many sequences with the same
+    total KV cache.
     """
 
     __slots__ = ("accepted", "checked", "source")

@@ -1,7 +1,7 @@
 """The KV connector of simulated engines under vLLM's scheduler: which requests wait for KV, and which hold it.
 
-vLLM loads this by name (``kv_connector_module_path``) and asks its scheduler side alone: there are no workers. What
-has to be read it hands to the executor with every step, as NIXL's connector does. Imports vLLM.
+vLLM loads this by name (``kv_connector_module_path``) and uses only its scheduler side: there are no workers. It passes
+the necessary reads to the executor with every step, as NIXL's connector does. Imports vLLM.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class KvReadMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class SimulatedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """The scheduler's side. Decode reads all of a prompt that it has not got; prefill keeps blocks until told."""
+    """The scheduler's side. Decode reads all tokens of a prompt that it does not have; prefill keeps blocks until it is
+    notified.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

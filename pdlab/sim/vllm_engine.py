@@ -1,10 +1,10 @@
-"""The second fidelity: what a step holds is decided by vLLM's own scheduler, in the time of the simulator.
+"""The second fidelity: vLLM's own scheduler decides the content of each step, in the time of the simulator.
 
 Arrivals, ingress, routing and links are the simulator's (`pdlab.sim.simulator`), and so is how long a step and a
 transfer take. An engine's batches, its KV blocks, prefix cache, preemptions, and which request waits for KV from
 another engine are those of vLLM's ``Scheduler`` (`pdlab.sim.vllm_scheduler`), driven as vLLM's engine core drives it:
 with asynchronous scheduling the next step is scheduled while one runs. Only the executor is simulated. As in vLLM's
-workers, reads of KV begin when a step is launched, and what has arrived is seen when one is. Times in seconds.
+workers, reads of KV begin when a step is launched, and their ends are detected at a launch. Times in seconds.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def simulate_with_vllm(
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
     if isinstance(deployment.topology, Fluid):
-        raise UsageError("vLLM's scheduler is not simulated in fluid pools; use the simulator alone")
+        raise UsageError("vLLM's scheduler is not simulated in fluid pools; use --fidelity simulator")
     if deployment.kv_offload_gb is not None or deployment.kv_connectors:
         raise UsageError(
-            "vLLM's scheduler is not simulated with KV cache in host memory (MultiConnector); use the simulator alone"
+            "vLLM's scheduler is not simulated with KV cache in host memory (MultiConnector); use --fidelity simulator"
         )
     if asynchronous is None:
         asynchronous = hardware.steps_in_flight != 1
@@ -78,8 +78,9 @@ def simulate_with_vllm(
 
 @dataclass(slots=True, eq=False)
 class ScheduledStep:
-    """One scheduled step until its output is taken: vLLM's order, whom it gives a token, and what the workers saw
-    when it was launched."""
+    """One scheduled step until its output is processed: vLLM's scheduler output, the requests that get a token, and the
+    reads that the workers saw as ended at the launch.
+    """
 
     output: Any
     sampled: set[str]
@@ -147,7 +148,7 @@ class VllmEngine(Engine):
                 self.with_firsts.add(int(name))
 
     def take(self, step: ScheduledStep) -> list[Any]:
-        """Give vLLM the step's made-up output. Returns vLLM's outputs, one per request with a token."""
+        """Give vLLM the step's simulated output. Returns vLLM's outputs, one per request with a token."""
         from pdlab.sim.vllm_names import KVConnectorOutput, ModelRunnerOutput
 
         if not self.hand_over.known:
@@ -174,7 +175,7 @@ class VllmEngine(Engine):
 
 
 class VllmSystem(System):
-    """The deployment between events, its engines vLLM's schedulers."""
+    """The state of the deployment between events; its engines are vLLM's schedulers."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class VllmSystem(System):
         self._launch(engine, now_s)
 
     def fetch(self, decoder: Engine, now_s: float) -> None:
-        """Decode's scheduler gets what was prefilled for it."""
+        """Decode's scheduler gets the requests that were prefilled for it."""
         assert isinstance(decoder, VllmEngine)
         while decoder.inbound:
             self._add(decoder, decoder.inbound.popleft(), FETCHES if decoder.hand_over.first else WITH_FIRST)

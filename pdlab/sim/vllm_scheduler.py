@@ -1,6 +1,6 @@
 """vLLM's own scheduler for an engine of the simulator: real configuration, KV cache manager and requests, no workers.
 
-vLLM is imported when the first one is made, for nothing else of the simulator needs it.
+vLLM is imported when the first one is made, because nothing else in the simulator needs it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ COMMON = -1  # number of the prompt with which those of a common prefix begin
 
 
 class SchedulerParts(NamedTuple):
-    """What the engines of a pool are made of: schedulers, requests for them (name, token ids of the prompt, tokens to
-    give, kv_transfer_params), and how many steps vLLM has scheduled at once (2 with asynchronous scheduling)."""
+    """Constructors for the engines of a pool: schedulers, requests (name, token ids of the prompt, tokens to give,
+    kv_transfer_params), and how many steps vLLM has scheduled at once (2 with asynchronous scheduling).
+    """
 
     make: Callable[[], Any]
     request: Callable[[str, list[int], int, dict[str, Any] | None], Any]
@@ -56,7 +57,7 @@ def scheduler_parts(
     """
     if pool.pp > 1 or shape.kv_latent:
         what = "pipeline stages" if pool.pp > 1 else "latent KV cache"
-        raise UsageError(f"vLLM's scheduler is not simulated with {what}; use the simulator alone")
+        raise UsageError(f"vLLM's scheduler is not simulated with {what}; use --fidelity simulator")
     try:
         from pdlab.sim.vllm_names import (
             KVCacheConfig,

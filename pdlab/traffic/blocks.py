@@ -1,4 +1,6 @@
-"""The text of a block: words drawn from the seed and the block's key, whatever else is sent, and in which order."""
+"""The text of a block: words drawn only from the seed and the block's key, independent of other requests and their
+order.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def drawn_words(seed: int, key: str, tokens: int, vocabulary: int) -> NDArray[np.int64]:
-    """Of each token of the block the index of its word, from 0 to below ``vocabulary``, each as likely.
+    """The index of a word for each token of the block, from 0 to below ``vocabulary``, with equal chances.
 
-    They follow from BLAKE2b over ``seed`` and ``key`` alone. Of one key a shorter block is the beginning of a longer
+    They follow only from BLAKE2b over ``seed`` and ``key``. With one key a shorter block is the beginning of a longer
     one. PCG64's raw output does not change with the version of NumPy.
     """
     import numpy as np

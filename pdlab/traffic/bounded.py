@@ -1,4 +1,4 @@
-"""What is kept of requests while they pass, so that memory does not grow with their number."""
+"""Bounded storage for data of requests, so that memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class LatestKeys(OrderedDict[K, V]):
-    """The latest keys that were set, at most ``most``; ``gone`` is told the value of one that is forgotten."""
+    """The latest keys that were set, at most ``most``; ``gone`` is called with the value of a removed key."""
 
     def __init__(self, most: int = REMEMBERED, gone: Callable[[V], object] | None = None) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LatestKeys(OrderedDict[K, V]):
 
 
 def percentile_of(counts: Counter[int], part: int) -> int:
-    """The least value that ``part`` per cent of those counted are at or below."""
+    """The smallest value such that ``part`` per cent of the counted values are at or below it."""
     left = -(-counts.total() * part // 100)
     for value in sorted(counts):
         left -= counts[value]

@@ -1,4 +1,4 @@
-"""Any file that says what to send -> its requests: a workload file, a trace by itself, or what was compiled before."""
+"""Reads the requests of any workload: a workload file, a trace, or a compiled file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ YAML = (".yaml", ".yml")
 
 
 def compiled(path: Path) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
-    """The head and every request, one at a time, what it waits for before it. Raises UsageError, for a file without a
-    request where its end is read."""
+    """The head and an iterator of all requests; a request comes after those that it waits for. Raises UsageError; for a
+    file without requests only at its end.
+    """
     if is_compiled(path):
         head, requests = read_head(path), read_requests(path)
     else:
@@ -35,5 +36,5 @@ def _some(requests: Iterator[TrafficRequest], path: Path, head: TrafficHead) -> 
 
 
 def of_spec(spec: TrafficFile, name: str) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
-    """Of a workload file called ``name``. Raises UsageError."""
+    """The head and the requests of a workload file with that ``name``. Raises UsageError."""
     return generated(spec, name) if spec.replay is None else replayed(spec, Path(spec.replay))

@@ -1,4 +1,6 @@
-"""What a workload is, in figures: requests, sessions, lengths, duration, and how much of its prompts could be hit."""
+"""Figures of a workload: requests, sessions, lengths, duration, and the share of its prompts that a cache could
+hold.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ class LengthPercentiles(NamedTuple):
 class WorkloadFigures(NamedTuple):
     """A workload in figures.
 
-    ``hit_share``: of all prompt tokens those that a cache would hold which keeps every prompt and answer, or the
-    `KEPT_BLOCKS` latest blocks where there are more (``forgot``). ``latest_s``: the last moment that the workload
-    itself says; answers and what waits for them come on top. ``waiting``: requests that wait for others.
+    ``hit_share``: share of all prompt tokens in a cache that keeps every prompt and answer, or the `KEPT_BLOCKS` latest
+    blocks if there are more (``forgot``). ``latest_s``: the last time in the workload itself; answers and requests that
+    wait for them come later. ``waiting``: requests that wait for others.
     """
 
     head: TrafficHead
@@ -48,7 +50,7 @@ class WorkloadFigures(NamedTuple):
     latest_s: float
 
     def text(self) -> str:
-        """As a table of two columns."""
+        """A table with two columns."""
         head = self.head
         cache = f"cache of the last {KEPT_BLOCKS:,} blocks" if self.forgot else "unbounded cache"
         rows = [

@@ -24,8 +24,9 @@ LEAST_WORDS = 400  # of a vocabulary that prompts are drawn from
 
 
 def vocabulary(folder: str | None) -> Sequence[str]:
-    """Words to draw blocks from, each with the space before it: those of a tokenizer that encode to one token alone;
-    `WORDS` without one. Raises UsageError for a folder without tokenizer.json, or with too few words."""
+    """Words for the text of blocks, each with a space before it: the words of a tokenizer that are exactly one token;
+    `WORDS` without a tokenizer. Raises UsageError for a folder without tokenizer.json, or with too few words.
+    """
     if folder is None:
         return [f" {word}" for word in WORDS.split()]
     try:
@@ -48,24 +49,25 @@ def vocabulary(folder: str | None) -> Sequence[str]:
 def aiperf(head: TrafficHead, requests: Iterable[TrafficRequest], words: Sequence[str]) -> Iterator[str]:
     """Every request as a line of AIPerf's ``--custom-dataset-type mooncake_trace``.
 
-    ``session_id``, and in ms ``timestamp`` where the request has a moment, else ``delay`` behind the answer before. A
-    later turn with a timestamp is sent then, or after the answer before where that is later (AIPerf's fixed schedule).
-    Drawn text is ``text_input``, what is new in the turn: AIPerf adds earlier turns and their real answers to it. Real
-    text of requests that stand alone is ``messages``, sent verbatim. Raises UsageError for a session that AIPerf cannot
-    send: one whose requests do not each follow the one before, follow real messages, or have a moment and a pause.
+    A line has ``session_id``, and in ms ``timestamp`` if the request has a time, else ``delay`` after the answer
+    before. A later turn with a timestamp is sent at that time, or after the answer before if that is later (AIPerf's
+    fixed schedule). ``text_input`` is the drawn, new text of the turn: AIPerf adds earlier turns and their real
+    answers. ``messages`` is the real text of single requests, sent verbatim. Raises UsageError for a session that
+    AIPerf cannot send: its requests do not each follow the one before, follow real messages, or have both a time and a
+    pause.
     """
     last: dict[str, TrafficRequest] = {}
     for request in requests:
         before = last.get(request.session)
         if request.parent != (before.id if before else None) or request.waits or request.fresh:
             raise UsageError(
-                f"request {request.id}: AIPerf sends the requests of a session one after the other, and this one does "
-                f"not follow {before.id if before else 'nothing'} alone; export requests without branches"
+                f"request {request.id}: AIPerf sends the requests of a session one after the other, but this one does "
+                f"not follow only {before.id if before else 'nothing'}; export requests without branches"
             )
         if before is not None and (before.messages or request.messages):
             raise UsageError(
                 f"request {request.id}: AIPerf sends messages verbatim, without the answers before them; export "
-                "conversations of drawn text, or requests that stand alone"
+                "conversations of drawn text, or single requests"
             )
         if request.at_s is not None and request.gap_s:
             raise UsageError(

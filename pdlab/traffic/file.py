@@ -1,5 +1,6 @@
-"""The workload file: what is sent, as YAML. One of ``random``, ``conversations``, ``agents`` and ``replay`` makes the
-requests; the other keys say how."""
+"""The workload file: a YAML description of requests. One of the keys ``random``, ``conversations``, ``agents`` and
+``replay`` makes the requests; the other keys are options.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ MOST_SESSIONS = 1_000_000
 
 
 class RandomRequests(Finite):
-    """Requests without a common text beyond the workload's shared prefix, in an open loop: gaps are gamma-distributed
-    around ``rate_rps``, ``burstiness`` is their shape."""
+    """Requests that share only the workload's prefix, in an open loop: gaps are gamma-distributed around ``rate_rps``,
+    ``burstiness`` is their shape.
+    """
 
     rate_rps: float = Field(gt=0)
     requests: int = Field(ge=1, le=MOST_SESSIONS)
@@ -29,9 +31,10 @@ class RandomRequests(Finite):
 
 
 class Conversations(Finite):
-    """Chats: ``sessions`` of them begin at ``rate_rps`` (Poisson). Every turn sends all that came before, the answer
-    too, and ``user_tokens`` more, ``think_s`` after the answer. One that would exceed ``most_tokens`` ends before, but
-    its first turn is always sent."""
+    """Chats: ``sessions`` conversations begin at ``rate_rps`` (Poisson). Every turn sends all earlier turns and
+    answers, and ``user_tokens`` more, ``think_s`` after the answer. A conversation ends before a turn that would exceed
+    ``most_tokens``, but its first turn is always sent.
+    """
 
     rate_rps: float = Field(gt=0)
     sessions: int = Field(ge=1, le=MOST_SESSIONS)
@@ -44,19 +47,21 @@ class Conversations(Finite):
 
 
 class Repository(Finite):
-    """What agents work on: one of ``count`` texts of so many tokens, each as likely, stands behind the tools."""
+    """The repository that agents work on: one of ``count`` texts with that many tokens, chosen with equal chances,
+    follows the tools in the prompt.
+    """
 
     count: int = Field(ge=1)
     tokens: int = Field(ge=1)
 
 
 class Agents(Finite):
-    """Agents: ``sessions`` of them begin at ``rate_rps`` (Poisson).
+    """Agents: ``sessions`` agent sessions begin at ``rate_rps`` (Poisson).
 
-    The first prompt is the tools, the repository and ``task_tokens``. Each step sends all that came before and
-    ``growth_tokens`` of tool results, ``tool_gap_s`` after the answer before it. With the chance ``parallel`` a step is
-    followed by ``branches`` requests that all go on from it at once; the next step waits for them. A prompt above
-    ``compact_at_tokens`` is replaced by tools, repository and ``summary_tokens``.
+    The first prompt is the tools, the repository and ``task_tokens``. Each step sends everything before it and
+    ``growth_tokens`` of tool results, ``tool_gap_s`` after the previous answer. With the probability ``parallel`` a
+    step is followed by ``branches`` requests that all continue from it at once; the next step waits for them. A prompt
+    above ``compact_at_tokens`` is replaced by tools, repository and ``summary_tokens``.
     """
 
     rate_rps: float = Field(gt=0)
@@ -75,7 +80,7 @@ class Agents(Finite):
 
 
 class Tenant(Finite):
-    """A share of the sessions, with a system prompt of its own that all of them share."""
+    """A share of the sessions, with one system prompt for all of them."""
 
     share: float = Field(gt=0)
     system_tokens: int = Field(default=0, ge=0)
@@ -91,14 +96,14 @@ def _window(value: Any) -> Any:
 class TrafficFile(Finite):
     """A workload file.
 
-    ``replay``: the path of a trace; its first line says in which format. ``scale``: lengths and blocks of prompts, and
-    answers, are divided by it. ``speed``: times are. ``window``: requests (generated: sessions) that begin within these
-    seconds of the source. ``spread_ticks``: arrivals that come in ticks are spread evenly over them where they are
-    found (auto), never, or over so many seconds. ``follow``: a follow-up waits for its parent's answer and contains it
-    (causal), or is sent when and as it was recorded. ``rate_rps``: at which sessions of a source without times begin.
-    ``think_s``: before a follow-up of a source without times. ``block_tokens``: of a trace with block hashes, where it
-    is not that of its format. ``output_tokens``: of requests whose source does not say. ``tokenizer``: a folder that
-    counts the tokens of text.
+    ``replay``: the path of a trace; its first line determines the format. ``scale``: divides lengths and blocks of
+    prompts, and answers. ``speed``: divides times. ``window``: only requests (generated: sessions) that begin within
+    these seconds of the source. ``spread_ticks``: arrivals in ticks are spread evenly over the ticks if these are found
+    (auto), never, or over that many seconds. ``follow``: a follow-up waits for its parent's answer and contains it
+    (causal), or is sent as recorded. ``rate_rps``: rate at which sessions of a source without times begin. ``think_s``:
+    pause before a follow-up of a source without times. ``block_tokens``: tokens per block of a trace with block hashes,
+    if it is not the default of its format. ``output_tokens``: for requests whose source has no length. ``tokenizer``: a
+    folder whose tokenizer counts the tokens of text.
     """
 
     random: RandomRequests | None = None
@@ -168,12 +173,12 @@ def load_file(path: Path) -> TrafficFile:
 
 
 def is_traffic(data: object) -> bool:
-    """Whether the plain data of a YAML file are a workload file, and not the lengths of one `Workload` alone."""
+    """Whether the plain data of a YAML file are a workload file, and not only the lengths of one `Workload`."""
     return isinstance(data, dict) and any(name in data for name in SOURCES)
 
 
 def of_trace(path: Path) -> TrafficFile:
-    """The workload file of a trace by itself: replayed as it is. Raises UsageError."""
+    """The workload file that replays a trace without changes. Raises UsageError."""
     if not path.exists():
         raise UsageError(f"{path}: no such file; give a workload file or a trace")
     return TrafficFile(replay=str(path))

@@ -1,4 +1,4 @@
-"""Which sessions of a workload wait for each other: they are sent by one process, and simulated together."""
+"""Groups of sessions that wait for each other: one process sends them, and they are simulated together."""
 
 from __future__ import annotations
 

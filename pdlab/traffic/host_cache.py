@@ -1,5 +1,5 @@
-"""What an engine's KV cache in host memory answers behind its prefix cache, by the rules of vLLM's OffloadingConnector
-(0.29: ``v1/kv_offload/cpu`` and ``kv_connector/v1/offloading/scheduler.py``), without an engine.
+"""A model of an engine's KV cache in host memory, behind its prefix cache, by the rules of vLLM's OffloadingConnector
+(0.29: ``v1/kv_offload/cpu`` and ``kv_connector/v1/offloading/scheduler.py``). It computes the hits without an engine.
 
 - Blocks of prompts are stored when a step has computed them, those of windowed layers too, wherever the prompt's window
   lies. Answers are not stored (``offload_prompt_only``). What the device had is stored if the host lacks it, unless
@@ -26,7 +26,7 @@ _Key = tuple[str, int]
 
 
 class HostHit(NamedTuple):
-    """``tokens`` behind the device's hit that are loaded, in ``blocks`` blocks of all groups."""
+    """A hit in host memory: ``tokens`` after the device's hit that are loaded, in ``blocks`` blocks of all groups."""
 
     tokens: int
     blocks: int
@@ -49,11 +49,13 @@ class HostCache:
 
     @property
     def held(self) -> int:
-        """Blocks that are held."""
+        """Number of blocks in the cache."""
         return len(self._order)
 
     def load(self, prompt: PromptBlocks, device: int) -> HostHit:
-        """An engine that has the first ``device`` tokens (whole blocks) asks for the prompt, and loads what is held."""
+        """Look up the prompt for an engine that has its first ``device`` tokens (whole blocks), and load the blocks
+        that are held.
+        """
         tokens = self._found(prompt, device)
         self._touch(prompt, device + tokens)
         if not tokens:

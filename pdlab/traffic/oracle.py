@@ -1,4 +1,4 @@
-"""How many tokens of each prompt an engine's prefix cache answers, by vLLM's rules (0.29), without an engine.
+"""Computes how many tokens of each prompt are in an engine's prefix cache, by vLLM's rules (0.29), without an engine.
 
 vLLM keeps whole blocks. All groups of layers share one pool of them, and free blocks are reused least recently used
 first; of one prompt the end goes before the beginning (``BlockPool``, ``SingleTypeKVCacheManager.free``).
@@ -29,8 +29,8 @@ class HitOracle:
     """The cache of one engine: ``blocks`` of ``block_tokens`` tokens, for all groups of layers together.
 
     ``window``: tokens of the sliding window of a hybrid cache; None: all layers have full attention, or one group.
-    ``step_tokens``: most of a prompt that one step computes (None: all), for windowed layers have blocks for the whole
-    step until it has ended. A block that is computed again while it is held is there twice, as in vLLM.
+    ``step_tokens``: the most tokens of a prompt that one step computes (None: all); windowed layers hold the blocks of
+    the whole step until it has ended. A block that is computed again while it is held is there twice, as in vLLM.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class HitOracle:
         return run, full
 
     def compute(self, prompt: PromptBlocks, computed: PromptBlocks | None = None, loaded: int = 0) -> int:
-        """The engine computes the prompt: the tokens that it hits, and what is held from now on.
+        """The engine computes the prompt. Returns the tokens that it hits, and stores the blocks that are held from now
+        on.
 
         ``computed``: the prompt and the answer, whose blocks are held too where it is given. ``loaded``: tokens behind
         the hit that come from host memory.
@@ -106,7 +107,9 @@ class HitOracle:
         return hit * self.block_tokens
 
     def answered(self, prompt: PromptBlocks, computed: PromptBlocks) -> None:
-        """The answer to a prompt that was computed here has ended: its blocks are held too, and all were used now."""
+        """The answer to a prompt that was computed here has ended: its blocks are held too, and all blocks count as
+        just used.
+        """
         ends = self._windows(
             {min((prompt.tokens - 1) // self.block_tokens, len(prompt.keys))} if self.needed else set()
         )
@@ -157,5 +160,5 @@ class HitOracle:
 
 
 def oracle_of(cache: EngineCache) -> HitOracle:
-    """Of one engine, with an empty cache."""
+    """The oracle of one engine, with an empty cache."""
     return HitOracle(cache.blocks, cache.block_tokens, cache.window, cache.retention, cache.step_tokens)

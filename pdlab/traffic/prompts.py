@@ -1,7 +1,7 @@
-"""What an engine's cache sees of a prompt: its blocks, each known by all that stands before its end.
+"""A prompt as an engine's cache sees it: blocks, whose keys depend on all text up to the block's end.
 
-A prompt is a row of pieces of text (key, tokens). Two prompts have as many blocks in common as they begin alike,
-whatever pieces they are cut into by an engine's block size.
+A prompt is a sequence of pieces of text (key, tokens). Two prompts share the blocks of their common beginning, for any
+block size of the engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Content:
         return sum(tokens for _, _, tokens in self.rest)
 
     def and_then(self, blocks: Iterable[Block], size: int) -> _Content:
-        """With more text behind it, in blocks of ``size`` tokens."""
+        """The content with more text after it, in blocks of ``size`` tokens."""
         keys, rest, filled = [*self.keys], [*self.rest], self.rest_tokens
         for key, tokens in blocks:
             at = 0

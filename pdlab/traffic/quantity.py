@@ -1,4 +1,4 @@
-"""A number of tokens, turns or seconds that varies: a nominal value, and how single ones vary around it.
+"""A varying number of tokens, turns or seconds: a nominal value, and a distribution around it.
 
 The kinds are those of request lengths (`pdlab.core.lengths`) and the geometric distribution, which numbers of turns
 follow where each turn is the last one with the same chance.

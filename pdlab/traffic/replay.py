@@ -1,7 +1,7 @@
-"""A trace as requests: its window, its speed and scale, ticks spread, follow-ups causal or as they were recorded.
+"""Turns a trace into requests: window, speed, scale, spreading of ticks, follow-ups causal or as recorded.
 
-A trace whose lines are in the order of time is read twice, line by line: once to find what is wrong with it, its ticks
-and its order, then to make requests. Another is sorted in memory.
+A trace in order of time is read twice, line by line: first to find errors, ticks and its order, then to make requests.
+A trace in another order is sorted in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_GAPS = 4096  # different ones, that are kept to find a tick
 
 @dataclass(slots=True)
 class _Survey:
-    """What the first reading finds."""
+    """The results of the first reading."""
 
     requests: int = 0
     left_out: int = 0
@@ -39,7 +39,7 @@ class _Survey:
 
     @property
     def ticks_s(self) -> float | None:
-        """The seconds that all arrivals are multiples of; None: of nothing."""
+        """The tick in seconds: all arrivals are multiples of it; None: there is none."""
         if not self.gaps_ms or len(self.gaps_ms) > MOST_GAPS or self.together < SHARED * self.requests:
             return None
         tick_s = min(self.gaps_ms) / 1000
@@ -94,22 +94,20 @@ def _check_keys(spec: TrafficFile, trace_format: TraceFormat, path: Path) -> Non
     if trace_format.times == "clock":
         for key in ("rate_rps", "think_s"):
             if key in spec.model_fields_set:
-                raise UsageError(f"{path}: a {name} trace says when requests come; leave {key} out")
+                raise UsageError(f"{path}: a {name} trace sets the times of requests; leave {key} out")
     else:
         if spec.rate_rps is None:
-            raise UsageError(
-                f"{path}: a {name} trace does not say when sessions begin; give rate_rps in a workload file"
-            )
+            raise UsageError(f"{path}: a {name} trace has no start times of sessions; give rate_rps in a workload file")
         if "spread_ticks" in spec.model_fields_set:
             raise UsageError(f"{path}: a {name} file has no common clock; leave spread_ticks out")
     if trace_format.times == "none" and spec.follow == "recorded":
         raise UsageError(f"{path}: a {name} file has no times to follow; leave follow out")
     if trace_format.times == "session" and "think_s" in spec.model_fields_set:
-        raise UsageError(f"{path}: a {name} file says how long agents think; leave think_s out")
+        raise UsageError(f"{path}: a {name} file sets the pauses of agents; leave think_s out")
     if not trace_format.text:
         for key in ("tokenizer", "output_tokens"):
             if key in spec.model_fields_set:
-                raise UsageError(f"{path}: a {name} trace has no text and says its tokens itself; leave {key} out")
+                raise UsageError(f"{path}: a {name} trace has no text and sets its token counts; leave {key} out")
     elif spec.scale != 1:
         raise UsageError(f"{path}: a {name} file has real text, which cannot be scaled; leave scale out")
 
@@ -174,7 +172,7 @@ def _sessions(rows: Iterator[RecordedRequest], spec: TrafficFile) -> Moments:
 
 
 def poisson(seed: int, rate_rps: float) -> Iterator[float]:
-    """Moments of a Poisson process from 0 on, without an end."""
+    """The times of a Poisson process from 0 on, without an end."""
     rng, now_s = random.Random(f"{seed}:arrivals"), 0.0
     while True:
         yield now_s
@@ -188,7 +186,7 @@ def share_of(seed: int, key: str) -> float:
 
 
 class _Maker:
-    """Makes requests of what was recorded. Remembers the latest requests, which follow-ups may go on from."""
+    """Makes requests from recorded ones. It stores the latest requests, which follow-ups may continue."""
 
     def __init__(self, spec: TrafficFile, trace_format: TraceFormat) -> None:
         self.spec, self.trace_format = spec, trace_format

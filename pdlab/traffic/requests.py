@@ -1,7 +1,7 @@
 """The compiled form of a workload: a head, then one request per line of JSON. Its type, its reader, its writer.
 
-A request is due at ``at_s`` and not before its parent's end plus ``gap_s``, whichever is later. What it waits for
-stands before it in the file. Times in seconds, sizes in tokens.
+A request is due at ``at_s``, or at its parent's end plus ``gap_s`` if that is later. The requests that it waits for
+come before it in the file. Times in seconds, sizes in tokens.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Block = tuple[str, int]
 
 
 class TrafficHead(Finite):
-    """The first line: what holds for every request, and how they were made.
+    """The first line: properties of all requests, and how they were made.
 
-    ``traffic``: the version of the form. ``seed`` draws the text of each block (`pdlab.traffic.blocks`).
-    ``source``: the workload file, or the trace that it replays. ``kind``: the format that was read, or what generated
-    the requests. ``ticks_s``: arrivals of the source were multiples of this (None: of nothing). ``spread``: they were
-    spread over the ticks. ``tokens``: whether lengths are those of the source or estimated from characters.
-    ``inferred``: parents were inferred from shared prefixes. ``left_out``: lines of the source that are no answered
-    request, such as failed ones.
+    ``traffic``: the version of the form. ``seed`` draws the text of each block (`pdlab.traffic.blocks`). ``source``:
+    the workload file, or the trace that it replays. ``kind``: the format that was read, or what generated the requests.
+    ``ticks_s``: arrivals of the source were multiples of this (None: there are no ticks). ``spread``: they were spread
+    over the ticks. ``tokens``: whether lengths come from the source or are estimated from characters. ``inferred``:
+    parents were inferred from shared prefixes. ``left_out``: lines of the source that are no answered request, such as
+    failed ones.
     """
 
     traffic: Literal[1] = 1
@@ -59,12 +59,12 @@ class TrafficHead(Finite):
 class TrafficRequest:
     """One request.
 
-    ``at_s``: not due before this moment since the begin (None: only what it waits for counts). ``parent``: the
-    request whose prompt and answer come before ``blocks`` in the prompt, unless ``fresh``: then it is waited for alone.
-    ``waits``: further requests to wait for. ``gap_s``: between the last end of these and the moment at which this is
-    due. ``blocks``: the whole prompt of a request without a parent and of a fresh one, else what is new in it.
-    ``out``: output tokens. ``messages``: the real text of the blocks as chat messages, where the source has it;
-    else it is drawn. ``extra``: what else of a chat request's body is part of its prompt, such as tools.
+    ``at_s``: not due before this time since the start (None: only the requests that it waits for count). ``parent``:
+    the request whose prompt and answer come before ``blocks`` in the prompt, unless ``fresh``: then it is only waited
+    for. ``waits``: further requests to wait for. ``gap_s``: pause between the last end of these and the due time.
+    ``blocks``: the whole prompt of a request without a parent and of a fresh one, else its new part. ``out``: output
+    tokens. ``messages``: the real text of the blocks as chat messages, if the source has it; else the text is drawn.
+    ``extra``: other parts of a chat request's body that belong to its prompt, such as tools.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -104,7 +104,7 @@ def _adapter() -> TypeAdapter[TrafficRequest]:
 
 
 def line_of(request: TrafficRequest) -> str:
-    """The request as a line, without what has its default."""
+    """The request as a line, without fields that have their default."""
     row: dict[str, Any] = {"id": request.id, "session": request.session}
     for name in ("parent", "at_s", "waits", "tenant", "messages", "extra"):
         value = getattr(request, name)
@@ -145,8 +145,9 @@ def is_compiled(path: Path) -> bool:
 
 
 def read_requests(path: Path) -> Iterator[TrafficRequest]:
-    """Every request of a compiled workload, one at a time. Raises UsageError that names the file and the line: no
-    request, or what `check_order` refuses."""
+    """Every request of a compiled workload, one at a time. Raises UsageError with the file and the line for a line that
+    is no request, or that `check_order` refuses.
+    """
     seen: LatestKeys[str, None] = LatestKeys()
     with opened(path, "what pdlab workload -o wrote") as stream:
         _head(path, stream.readline())
@@ -181,8 +182,9 @@ def request_at(path: Path, offset: int) -> TrafficRequest:
 
 
 def check_order(request: TrafficRequest, before: Container[str], where: str) -> None:
-    """Raises UsageError where the request has the id of one ``before``, which are the `REMEMBERED` latest, waits for
-    one that is not there, or has no moment at which it is due."""
+    """Raises UsageError if the request has the id of one ``before`` it (the `REMEMBERED` latest), waits for a request
+    that is not there, or has no due time.
+    """
     if request.id in before:
         raise UsageError(f"{where}: the id {request.id!r} is there twice; give every request its own")
     for other in request.after:
@@ -193,7 +195,10 @@ def check_order(request: TrafficRequest, before: Container[str], where: str) -> 
     if request.at_s is None and not request.after:
         raise UsageError(f"{where}: needs at_s, or a parent to wait for")
     if request.fresh and not request.parent:
-        raise UsageError(f"{where}: fresh says that a parent is waited for alone; give parent, or leave fresh out")
+        raise UsageError(
+            f"{where}: fresh needs a parent, whose answer the request waits for without repeating it; give parent, or "
+            "leave fresh out"
+        )
 
 
 @contextmanager

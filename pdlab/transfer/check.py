@@ -324,7 +324,7 @@ class _Run:
         if self.options[0].backend != "UCX":
             return None, "not UCX"
         if len(self.initiators) > 1 or len(self.targets) > 1:
-            return None, "compared for one pair of ranks alone"
+            return None, "compared only for one pair of ranks"
         initiator, target = self.initiators[0], self.targets[0]
         try:
             exposed = self.call([target], "raw_expose")[0]

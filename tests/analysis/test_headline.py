@@ -152,7 +152,7 @@ def test_ramps_are_shown_and_never_compared() -> None:
     ]
     assert headlines(curves, View()) == [] and group_crossovers(curves, View()) == []
     assert bounds_rankings(curves, parse_bounds("tpot_ms=5,ttft_ms=50", "p50"), View()) == []
-    assert "No comparison: a ramp goes through many loads" in verdicts.headline(curves, View())
+    assert "No comparison: a ramp has many loads" in verdicts.headline(curves, View())
     held = [each.model_copy(update={"points": tuple(p.model_copy(update={"kind": "rate"}) for p in each.points)})
             for each in curves]  # fmt: skip
     assert headlines(held, View()) and group_crossovers(held, View()), "the same levels at a rate are"

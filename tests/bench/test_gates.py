@@ -161,16 +161,15 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         turns(replayed=ReplayedRequest(id="b11", session="b", turn=12, parent="b10", foreseen_bounds=(2400, 2400))),
         "0.0% of the prompt tokens came from the prefix cache; by vLLM's rules it is 100.0% to 100.0%",
     ),
-    ("cache_hits", turns(foreseen=3), "0.0% of the prompt tokens came from the prefix cache, its rules foresee 3.0%"),
     (
         "affinity",
         {**turns(replayed=replica_of("b11", "r2")), "by_session": ("decode",)},
-        "1 of 2 sessions were served by several decode engines",
+        "several decode engines served 1 of 2 sessions",
     ),
     (
         "dependencies",
         turns(arrival_s=21.5, first_token_s=23.0, finish_s=24.0),
-        "1 of 22 requests were sent before what they wait for had ended (first: b11)",
+        "1 of 22 requests were sent before the answers that they wait for had ended (first: b11)",
     ),
     (
         "lateness",
@@ -181,7 +180,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("token_counts", {"records": changed(output_tokens=6)}, "1 of 24 answers have a wrong output token count (6, not"),
     ("kv_transfers", nixl(failed_transfers=5), "3 KV transfers failed"),
     ("kv_transfers", nixl(failed_notifications=1), "1 KV-transfer notifications failed"),
-    ("kv_transfers", nixl(kv_expired_requests=2), "1 requests' KV blocks expired before decode took them"),
+    ("kv_transfers", nixl(kv_expired_requests=2), "the KV blocks of 1 requests expired before decode read them"),
     ("kv_transfers", nixl(bytes_transferred=10), "no KV bytes were transferred, by vLLM's counters"),
     ("kv_transfers", nixl(bytes_transferred=None), "no KV bytes were transferred, by vLLM's counters"),
     (
@@ -194,7 +193,8 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "guard_recomputed",
         guarded(guard_recomputed=5),
-        "the KV guard had decode compute 3 prompts whose KV cache did not arrive or was not confirmed (24 receives)",
+        "decode recomputed 3 prompts, because their KV cache did not arrive or the KV guard could not confirm it "
+        "(24 receives)",
     ),
     (
         "kv_connections",
@@ -202,21 +202,21 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "a connection between prefill and decode failed: 0 KV reads failed, 0 prompts were computed on decode because",
     ),
     ("kv_connections", guarded(guard_failed_reads=1), "a connection between prefill and decode failed: 0 KV reads fa"),
-    ("guard_deadline", guarded(guard_deadlines=2), "the KV guard gave up 2 KV receives at their deadline"),
-    ("guard_deadline", guarded(guard_errors=1), "the KV guard failed 1 requests for which late KV receives left no"),
-    ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters went back"),
+    ("guard_deadline", guarded(guard_deadlines=2), "the KV guard ended 2 KV receives at their deadline"),
+    ("guard_deadline", guarded(guard_errors=1), "1 requests failed, because late KV receives held the memory"),
+    ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters decreased"),
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (
         "restarts",
         {"strangers": ("r9",)},
-        "a replica was replaced: r9 answers, which the launch neither started nor verified",
+        "a replica was replaced: r9 answers, but the launch neither started nor verified it",
     ),
     # What the published engines did not do, another did: no word of KV bytes.
     ("restarts", {"strangers": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
     (
         "roles",
         {"fluid": True, "roles_changed": True},
-        "the split of the fluid pool was set by hand, and pd-pack-p1xtp1",
+        "the roles of the fluid pool were set by hand, so the label pd-pack-p1xtp1",
     ),
     ("other_requests", {"engines_after": engines(requests=60)}, "the decode engines finished 60 requests during"),
     ("other_requests", {"engines_after": engines(requests=25)}, "the decode engines finished 25 requests during"),
@@ -224,7 +224,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "other_requests",
         {"engines_after": {**engines(), "prefill": EngineCounters(requests=30)}},
-        "the prefill engines finished 30 requests during the level, 24 are the client's",
+        "the prefill engines finished 30 requests during the level, but this client sent 24",
     ),
     ("preemptions", {"engines_after": engines(preemptions=3)}, "engines preempted requests 3 times"),
     (
@@ -258,7 +258,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "load generator late: requests were sent 300 ms after they were due (p95, limit 250 ms, 25% of the median TTFT",
     ),
     ("clock", client(clock_step_s=-0.2), "clock: the wall clock moved -0.200 s"),
-    ("clock", {"records": changed(first_token_s=21.0)}, "clock: a request's times run backwards (22, 21, 24 s)"),
+    (
+        "clock",
+        {"records": changed(first_token_s=21.0)},
+        "clock: the times of a request are not in order (22, 21, 24 s)",
+    ),
     (
         "few_requests",
         {"records": waves(4), "num_requests": 8},
@@ -268,10 +272,19 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "rehearsed_pace",
         rehearsed(modelled_ttft_s=21.0),
-        "this machine set the pace: mean TTFT is 1e+03 ms at the client and 875 ms by the model (limit 10%)",
+        "this machine is too slow for the rehearsal: mean TTFT is 1e+03 ms at the client and 875 ms in the "
+        "model (limit 10%)",
     ),
-    ("rehearsed_pace", rehearsed(modelled_decode_s=23.0), "this machine set the pace: mean decode time is 1e+03 ms at"),
-    ("rehearsed_pace", rehearsed(modelled_late_s=2.4), "this machine set the pace: requests reached simulated engines"),
+    (
+        "rehearsed_pace",
+        rehearsed(modelled_decode_s=23.0),
+        "this machine is too slow for the rehearsal: mean decode time is 1e+03 ms at",
+    ),
+    (
+        "rehearsed_pace",
+        rehearsed(modelled_late_s=2.4),
+        "this machine is too slow for the rehearsal: requests reached simulated engines",
+    ),
 ]
 
 
@@ -450,7 +463,7 @@ def test_decode_only_must_have_filled_its_context() -> None:
     decode = WORKLOAD.model_copy(update={"mode": "decode-only"})
     computed = evidence(workload=decode, engines_after=engines(external_cache_hits=1000))
     assert validate_level(computed).reasons == (
-        "only 1000 of 2376 context tokens were filled: the others were computed, which is no decode",
+        "only 1000 of 2376 context tokens were filled; the engines computed the others",
     )
     assert validate_level(evidence(engines_after=engines(external_cache_hits=1000))).valid
 
@@ -515,7 +528,7 @@ class TestVariedLengths:
         assert validate_level(evidence(records=records, workload=decode, engines_after=filled)).valid
         less = engines(external_cache_hits=24 * 40)
         assert validate_level(evidence(records=records, workload=decode, engines_after=less)).reasons == (
-            "only 960 of 1176 context tokens were filled: the others were computed, which is no decode",
+            "only 960 of 1176 context tokens were filled; the engines computed the others",
         )
         shared = self.WORKLOAD.model_copy(update={"shared_prefix_tokens": 40})
         cached = engines(prefix_cache_hits=24 * 40)
@@ -557,7 +570,7 @@ def test_how_calls_of_prefill_failed_is_told() -> None:
     after = engines(prefill_timeouts=1, prefill_retries=5, prefill_local=1)
     (reason,) = validate_level(evidence(engines_after=after)).reasons
     assert "(1 had no answer within --prefill-timeout-s)" in reason
-    assert "their prompts were 2 asked of another prefill replica, 1 computed on decode;" in reason
+    assert "their prompts were 2 sent to another prefill replica, 1 computed on decode;" in reason
 
 
 def test_unreadable_counters_where_kv_must_move_are_a_failure() -> None:
@@ -713,7 +726,7 @@ def test_a_rate_without_a_window_is_told_to_hold_longer_or_that_it_is_too_high()
     load = Open(rate_rps=10)
     far = validate_level(evidence(records=tuple(queue(random.Random(1), 10, 4, 200)), load=load, num_requests=200))
     assert far.failed_gates == ("few_requests", "steady_state")
-    assert "hold the rate longer (--hold-s)" in far.reasons[0] and "the rate is above what is served" in far.reasons[1]
+    assert "hold the rate longer (--hold-s)" in far.reasons[0] and "the rate is above the capacity" in far.reasons[1]
 
 
 def test_a_number_in_flight_that_is_not_rate_times_time_in_the_system() -> None:
@@ -750,7 +763,7 @@ class TestAfterCanary:
     def test_wrong_ones_fail_the_level(self) -> None:
         judged = gates.after_canary(self.CLEAN, CanaryResult(equal=False, compared=3, detail="prompt 1 differs"))
         assert (judged.valid, judged.failed_gates, judged.notes) == (False, ("canary",), self.CLEAN.notes)
-        assert judged.reasons == ("the deployment answered wrongly behind the sweep: prompt 1 differs",)
+        assert judged.reasons == ("the deployment gave wrong answers after the sweep: prompt 1 differs",)
 
     def test_none_are_no_proof(self) -> None:
         judged = gates.after_canary(self.CLEAN, CanaryResult(equal=None, detail="no answer"))

@@ -38,7 +38,7 @@ def test_an_invalid_level_is_measured_once_more(
     mended, broken, untouched = Store(folder).runs()
 
     assert mended.validity.valid and mended.replaces
-    assert "its counters went back" in mended.replaces.reasons[0]
+    assert "its counters decreased" in mended.replaces.reasons[0]
     assert not broken.validity.valid and broken.replaces
     assert "wrong output token count" in broken.replaces.reasons[0]
     assert untouched.validity.valid and untouched.replaces is None

@@ -404,7 +404,10 @@ def test_flags_of_a_soak(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.options(["--concurrency-per-gpu", "4", "--soak", "30"]).soak_s == 1800
     assert bench.main(["--dry-run", "-c", "4", "--soak", "30"]) == 0
     printed = capsys.readouterr().out
-    assert "concurrency 4: 40 requests tell how many requests make 30 minutes, for which it is then held" in printed
+    assert (
+        "concurrency 4: 40 requests show how many requests take 30 minutes; the load is then held for that time"
+        in printed
+    )
     assert "KV pools: not filled first" in printed
     for words, reason in (
         ("--soak 5", "--soak holds one load"),

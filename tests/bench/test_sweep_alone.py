@@ -65,7 +65,7 @@ def test_requests_that_no_lock_keeps_out_make_the_level_invalid(published: Oracl
     during, after = Store(tmp_path / "bm" / "one").runs()
     assert "other_requests" in during.validity.failed_gates
     assert set(during.validity.failed_gates) <= {"other_requests", *BUSY_MACHINE}
-    expected = "the decode engines finished 29 requests during the level, 24 are the client's"
+    expected = "the decode engines finished 29 requests during the level, but this client sent 24"
     assert any(expected in reason for reason in during.validity.reasons)
     assert set(after.validity.failed_gates) <= BUSY_MACHINE
 

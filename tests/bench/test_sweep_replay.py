@@ -58,7 +58,7 @@ def test_a_file_is_known_before_it_is_sent(tmp_path: Path) -> None:
 def test_its_requests_are_drawn_at_no_other_load(tmp_path: Path) -> None:
     sweep = options(["--workload", str(a_file(tmp_path))])
     level = build(sweep, attempt=0)[0].model_copy(update={"load": Open(rate_rps=1.0)})
-    with pytest.raises(UsageError, match="replayed as they stand in the file"):
+    with pytest.raises(UsageError, match="replayed only at the times in the file"):
         sweep.workload.draw(level)
 
 

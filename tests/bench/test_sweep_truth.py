@@ -35,13 +35,17 @@ FAULTS = {
     9: ({"prompt_tokens_off": 1}, "token_counts", "48 of 48 answers have a wrong input token count (49, not 48)"),
     10: ({"kv_failed": 1}, "kv_transfers", "48 KV transfers failed"),
     11: ({"kv_bytes": 0}, "kv_transfers", "no KV bytes were transferred, by vLLM's counters"),
-    12: ({"kv_expired": 1}, "kv_transfers", "48 requests' KV blocks expired before decode took them"),
+    12: ({"kv_expired": 1}, "kv_transfers", "the KV blocks of 48 requests expired before decode read them"),
     13: ({"fail_every": 12}, "failed_requests", "4 of 48 requests failed (first: Internal Server Error)"),
-    14: ({"cached_share": 0.3}, "prefix_cache", "30% of the prompt tokens came from the prefix cache, the workload"),
+    14: (
+        {"cached_share": 0.3},
+        "prefix_cache",
+        "30% of the prompt tokens came from the prefix cache, but the workload",
+    ),
     15: ({"preemptions": 1}, "preemptions", "engines preempted requests 48 times: their KV cache was full"),
-    16: ({"restart_at": 40}, "restarts", "an engine was restarted during the level: its counters went back"),
-    17: ({"replace_at": 5}, "restarts", "a replica was replaced: r1 answers, which the launch neither"),
-    18: ({"others": 2}, "other_requests", "the decode engines finished 144 requests during the level, 48 are the clie"),
+    16: ({"restart_at": 40}, "restarts", "an engine was restarted during the level: its counters decreased"),
+    17: ({"replace_at": 5}, "restarts", "a replica was replaced: r1 answers, but the launch neither"),
+    18: ({"others": 2}, "other_requests", "the decode engines finished 144 requests during the level, but this client"),
     30: ({}, "few_requests", "too few requests for a steady window: 60 must finish in it"),
 }
 

@@ -58,7 +58,7 @@ def test_a_short_answer_in_one_piece_is_told_and_measured(oracle: Oracle, cache:
     """Ray Serve LLM hands tokens on every 50 ms."""
     done, measured = sweep(oracle, cache, {"buffered": 1}, 8)
     assert len(measured) == 20
-    assert "too short to tell whether the server streams" in done.stderr
+    assert "too short to show whether the server streams" in done.stderr
 
 
 def test_one_failed_request_is_no_reason_to_stop(oracle: Oracle, cache: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 from support import folders
 from support import records as made
 
-from pdlab.analysis.crossovers import ThroughputPoint, stretches
 from pdlab.analysis.goodput_map import GoodputMap
+from pdlab.analysis.regimes import ThroughputPoint, stretches
 from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label

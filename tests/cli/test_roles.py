@@ -58,7 +58,7 @@ def test_the_number_of_engines_is_said_and_why() -> None:
     count = {"wanted": 4, "least": 2, "most": 6, "reason": "3 -> 4 engines: 3 are loaded 120%"}
     lines = asking.describe({**LOOKED, "engines": engines, "count": count}).splitlines()
     assert lines[0].startswith("2:1 (prefill:decode)"), "who joins does neither"
-    assert lines[1] == "2 to 6 engines as the load wants: 3 -> 4 engines: 3 are loaded 120%"
+    assert lines[1] == "2 to 6 engines by the load: 3 -> 4 engines: 3 are loaded 120%"
     assert any(line.split()[:3] == ["j", "01234567", "joining"] for line in lines)
 
 
@@ -70,8 +70,8 @@ def test_by_hand_is_said() -> None:
 def test_no_board_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", exc_type=ImportError)
     monkeypatch.setattr(asking, "board_names", list)
-    with pytest.raises(ClusterError, match="launch_gptoss.py --pd-fluid serves such".replace(".", r"\.")):
+    with pytest.raises(ClusterError, match="launch them with launch_gptoss.py --pd-fluid".replace(".", r"\.")):
         asking.ask("look")
     monkeypatch.setattr(asking, "board_names", lambda: ["a", "b"])
-    with pytest.raises(ClusterError, match="2 boards"):
+    with pytest.raises(ClusterError, match="2 role boards"):
         asking.ask("look")

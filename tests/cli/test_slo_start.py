@@ -102,7 +102,7 @@ def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simul
 @pytest.mark.parametrize(
     ("slo", "words"),
     [
-        ({"start_from": "plan", "start_rps": 3}, "both say where the search begins: give one of the two"),
+        ({"start_from": "plan", "start_rps": 3}, "both set the start of the search: give one of the two"),
         ({"hardware": "h100-vllm-0.11"}, "hardware belongs to start_from: plan"),
         ({"start_from": "magic"}, "start_from"),
     ],

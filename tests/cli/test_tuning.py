@@ -53,8 +53,11 @@ def test_the_most_within_the_bounds_wins_and_its_margins_are_told(tmp_path: Path
     assert [tried.settings.get("max_num_seqs") for tried in tuning.tried] == [64, None, 4, 256]
     assert [tried.error for tried in tuning.tried] == [None, None, None, "out of memory"]
     sentence = tuning_text(tuning)
-    assert sentence.startswith("tuned, max_num_seqs=64 is the best of 4 settings at TPOT p50 <= 19 ms (")
-    assert "% above as launched (" in sentence and "% above the second, as launched; " in sentence
+    assert sentence.startswith("tuned, the best of 4 settings at TPOT p50 <= 19 ms is max_num_seqs=64 (")
+    assert (
+        "% above the experiment's own settings (" in sentence
+        and "the second, the experiment's own settings; " in sentence
+    )
     assert "tried: max_num_seqs 4, 64, 256; " in sentence and sentence.endswith(f"levels in {tmp_path.name})")
     assert tried_text(tuning.tried[-1]) == "max_num_seqs=256: not measured (out of memory)"
 
@@ -71,7 +74,7 @@ def test_what_is_as_fast_as_launched_stays_as_launched(tmp_path: Path) -> None:
     tuning = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, NOTHING)
     assert tuning.settings == {} and tuning.over_launched is None
     sentence = tuning_text(tuning)
-    assert sentence.startswith("tuned, as launched is the best of 4 settings") and "above as launched" not in sentence
+    assert sentence.startswith("tuned, the best of 4 settings") and "above the experiment" not in sentence
     assert "above the second, max_num_seqs=64" in sentence
     assert tuning.tried[-1].error == "no level is valid"
 
@@ -80,7 +83,7 @@ def test_settings_that_alone_are_within_the_bounds_win(tmp_path: Path) -> None:
     measured(tmp_path, as_launched=0.1, seqs64=1.0)
     tuning = judged(search(tmp_path, "tpot_ms=19"), "base", tmp_path, NOTHING)
     assert tuning.settings == {"max_num_seqs": 64} and tuning.over_launched is None
-    assert "as launched it is not within the bounds, or not measured" in tuning_text(tuning)
+    assert "the experiment's own settings: not within the bounds, or not measured" in tuning_text(tuning)
 
 
 def test_bounds_that_nothing_meets_leave_it_as_it_was(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_the_same_files_under_another_name_are_told(tmp_path: Path, capsys: pyte
     assert "the audit has findings that make a plot of these folders wrong (identical, contradiction)" in err
     assert viz.main(["--audit", str(first), str(renamed)]) == 3
     out = capsys.readouterr().out
-    assert "one of the two curves is another configuration's, normalised by" in out and "is a copy" not in out
+    assert "one of the two curves belongs to another configuration: it ran on" in out and "is a copy" not in out
 
 
 def test_many_folders_are_named_by_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

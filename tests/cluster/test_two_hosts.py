@@ -211,8 +211,8 @@ class TestCommandLines:
     @pytest.mark.parametrize(
         ("words", "messages"),
         [
-            (["--pd-spread", "--two-hosts", "--cluster", "p5.48xlarge-x2"], ["--two-hosts goes with --local"]),
-            (["--pd-spread", "--two-hosts"], ["--two-hosts goes with --local", "--cluster auto"]),
+            (["--pd-spread", "--two-hosts", "--cluster", "p5.48xlarge-x2"], ["--two-hosts needs --local"]),
+            (["--pd-spread", "--two-hosts"], ["--two-hosts needs --local", "--cluster auto"]),
             (["--pd-spread", "--local", "3", "--two-hosts"], ["not with --local 3"]),
             (["--pd-spread", "--local", "--link-rate", "1gbit"], ["--link-rate", "--two-hosts"]),
             (["--pd-spread", "--local", "--two-hosts", "--link-rate", "quick"], ["'quick'", "1gbit"]),

@@ -49,7 +49,7 @@ class TestWarmingAndPrefillAlone:
         [
             (2, (6, 0), None),
             (2, (0, 0), None),  # logs that cannot be read prove nothing
-            (1, (3, 0), "only 1 of 2 decode replicas could be asked"),
+            (1, (3, 0), "only 1 of 2 decode replicas took the request"),
             (2, (5, 0), "only 5 of 6 prefill x decode pairs"),
             (2, (0, 6), "6 times a prefill replica gave no KV parameters"),
         ],
@@ -76,9 +76,9 @@ class TestWarmingAndPrefillAlone:
     @pytest.mark.parametrize(
         ("answer", "trouble"),
         [
-            ([], "answers with an error: an empty stream"),
-            ([SimpleNamespace(error="no")], "answers with an error: .*no"),
-            (RuntimeError("Traceback\n  ...\nValueError: why"), "cannot be asked: ValueError: why$"),
+            ([], "answers with an error when it is called directly: an empty stream"),
+            ([SimpleNamespace(error="no")], "answers with an error when it is called directly: .*no"),
+            (RuntimeError("Traceback\n  ...\nValueError: why"), "cannot be reached directly: ValueError: why$"),
         ],
         ids=["empty", "error", "raises"],
     )

@@ -48,7 +48,7 @@ def test_a_fingerprint_is_of_the_whole_transport() -> None:
 def test_the_guards_scheduler_has_no_other_beside_it() -> None:
     topology = parse_label("pd-spread-p1xtp1-d1xtp1")
     kwargs = {"scheduler_cls": "my.Scheduler"}
-    with pytest.raises(ValidationError, match=r"'scheduler_cls' .prefill. is the KV guard's: use --no-kv-guard"):
+    with pytest.raises(ValidationError, match=r"'scheduler_cls' .prefill. is set by the KV guard: use --no-kv-guard"):
         Deployment(topology=topology, engine_kwargs=kwargs)
     assert isinstance(topology, Disaggregated)
     off = topology.model_copy(update={"transport": Transport(kv_guard=False)})

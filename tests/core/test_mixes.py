@@ -130,7 +130,7 @@ def test_the_text_comes_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("5000:250", "one mix alone does not move: give two, or a crowd"),
+        ("5000:250", "one mix does not change with time: give two, or a crowd"),
         ("5000:250,1000", "'1000' is no part of it"),
         ("5000:250,1000:1000,every=x", "'every=x' is no part of it"),
         ("5000:250,1000:1000,every=0", "every_s: must be above 0"),
@@ -152,7 +152,7 @@ def test_another_load_than_a_request_rate_is_refused() -> None:
 
 
 def test_lengths_beside_mixes_are_refused() -> None:
-    with pytest.raises(ValueError, match="list of mixes says that itself"):
+    with pytest.raises(ValueError, match="list of mixes sets that itself"):
         Workload(input_tokens=7, lengths=parse_mixes(TWO))
 
 

@@ -105,7 +105,7 @@ class TestLengths:
         assert (workload.input_tokens, workload.output_tokens, workload.longest) == (20, 4, (30, 5))
         assert workload.label.startswith("20:4 file p.csv ")
         assert workload.flags == f"--lengths file:{path}"
-        with pytest.raises(ValidationError, match=r"input_tokens is 5000, but the file of lengths says that itself"):
+        with pytest.raises(ValidationError, match=r"input_tokens is 5000, but the file of lengths sets that itself"):
             varied(lengths=f"file:{path}", input_tokens=5000)
 
     def test_labels_tell_distributions_apart(self) -> None:

@@ -38,7 +38,7 @@ LINES: list[tuple[str, list[str], list[str]]] = [
     (
         "prefill-failure-behind-the-last",
         ["--pd-pack", "--on-prefill-failure", "local,retry", *ON_X2],
-        ["--on-prefill-failure", "nothing is tried behind local"],
+        ["--on-prefill-failure", "nothing is tried after local"],
     ),
     ("prefill-failure-collocated", ["--collocated", "--on-prefill-failure", "fail", *ON_X2], ["collocated"]),
     (

@@ -53,8 +53,8 @@ def test_rendering(name: str, cluster: str) -> None:
 def test_of_a_number_that_moves_room_is_shown_for_all() -> None:
     text = dry_run("--pd-fluid --num 2 --min 2 --max 5 --tp 2 --cluster p5.48xlarge-x2")
     assert "4 GPUs of 16 free ones used, 10 at most" in text
-    assert "engines     2 to begin with, 2 to 5 as the load wants" in text
-    assert text.count("(if the load wants it)") == 3
+    assert "engines     2 at the start, then 2 to 5 by the load" in text
+    assert text.count("(if the load needs it)") == 3
 
 
 def test_where_prompts_go_is_said() -> None:

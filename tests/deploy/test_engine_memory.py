@@ -199,7 +199,9 @@ def test_a_file_of_lengths_says_what_engines_must_hold(tmp_path: Path) -> None:
     args = parse(LaunchSettings, ["--collocated", "--local", "--lengths", f"file:{path}"])
     assert deployment_from(args).max_model_len == 9216
     assert (workload_from(args).longest, workload_from(args).longest_input) == ((9010 - 10, 10), 9000)
-    with pytest.raises(UsageError, match="--itl 7: the file of --lengths says how long requests are; leave --itl out"):
+    with pytest.raises(
+        UsageError, match="--itl 7: the file of --lengths sets the lengths of requests; leave --itl out"
+    ):
         workload_from(parse(LaunchSettings, ["--collocated", "--itl", "7", "--lengths", f"file:{path}"]))
 
 

@@ -88,15 +88,21 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("--pd-spread --no-kv-guard --kv-deadline-s 5", "--kv-deadline-s is the KV guard's: leave out --no-kv-guard"),
-        ("--pd-spread --no-kv-guard --kv-poll-ms 2", "--kv-poll-ms is the KV guard's: leave out --no-kv-guard"),
+        (
+            "--pd-spread --no-kv-guard --kv-deadline-s 5",
+            "--kv-deadline-s is a setting of the KV guard: leave out --no-kv-guard",
+        ),
+        (
+            "--pd-spread --no-kv-guard --kv-poll-ms 2",
+            "--kv-poll-ms is a setting of the KV guard: leave out --no-kv-guard",
+        ),
         ("--pd-spread --kv-poll-ms 200", "--kv-poll-ms"),
         ("--collocated --reuse-first-token", "--reuse-first-token does not apply to collocated"),
         ("--pd-fluid --reuse-first-token", "--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid"),
-        ("--pd-spread --reuse-first-token --no-kv-guard", "is the KV guard's: leave out --no-kv-guard"),
-        ("--pd-spread --reuse-first-token --no-tokenize-once", "leave out --no-tokenize-once, or the token"),
-        ("--pd-spread --reuse-first-token --d-engine-arg spec_method=ngram", "for decode without speculative decoding"),
-        ("--pd-spread --otlp-sample 0.5", "--otlp-sample is of the spans that --otlp-endpoint URL takes"),
+        ("--pd-spread --reuse-first-token --no-kv-guard", "needs the KV guard: leave out --no-kv-guard"),
+        ("--pd-spread --reuse-first-token --no-tokenize-once", "leave out --no-tokenize-once or --reuse-first-token"),
+        ("--pd-spread --reuse-first-token --d-engine-arg spec_method=ngram", "speculative decoding exclude each other"),
+        ("--pd-spread --otlp-sample 0.5", "--otlp-sample needs --otlp-endpoint URL"),
         ("--pd-spread --otlp-endpoint http://collector:4317", "is no endpoint of OTLP: give grpc://HOST:PORT or"),
         ("--pd-spread --otlp-endpoint http://u:p@collector:4318/v1/traces", "is no endpoint of OTLP"),
         ("--pd-spread --otlp-endpoint grpc://c:4317 --otlp-sample 1.5", "--otlp-sample"),
@@ -374,7 +380,7 @@ def test_fluid_engines(line: str, fluid: Fluid) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are alike"),
+        ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are identical"),
         ("--pd-fluid --d-engine-arg a=1", "--d-engine-arg does not apply to pd-fluid"),
         ("--pd-spread --roles 1:1", "--roles does not apply to pd-spread: it is for --pd-fluid"),
         ("--collocated --slo-tpot-ms 9", "--slo-tpot-ms does not apply to collocated: it is for --pd-fluid"),

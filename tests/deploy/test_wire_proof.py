@@ -186,7 +186,7 @@ class TestRefuse:
         assert refuse(result, self.SPREAD, None) == result
 
     def test_another_wire_than_the_planned_one(self) -> None:
-        with pytest.raises(WireError, match=r"over tcp, the plan names efa: .*--accept-wire tcp"):
+        with pytest.raises(WireError, match=r"uses tcp, but the plan names efa: .*--accept-wire tcp"):
             refuse(proof(over("ens32")), self.SPREAD, None)
 
     def test_accepted(self) -> None:

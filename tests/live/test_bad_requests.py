@@ -8,15 +8,21 @@ import http.client
 import json
 import random
 import re
+import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 from support import timed
 from support.bad_requests import BAD_REQUESTS, BadRequest
+from support.processes import replicas, title, wait_for
+from support.processes import send as send_signal
 
+from pdlab.deploy.cpu_engine import engine_template
 from pdlab.deploy.metrics_page import read_pages, samples
 from tests.live.conftest import Stack
 from tests.live.test_requests import engine_pids
@@ -85,6 +91,20 @@ def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stac
     assert not wrong, json.dumps(wrong, indent=1)
     assert stack.complete([7, 8, 9, 10] * 20) == before
     assert engine_pids(stack) == engines, "a replica was started anew"
+
+
+def test_replicas_are_forked_of_one_process_that_imported_vllm(stack: Stack) -> None:
+    """And one that comes in the place of another is, too."""
+    nodes = stack.nodes()
+    before = {role: replicas(nodes, role) for role in ("Prefill", "Decode")}
+    assert {role: len(found) for role, found in before.items()} == {"Prefill": 2, "Decode": 1}
+    (template,) = {psutil.Process(pid).ppid() for found in before.values() for pid in found}
+    assert engine_template.__name__ in title(template)
+    assert "not forked" not in (Path(nodes.temp_dir) / "template.log").read_text()
+    lost = before["Prefill"][0]
+    send_signal(lost, signal.SIGKILL)
+    wait_for(lambda: len(now := replicas(nodes, "Prefill")) == 2 and lost not in now)
+    assert {psutil.Process(pid).ppid() for pid in replicas(nodes, "Prefill")} == {template}
 
 
 def test_good_requests_beside_bad_ones_are_right(stack: Stack) -> None:

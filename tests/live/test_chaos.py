@@ -10,15 +10,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from support.long import LONG
-from support.processes import replicas, title
 
 from pdlab.cluster.namespaces import network_of
 from pdlab.core.deployment import Serving, Transport
-from pdlab.deploy.cpu_engine import engine_template
 from pdlab.faults.plan import FOLDER
 from pdlab.results import chaos
 from pdlab.results.chaos import Chaos
@@ -73,15 +70,6 @@ def test_a_dry_run_says_what_would_be_done(pair: Stack) -> None:
     assert bool(HOSTS) != ("link_down: there is no link between two hosts here" in done.text)
     assert re.search(r" s  kill_node: kill -9 whole node, wait 8 s, start that node again", done.text)
     assert not list((pair.folder).glob("chaos*"))
-
-
-def test_engines_are_forked_of_one_process_that_imported_vllm(pair: Stack, made: tuple[Done, Chaos]) -> None:
-    """Those that came in the place of killed ones as well."""
-    nodes = pair.nodes()
-    engines = [pid for role in ("Prefill", "Decode") for pid in replicas(nodes, role)]
-    (template,) = {psutil.Process(pid).ppid() for pid in engines}
-    assert len(engines) == 2 and engine_template.__name__ in title(template)
-    assert "not forked" not in (Path(nodes.temp_dir) / "template.log").read_text()
 
 
 def test_every_fault_was_made(made: tuple[Done, Chaos]) -> None:

@@ -421,7 +421,7 @@ def check_crossing(stack: Stack, done: Done, mode: str) -> None:
     if mode == "spread":
         words = (sys.executable, "-W", "ignore", "-c", WRONG_PLAN, stack.url)
         wrong = hosts(stack, "shell", "--", *words).text
-        assert "REFUSED KV cache goes over tcp, the plan names efa: interfaces counted tcp" in wrong
+        assert "REFUSED KV cache uses tcp, but the plan names efa: interfaces counted tcp" in wrong
         assert "--accept-wire tcp" in wrong and "ACCEPTED True" in wrong
     running, nodes = stack.running(), stack.nodes()
     view = running.manifest.cluster

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdlab.analysis.crossovers import ThroughputPoint, stretches, tpot_at
+from pdlab.analysis.regimes import ThroughputPoint, stretches, tpot_at
 from pdlab.core.catalog import load_cluster, load_model
 from pdlab.core.deployment import Deployment, PlacementKind, parse_label
 from pdlab.core.nodes import ClusterView

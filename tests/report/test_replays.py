@@ -59,7 +59,7 @@ def test_the_section_says_turns_hits_and_sessions(tmp_path: Path) -> None:
     assert (
         "(TTFT <= 500 ms in every request): 0 of 20" in text and "(TTFT <= 900 ms in every request): 20 of 20" in text
     )
-    assert "40 % of the prompt tokens (as the server counts them)" in text
+    assert "40 % of the prompt tokens came from prefix caches (as the server counts them)" in text
     # 11 tokens in 1.8 s, which half of the requests take.
     assert "Normalised interactivity at P90 (output tokens over E2EL): 6.11 tokens/s." in text
     rows = {line.split("  ")[0]: line.split() for line in text.splitlines()}
@@ -70,7 +70,7 @@ def test_the_section_says_turns_hits_and_sessions(tmp_path: Path) -> None:
 
 def test_hits_that_nobody_counts_are_unknown(tmp_path: Path) -> None:
     text = render_text(pdlab.build_report(pdlab.load(replay(tmp_path / "a", "collocated-2xtp1", cached=False))))
-    assert "The share of prompt tokens from prefix caches is not known for every request." in text
+    assert "The share of prompt tokens from prefix caches is unknown for some requests." in text
     assert "nothing cached" not in text
 
 

@@ -1,4 +1,4 @@
-"""Where TTFT went, in the report: the table, the sentences, the pictures and the page."""
+"""Parts of TTFT, in the report: the table, the sentences, the pictures and the page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_load_of_every_curve_is_told(report: Report) -> None:
 
 
 def test_the_table_and_a_sentence_for_each_curve(report: Report) -> None:
-    (section,) = (each for each in further_sections(report) if each.title.startswith("Where TTFT went"))
+    (section,) = (each for each in further_sections(report) if each.title.startswith("Parts of TTFT"))
     lines = section.body.splitlines()
     assert sum(line.split()[-1] != "" and " p50 " in line for line in lines) == 6
     sentences = [line for line in lines if "the largest part of TTFT is" in line]
@@ -52,7 +52,7 @@ def test_without_timelines_there_is_no_section(tmp_path: Path) -> None:
     folder = folders.write(tmp_path / "old", Deployment(model="tiny-gptoss", topology=parse_label(LABELS["pack"])))
     report = build_report(load(folder))
     assert report.parts == () and not any("Where TTFT" in each.title for each in further_sections(report))
-    assert "Where TTFT went" not in render(report, "viz")
+    assert "Parts of TTFT" not in render(report, "viz")
     assert [picture.what for picture in draw(report, tmp_path / "x.svg")] == ["Plot"]
 
 

@@ -47,9 +47,10 @@ def test_a_tuned_baseline_is_told_with_grid_winner_and_margin(
 ) -> None:
     tuned = COLLOCATED.model_copy(update={"engine_kwargs": TUNING.settings})
     assert baseline_line(tmp_path, capsys, tuned, tuning=TUNING) == (
-        "Baseline 2xTP1 collocated: tuned, max_num_seqs=64 enable_prefix_caching=false is the best of 2 settings at "
-        "TPOT p50 <= 12 ms (10 % above as launched (2 to 19 %); 10 % above the second, as launched; 1 repeat at "
-        "concurrency 4; tried: max_num_seqs 4, 64 and enable_prefix_caching false; levels in x-tuning)."
+        "Baseline 2xTP1 collocated: tuned, the best of 2 settings at TPOT p50 <= 12 ms is max_num_seqs=64 "
+        "enable_prefix_caching=false (10 % above the experiment's own settings (2 to 19 %); 10 % above the second, the "
+        "experiment's own settings; 1 repeat at concurrency 4; tried: max_num_seqs 4, 64 and enable_prefix_caching "
+        "false; levels in x-tuning)."
     )
 
 
@@ -57,7 +58,7 @@ def test_one_that_was_not_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "2xTP1 collocated: not tuned, the defaults of vLLM" in baseline_line(tmp_path, capsys)
     deployment = COLLOCATED.model_copy(update={"engine_kwargs": {"max_num_seqs": 64}})
     assert "not tuned, as launched, with max_num_seqs=64 (" in baseline_line(tmp_path / "given", capsys, deployment)
-    assert "whether it was tuned is not known" in baseline_line(tmp_path / "imported", capsys, origin="imported")
+    assert "whether it was tuned is unknown" in baseline_line(tmp_path / "imported", capsys, origin="imported")
 
 
 def test_without_a_comparison_of_pd_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_contradictions_make_a_level_not_valid(tmp_path: Path) -> None:
     folder = edited(tmp_path, PD, "conc2", max_concurrency=3, total_input_tokens=22000)
     run = next(run for run in load_experiment(folder).runs if run.key.value == 3)
     assert (run.workload.input_tokens, run.workload.output_tokens) == (1100, 100)
-    assert any("name says concurrency 2, its content 3" in reason for reason in run.validity.reasons)
+    assert any("name has concurrency 2, its content 3" in reason for reason in run.validity.reasons)
     assert any("1000 input tokens per request, the file has 1100" in reason for reason in run.validity.reasons)
 
 
@@ -252,7 +252,7 @@ def test_own_folder_without_gpus_or_levels(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no finished level"):
         load_experiment(store.folder, stated=2)
     store.write_manifest(Manifest(origin="measured", label="mine", gpus=4))
-    with pytest.raises(UsageError, match=r"says 4 GPUs, --gpus says 2"):
+    with pytest.raises(UsageError, match=r"has 4 GPUs, --gpus has 2"):
         load_experiment(store.folder, stated=2)
 
 

@@ -80,7 +80,7 @@ def test_what_was_evicted_comes_back_from_host_memory() -> None:
 
 
 def test_a_link_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--kv-offload-gb 100: .* to CPU engines is not known: add host_gb_per_s"):
+    with pytest.raises(UsageError, match=r"--kv-offload-gb 100: .* to CPU engines is unknown: add host_gb_per_s"):
         simulated(100, hardware=HARDWARE.model_copy(update={"gpu_type": None}))
 
 

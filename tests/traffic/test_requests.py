@@ -48,7 +48,7 @@ def test_continues_is_the_parent_unless_the_prompt_begins_anew() -> None:
         ('{"id":"a","session":"s","blocks":[["x",1]],"out":1,"at_s":0}', "line 3: the id 'a' is there twice"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"parent":"z"}', "line 3: waits for 'z', which is none of"),
         ('{"id":"b","session":"s","blocks":[["x",1]],"out":1}', "line 3: needs at_s, or a parent"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1,"fresh":true}', "line 3: fresh says that"),
+        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1,"fresh":true}', "line 3: fresh needs a parent"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:

@@ -77,7 +77,7 @@ def test_what_is_not_nothing_never_reads_as_nothing(share: float) -> None:
         (0.0, 1.0, 1e9, "not distinguishable", "spans a factor of more than 1,000"),
         (1.6, 8.0, 40.0, "better", "95 % interval of the lead over b: above 60 %"),
         (1.0, 1.0, 1.0, "not distinguishable", "the repeats do not scatter at all"),
-        (0.0, 1.0, float("inf"), "not distinguishable", "the bound is at the edge of what was measured"),
+        (0.0, 1.0, float("inf"), "not distinguishable", "the bound is at the edge of the measured range"),
     ],
 )
 def test_borderline_and_degenerate_calls(low: float, ratio: float, high: float, verdict: str, words: str) -> None:

@@ -267,11 +267,11 @@ def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
         return
     evidence, deviations = [], [0.0]
     if (count := len(data)) != run.num_requests:
-        evidence.append(f"{count} requests were recorded, the level says {run.num_requests}")
+        evidence.append(f"{count} requests were recorded, but the level has {run.num_requests}")
         deviations.append(abs(count / run.num_requests - 1) if run.num_requests else 1.0)
     elif run.completed:
         if wrong := requests.wrong_counts(text):
-            evidence.append(f"{wrong} answers have other token counts than their requests asked for")
+            evidence.append(f"{wrong} answers do not have the requested token counts")
             deviations.append(wrong / run.completed)
         for window, stored in _windows(run):
             recomputed = requests.window(data, run.load, steady=window != "whole run") if stored else None

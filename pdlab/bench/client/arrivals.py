@@ -1,4 +1,6 @@
-"""When the requests of an open loop are due: vLLM's benchmark draws that too, and does not tell what it drew."""
+"""Computes when the requests of an open loop are due. vLLM's benchmark draws these times too, but does not return
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,18 @@ from pdlab.bench.client.protocol import ClientLevel
 
 def scheduled(level: ClientLevel) -> bool:
     """Whether requests are sent by a schedule, as in every open loop. Lateness is measured against the schedule, vLLM's
-    ramps have only whole numbers of requests/s, and several processes need one schedule in common."""
+    ramps have only whole numbers of requests/s, and several processes need one common schedule.
+    """
     return level.concurrency is None
 
 
 def due_s(level: ClientLevel) -> list[float]:
-    """When each request of the whole level is due, in seconds since its begin.
+    """When each request of the whole level is due, in seconds since the level's start.
 
-    Gaps are gamma-distributed with shape ``burstiness`` around the rate of the moment. At a constant
-    rate their sum is scaled to requests / rate, as vLLM does. All processes of a level compute the same
-    list and each takes its own requests of it, so that the arrivals of all are those of one process. Where the
-    level brings its times, as workloads whose mix moves do, they are those.
+    Gaps are gamma-distributed with shape ``burstiness`` around the rate of the moment. At a constant rate their sum is
+    scaled to requests / rate, as vLLM does. All processes of a level compute the same list and each takes its own
+    requests, so that the arrivals are those of one process. If the level has times (a workload whose mix changes with
+    time), these are the result.
     """
     if level.due_s is not None:
         return list(level.due_s)

@@ -1,5 +1,6 @@
-"""The requests of a level that have ended: they are put into a file while others are sent, so that memory does not grow
-with their number, and become records when the level is over."""
+"""The ended requests of a level. They are written to a file while others are sent, so that memory does not grow with
+their number, and become records when the level is over.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class EndedRequest(NamedTuple):
 
 
 class EndedRequests:
-    """``origin_s``: when the first one was sent. ``schedule_s``: when the schedule began, by the most punctual one."""
+    """The ended requests of a level. ``origin_s``: when the first one was sent. ``schedule_s``: start of the schedule,
+    by the most punctual request.
+    """
 
     def __init__(self) -> None:
         self.count = self.failed = 0
@@ -65,7 +68,9 @@ class EndedRequests:
         pickle.dump(tuple(ended), self._file, pickle.HIGHEST_PROTOCOL)
 
     def parts(self) -> Iterator[EndedPart]:
-        """All of them, some at once, in the order in which they ended; once, when none is added any more."""
+        """Yield all requests in batches, in the order in which they ended. Call it once, after the last one was
+        added.
+        """
         if self._file is None:
             return
         with self._file as file:

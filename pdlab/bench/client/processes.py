@@ -1,4 +1,4 @@
-"""The parent's side of the load generator: start its processes, hand them levels, never leave them behind."""
+"""The parent's side of the load generator: start its processes, give them levels, and always end them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD_START_S = 0.2
 
 
 class LoadClient:
-    """One or several ``python -m pdlab.bench.client.worker``, for as long as the ``with`` block.
+    """One or several processes ``python -m pdlab.bench.client.worker``, which live as long as the ``with`` block.
 
     ``start`` returns at once; the first `run` waits for the client's imports (about 10 s). `grow`
     adds processes, which then share every level.
@@ -62,7 +62,7 @@ class LoadClient:
             process.start()
 
     def grow(self, processes: int) -> None:
-        """Have that many from the next level on."""
+        """Use that many processes from the next level on."""
         for _ in range(processes - len(self._processes)):
             self._processes.append(_Process())
             self._processes[-1].start()
@@ -81,8 +81,10 @@ class LoadClient:
             process.wait_ready()
 
     def stop(self) -> None:
-        """From another thread: make a `run` in progress end, with what was sent until now, or with BenchError where
-        that is nothing or a process does not answer within `STOP_S`. `close` is still to be called."""
+        """Call it from another thread to end a `run` in progress. The run returns the requests sent until now, or
+        raises BenchError if there are none or a process does not answer within `STOP_S`. `close` must still be
+        called.
+        """
         processes = list(self._processes)
         for process in processes:
             process.stop()
@@ -98,7 +100,7 @@ class LoadClient:
             process.close()
 
     def restart(self) -> None:
-        """As many new processes in place of those that were stopped; does not wait until they are ready."""
+        """Start the same number of new processes after a stop; does not wait until they are ready."""
         self.close()
         self._processes = [_Process() for _ in self._processes]
         self.start()
@@ -178,7 +180,7 @@ class _Process:
     def run(
         self, level: ClientLevel, progress: Progress | None, together: Callable[[], float] | None = None
     ) -> ClientAnswer:
-        """Drive one level, or one part of it: ``together`` then waits for the others and says when to begin."""
+        """Drive one level, or one part of it: ``together`` then waits for the others and returns the start time."""
         self.wait_ready()
         self._send(level.model_dump_json(exclude_defaults=True))
         told = ToldRequests()
@@ -209,7 +211,7 @@ class _Process:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """Ask for what was sent until now, and for the end of the process."""
+        """Request the results until now, and the end of the process."""
         with contextlib.suppress(BenchError):
             self._send(STOP)
 

@@ -1,4 +1,4 @@
-"""What the driver and the load generator's processes tell each other."""
+"""Messages between the driver and the load generator's processes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STOP = "stop"
 class ReplayedPlan(Frozen):
     """The compiled workload (`pdlab.traffic.requests`) of a level that replays one.
 
-    ``path``: the file; ``groups``: sets of sessions in it that wait for each other. ``stretch``: all its times take so
-    many times as long. ``endpoint``: as in its head. ``block_tokens``: of the engines' KV cache, where the prompts are
-    to be told that the file does not foresee.
+    ``path``: the file; ``groups``: sets of sessions in it that wait for each other. ``stretch``: factor on all its
+    times. ``endpoint``: as in its head. ``block_tokens``: tokens per block of the engines' KV cache, if the load
+    generator must return prompts that the file does not determine.
     """
 
     path: str
@@ -48,16 +48,15 @@ class ComputedTokens(Row):
 class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
 
-    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Lengths in tokens, exact: of
-    every request, or with ``lengths`` of each by its number in the level, which is due at its ``due_s`` where that is
-    given, in seconds since the level's begin; the first ``prefix_tokens`` are the same
-    in every request and drawn from ``prefix_seed``.
-    ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two
-    vLLM servers without a serving layer. With ``replay`` the requests, their lengths and their times are those of a
-    compiled workload. ``tokenizer`` is a folder or a Hugging Face id. Of several
-    processes this one is number ``part`` of ``parts``: ``concurrency``, rates and ``num_requests``
-    are of the whole level, and each process takes its share. ``stamped``: every request says in `SENT_HEADER` when it
-    is sent, in seconds of the machine's monotonic clock. ``timeline``: every request asks where its time goes.
+    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Token lengths are exact: one pair
+    for all requests, or ``lengths[i]`` for request i of the level. ``due_s[i]``: when request i is due, in seconds
+    since the level's start. The first ``prefix_tokens`` are the same in every request and drawn from ``prefix_seed``.
+    ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two vLLM servers
+    without a serving layer. With ``replay`` the requests, their lengths and their times are those of a compiled
+    workload. ``tokenizer`` is a folder or a Hugging Face id. With several processes this one is number ``part`` of
+    ``parts``: ``concurrency``, rates and ``num_requests`` are those of the whole level, and each process takes its
+    share. ``stamped``: every request has its sending time in `SENT_HEADER`, in seconds of the machine's monotonic
+    clock. ``timeline``: every request requests a timeline.
     """
 
     name: str
@@ -88,7 +87,7 @@ class ClientLevel(Frozen):
 
     @property
     def own_concurrency(self) -> int | None:
-        """This process's share of the concurrency; the first ones take what is left over."""
+        """This process's share of the concurrency; the first processes take the remainder."""
         if self.concurrency is None:
             return None
         return self.concurrency // self.parts + (self.part < self.concurrency % self.parts)
@@ -106,7 +105,7 @@ class ClientLevel(Frozen):
 
     @property
     def most_parts(self) -> int:
-        """Processes that it has load for."""
+        """The largest number of processes that get a share of the load."""
         return self.replay.groups if self.replay else self.concurrency or self.num_requests
 
     @model_validator(mode="after")
@@ -127,7 +126,7 @@ class ClientLevel(Frozen):
 
 
 class EndedPart(Frozen):
-    """Some requests of a level, as in a `ClientAnswer`, in no order."""
+    """Some requests of a level, as in a `ClientAnswer`, in any order."""
 
     records: tuple[RequestRecord, ...] = ()
     timelines: tuple[RequestTimeline, ...] = ()

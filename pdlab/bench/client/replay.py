@@ -1,5 +1,5 @@
-"""A compiled workload (`pdlab.traffic.requests`) as what vLLM's request functions send: prompts made of blocks,
-follow-ups that wait for what they follow and contain its answer.
+"""Sends a compiled workload (`pdlab.traffic.requests`) with vLLM's request functions. Prompts are made of blocks. A
+follow-up waits for the request before it and contains its answer.
 
 vLLM's request functions send and time. `SessionSender` has the schedule: vLLM's benchmark would keep every request
 until the last one has ended. On completions prompts are token ids, answers' included (``return_token_ids``), so that
@@ -57,7 +57,7 @@ class History(NamedTuple):
 
 
 def id_prefix(name: str, seed: int) -> str:
-    """What ids of requests begin with, as the servers get them, before the id that the file has."""
+    """The prefix of request ids at the servers, before the id from the file."""
     return f"{name}-{seed:08x}-"
 
 
@@ -103,10 +103,11 @@ def _text_of(message: dict[str, Any]) -> str:
 
 
 class PlannedRequests(NamedTuple):
-    """Which requests of a file one process sends: ``order`` has their numbers in the file, in the order in which they
-    are handed over. Of every request of the file: when that is (by the file, or with what it waits for), where its line
-    begins, the number of its turn, and how many requests wait for it. Everything else stays in the file. ``has_text``:
-    one of them has real text."""
+    """The requests of a file that one process sends. ``order``: their numbers in the file, in sending order. For every
+    request of the file it has the due time (by the file, or that of the request that it waits for), the offset of its
+    line, the number of its turn, and how many requests wait for it. Everything else stays in the file. ``has_text``:
+    one of them has real text.
+    """
 
     order: Any
     due_s: Sequence[float]
@@ -119,8 +120,8 @@ class PlannedRequests(NamedTuple):
 def own_requests(level: ClientLevel) -> PlannedRequests:
     """This process's requests of the level's file. Raises UsageError.
 
-    What waits for each other is sent by one process. Of several processes each takes every ``parts``-th of these
-    groups, in the order of their first sessions.
+    One process sends all requests that wait for each other. With several processes each takes every ``parts``-th of
+    these groups, in the order of their first sessions.
     """
     import numpy as np
 
@@ -158,8 +159,7 @@ class AwaitedEnd:
 
 
 class SessionSender:
-    """The requests of one process, while they are sent. What is kept of them is what those in flight need, and those
-    that wait."""
+    """Sends the requests of one process. It stores only what requests in flight and waiting requests need."""
 
     def __init__(self, level: ClientLevel, planned: PlannedRequests, words: WordTexts) -> None:
         assert level.replay is not None
@@ -174,7 +174,8 @@ class SessionSender:
 
     async def run(self, asked: Callable[..., Any], send: RequestFunc, keep: Keep, session: Any) -> None:
         """Send every request when it is due, by ``send``, one of vLLM's request functions, which gets what ``asked``
-        makes of the request. ``keep`` is told of each that has ended."""
+        makes of the request. ``keep`` is called with each ended request.
+        """
         running, errors = set[asyncio.Task[None]](), list[BaseException]()
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -294,9 +295,10 @@ class SessionSender:
 
 
 def tee_answers() -> None:
-    """Have vLLM's request functions fail a request whose stream holds an error, which they pass over, and tell
-    `SessionSender` what the streams of a replay hold. Of these chunks without a token are dropped, such as the role of
-    chat: TTFT would begin with them, and they would be gaps between tokens."""
+    """Make vLLM's request functions fail a request whose stream has an error, which they ignore, and pass the streams
+    of a replay to `SessionSender`. Chunks without a token, such as the role of chat, are dropped: they would count for
+    TTFT and as gaps between tokens.
+    """
     requests: Any = importlib.import_module(REQUESTS)
     handler = requests.StreamedResponseHandler
     if getattr(handler, "tees", False):

@@ -1,7 +1,7 @@
-"""Timelines of requests in the answers on their way to vLLM's request functions, which skip comments.
+"""Reads the timelines of requests from the answers before vLLM's request functions, which skip comments.
 
-The pieces of an answer are handed on first and looked at when the next one is asked for, so that no time is measured
-later for it.
+Each piece of an answer is passed on first and examined only when the next one is read, so that no measured time becomes
+later.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
 """The load generator's process: vLLM's own ``bench serve`` code, all levels of a sweep in one start.
 
-``python -m pdlab.bench.client.worker`` reads one ``ClientLevel`` per line on standard input and answers on
-standard output with JSON lines: ``{"event": "ready"}`` after its imports, then per level any number
-of ``{"event": "progress", "name", "done", "failed", "total"}``, when it is over of ``{"event": "ended", "name",
-"part": EndedPart}`` with its requests, and one of ``{"event": "done", "answer": ClientAnswer}`` with the rest or
-``{"event": "refused", "name", "message"}`` (nothing was sent). One
-of several processes says ``{"event": "prepared", "name"}`` when its prompts are drawn and begins at
-the monotonic time on the next line, so that all begin together. A line ``stop`` ends a level: what was sent of it is
-answered, requests in flight as failed ones, and the process ends. What
-vLLM prints goes to standard error. It ends when standard input does, at once and in the middle of
-a level too: the load must not outlive the sweep.
+``python -m pdlab.bench.client.worker`` reads one ``ClientLevel`` per line on standard input and answers on standard
+output with JSON lines: ``{"event": "ready"}`` after its imports, then per level any number of ``{"event": "progress",
+"name", "done", "failed", "total"}``, when it is over of ``{"event": "ended", "name", "part": EndedPart}`` with its
+requests, and one of ``{"event": "done", "answer": ClientAnswer}`` with the rest or ``{"event": "refused", "name",
+"message"}`` (nothing was sent). One of several processes writes ``{"event": "prepared", "name"}`` when its prompts are
+drawn and begins at the monotonic time on the next line, so that all begin together. A line ``stop`` ends a level: the
+process returns the sent requests, those in flight as failed ones, and ends. vLLM's output goes to standard error. The
+process ends at once when standard input ends, also in the middle of a level: the load must not outlive the sweep.
 
-Requests are made and timed by ``vllm.benchmarks.serve.benchmark``, those of a compiled workload by its request
-functions alone (`pdlab.bench.client.replay`). Its command line is not used,
-because it starts anew for each level (10 s of imports) and fails in the CPU package, where no
-distribution is named "vllm". Ours are how prompts are drawn, see `_dataset`, how long each is, where lengths vary, and
-when those of an open loop are due.
+Requests are made and timed by ``vllm.benchmarks.serve.benchmark``, those of a compiled workload only by its request
+functions (`pdlab.bench.client.replay`). Its command line is not used, because it starts again for each level (10 s of
+imports) and fails in the CPU package, where no distribution is named "vllm". pdlab draws the prompts (`_dataset`),
+varying lengths, and the due times of an open loop.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ RequestFunc = Callable[..., Awaitable[Any]]
 
 
 def import_benchmark() -> None:
-    """Import ``vllm.benchmarks.serve`` without what only engines need. Raises ImportError."""
+    """Import ``vllm.benchmarks.serve`` without the modules that only engines need. Raises ImportError."""
     for name, taken in ENGINES_OWN.items():
         stub = types.ModuleType(name)
         for attribute in taken:
@@ -109,14 +106,14 @@ def main() -> int:
 
 
 class _RunningLevel:
-    """The level that is being driven, for the thread that may have to stop it."""
+    """The running level, for the thread that may have to stop it."""
 
     def __init__(self) -> None:
         self.stopped = False
         self._task: asyncio.Future[Any] | None = None
 
     async def result(self, benchmark: Awaitable[Any]) -> Any:
-        """What vLLM's ``benchmark`` answers; None where it was stopped: then nothing of it runs any more."""
+        """The result of vLLM's ``benchmark``; None: it was stopped, and nothing of it runs any more."""
         self._task = asyncio.ensure_future(benchmark)
         try:
             return await self._task
@@ -269,7 +266,7 @@ async def _benchmarked(
 
 
 class Meter:
-    """Counts what vLLM's request function answers, and how hard this process works meanwhile."""
+    """Counts the results of vLLM's request function, and the CPU time and lag of this process."""
 
     def __init__(self, level: ClientLevel, answers: TextIO, tokenizer: Any = None) -> None:
         self.level = level
@@ -335,8 +332,9 @@ class Meter:
         prompt: ComputedTokens | None = None,
         **facts: Any,
     ) -> None:
-        """Put a request that has ended, with vLLM's output, among the others. ``due_s``: since the begin of the
-        schedule; but one that ``waited`` for others was late by ``lateness_s``. ``facts``: fields of its record."""
+        """Store an ended request with vLLM's output. ``due_s``: since the start of the schedule; a request that
+        ``waited`` for others has its lateness in ``lateness_s``. ``facts``: fields of its record.
+        """
         tokens = output.output_tokens or 0
         if output.success and not tokens:  # of a server that does not tell, as vLLM's benchmark counts
             tokens = len(self._tokenizer(output.generated_text, add_special_tokens=False).input_ids)

@@ -1,7 +1,7 @@
 """A whole experiment as a file: deployments x workloads x loads x repeats (configs/sweeps/*.yaml).
 
-Pure: what a file asks for becomes launcher command lines, workloads and loads, checked before
-anything is started. docs/methodology.md says how an experiment is run.
+Pure: a file becomes launcher settings, workloads and loads, checked before anything is started. docs/methodology.md
+describes how an experiment runs.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Entry(Frozen):
     """One configuration to deploy: a ``label`` (collocated-4xtp2, pd-pack-p1xtp1-d1xtp1) or a ``config``
     (a name of configs/deployments/ or a path relative to the experiment's file), and what differs from it.
 
-    ``name`` names its results (default: the label). ``workloads`` restricts it to some of the
-    experiment's (default: all that fit it). ``flags`` are further flags of launch_gptoss.py.
+    ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the experiment's workloads
+    (default: all that fit). ``flags`` are further flags of launch_gptoss.py.
     """
 
     name: str | None = Field(default=None, pattern=f"^{NAME}$")
@@ -103,7 +103,9 @@ class Entry(Frozen):
 
 
 class NamedWorkload(Workload):
-    """A workload of the experiment, whose seed it has; ``name`` ends its results' folder where there are several."""
+    """A workload of the experiment, with the experiment's seed; ``name`` is the end of its results' folder if there are
+    several.
+    """
 
     name: str = Field(default="mixed", pattern=f"^{NAME}$")
 
@@ -199,10 +201,10 @@ class LoadSettings(Frozen):
 class TuneBaseline(Frozen):
     """A search for the engine settings of collocated deployments, before anything is compared with them.
 
-    All combinations of ``grid`` beside the settings of the file, each launched and measured ``repeats`` times under
-    ``loads`` (default: up to `TUNED_LOADS` of the file's) of one ``workload`` (default: the first mixed one); the most
-    output tokens/s within the bounds ``at`` (default: the first of the file's) win. ``deployments``: names (default:
-    all collocated ones that run the workload).
+    All combinations of ``grid``, and the settings of the file, are launched and measured ``repeats`` times under
+    ``loads`` (default: up to `TUNED_LOADS` of the file's) of one ``workload`` (default: the first mixed one). The
+    combination with the most output tokens/s within the bounds ``at`` (default: the first of the file's) wins.
+    ``deployments``: names (default: all collocated ones that run the workload).
     """
 
     grid: dict[Knob, tuple[bool | int, ...]] = Field(default_factory=lambda: dict(GRID), min_length=1)
@@ -224,7 +226,7 @@ class TuneBaseline(Frozen):
                 raise ValueError(str(error)) from error
         if len(self.settings) > MOST_SETTINGS:
             raise ValueError(
-                f"grid: comes to {len(self.settings)} combinations, each a launch; at most {MOST_SETTINGS} are tried"
+                f"grid: has {len(self.settings)} combinations, each a launch; at most {MOST_SETTINGS} are tried"
             )
         if self.loads is not None and (self.loads.slo is not None or self.loads.ramp is not None):
             raise ValueError("loads: give concurrency, concurrency_per_gpu or rate_rps")
@@ -232,7 +234,7 @@ class TuneBaseline(Frozen):
 
     @property
     def settings(self) -> tuple[dict[str, bool | int], ...]:
-        """All combinations that engines can start with: a batch holds a token of every sequence."""
+        """All combinations with which engines can start: a batch must have room for one token of every sequence."""
         combined = itertools.product(*self.grid.values())
         every: Iterator[dict[str, bool | int]] = (dict(zip(self.grid, values, strict=True)) for values in combined)
         return tuple(
@@ -255,11 +257,11 @@ class ExperimentFile(LevelOptions):
 
     A workload of a ``file`` is replayed, and has no other load.
 
-    Each repeat visits all deployments in an order of its own, drawn from ``seed`` (see `order`), and takes
-    the levels of a visit in an order drawn likewise: drift hits all configurations alike. ``at``: bounds on latencies
-    within which viz.py names the deployment that serves most (`pdlab.core.bounds`). ``tune_baseline``: see there.
-    More repeats, better guesses and other questions to the results leave it the same experiment: these fields are
-    marked as `pdlab.core.schema.Incidental`.
+    Each repeat visits all deployments in a new order, drawn from ``seed`` (see `order`), and takes the levels of a
+    visit in an order drawn in the same way: drift affects all configurations equally. ``at``: latency bounds within
+    which viz.py names the deployment with the highest throughput (`pdlab.core.bounds`). ``tune_baseline``: see
+    `TuneBaseline`. Changes of the repeats, of the estimates and of the questions to the results leave it the same
+    experiment: these fields are marked as `pdlab.core.schema.Incidental`.
     """
 
     name: str = Field(pattern=f"^{NAME}$")
@@ -312,7 +314,8 @@ class ExperimentFile(LevelOptions):
             raise ValueError("loads: is missing; only workloads that are replayed from a file have none")
         for name in sorted(replays & {name for group in self.loads for name in group.workloads or ()}):
             raise ValueError(
-                f"loads: workload {name} is replayed, and its file says when what is sent; leave it out there"
+                f"loads: workload {name} is replayed, and its file sets the times of the requests; leave the workload "
+                "out of loads"
             )
         return self
 
@@ -327,7 +330,7 @@ class ExperimentFile(LevelOptions):
 
 
 class Configuration(Frozen):
-    """An entry made ready: its settings of the launcher, the launch that they ask for, and its workloads."""
+    """A prepared entry: its launcher settings, the launch request that they give, and its workloads."""
 
     name: str
     settings: LaunchSettings
@@ -364,7 +367,7 @@ def _compiled(workload: Any, folder: Path) -> Any:
         return workload
     others = {name: value for name, value in workload.items() if name != "file"}
     if unused := sorted(others.keys() - {"name"}):
-        raise UsageError(f"workloads: a file says what is sent; leave {unused[0]} out beside it")
+        raise UsageError(f"workloads: the file sets the requests; leave {unused[0]} out")
     return {**others, "lengths": read_traffic(folder / workload["file"]).lengths}
 
 
@@ -418,7 +421,9 @@ def _context(deployment: Deployment) -> int | None:
 
 
 def fits(deployment: Deployment, workload: NamedWorkload) -> bool:
-    """decode-only runs on engines that fill KV cache, and nothing else does."""
+    """Whether a workload fits a deployment: decode-only needs engines that fill KV cache, and other modes need engines
+    that do not.
+    """
     return deployment.decode_bench == (workload.mode == "decode-only")
 
 
@@ -449,7 +454,7 @@ def launch_settings(file: ExperimentFile, entry: Entry, path: Path) -> LaunchSet
 
 
 def started(file: ExperimentFile, settings: LaunchSettings, port: int) -> LaunchSettings:
-    """The settings of one start: those of its entry, and what the experiment adds. Raises UsageError."""
+    """The settings of one start: those of its entry, and those of the experiment. Raises UsageError."""
     return merged(settings, LaunchSettings(detach=True, port=port, timeout_s=file.launch_timeout_s))
 
 

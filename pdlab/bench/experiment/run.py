@@ -1,8 +1,9 @@
-"""Run an experiment: launch each configuration, measure it, go on; survive what fails; leave nothing behind.
+"""Run an experiment: launch and measure one configuration after another, continue after failures, and stop everything
+at the end.
 
-A deployment is started by the launcher in a process of its own, which gets the launch request on its standard
-input, so that this one imports neither Ray nor vLLM and a start that dies takes nothing with it. Local Ray nodes
-stay up from one deployment to the next and are stopped at the end.
+The launcher starts each deployment in a separate process, which gets the launch request on its standard input. So this
+process imports neither Ray nor vLLM, and a dying start does not end it. Local Ray nodes stay up from one deployment to
+the next and are stopped at the end.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class RunOptions(Frozen):
 
 
 class RunResult(Frozen):
-    """``record`` has the outcome of every visit; ``runs`` and ``searches`` are all that this experiment has now, by
-    folder."""
+    """``record`` has the outcome of every visit; ``runs`` and ``searches`` are all current results of the experiment,
+    by folder.
+    """
 
     folder: Path
     record: ExperimentRecord
@@ -79,13 +81,13 @@ class LaunchFailed(PdlabError):
 def run(
     plan: Schedule, options: RunOptions, stream: TextIO | None = None, enough: Callable[[int], str | None] | None = None
 ) -> RunResult:
-    """Measure the levels of ``plan`` that have no result yet; if ``enough`` says after some repeats why no more are
-    needed, those that were not begun are left out of the record, which keeps the reason.
+    """Measure the levels of ``plan`` that have no result yet. If ``enough`` returns a reason after some repeats, the
+    remaining repeats are left out of the record, which keeps the reason.
 
-    A configuration that does not start is marked with its error, not tried again in this run, and the
-    others go on. Raises StoreError when the folder holds another experiment, this one without ``resume`` or with
-    damaged levels, or cannot be written; UsageError when another run writes it. KeyboardInterrupt passes through
-    with everything taken down and all finished levels kept.
+    A configuration that does not start is marked with its error, not tried again in this run, and the others go on.
+    Raises StoreError when the folder holds another experiment, this one without ``resume`` or with damaged levels, or
+    cannot be written; UsageError when another run writes it. KeyboardInterrupt passes through, after everything was
+    stopped; all finished levels are kept.
     """
     folder = options.out / plan.file.name
     with Store(folder).held():
@@ -296,7 +298,7 @@ class _Launcher:
             raise LaunchFailed(message or f"exit code {end.exit_code}: {end.last_line or 'it printed nothing'}")
 
     def stop(self) -> None:
-        """Take down what is served, and local nodes with it. A second Ctrl-C does not end it halfway."""
+        """Stop the deployment and the local nodes. A second Ctrl-C does not interrupt this."""
         if not self._up:
             return
         self._up, self._hosts = False, None

@@ -1,4 +1,4 @@
-"""What an experiment file comes to: its visits in order, what is left to measure, and how long it takes.
+"""The schedule of an experiment file: its visits in order, what is left to measure, and how long it takes.
 
 Starts nothing and imports neither Ray nor vLLM.
 """
@@ -57,7 +57,7 @@ class PlannedVisit(Frozen):
 
 
 class Schedule(Frozen):
-    """An experiment made ready. ``file`` is as it was read from ``path``; ``tuned`` and ``tunes`` as in its record."""
+    """A prepared experiment. ``file`` is as it was read from ``path``; ``tuned`` and ``tunes`` as in its record."""
 
     file: ExperimentFile
     path: Path
@@ -121,8 +121,8 @@ def launch_s(file: ExperimentFile) -> float:
 def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: tuple[SloSearchOptions, ...]) -> float:
     """Estimate of measuring those loads and searches in one visit, the load generator's start included.
 
-    A closed loop takes requests / concurrency times the expected time of one, an open loop requests /
-    rate. Expected times are the file's (``expect``): they do not know how load slows a server down.
+    A closed loop takes requests / concurrency times the expected time of one, an open loop requests / rate. Expected
+    times are the file's (``expect``): they do not include how load slows a server down.
     """
     if not loads and not searches:
         return 0.0
@@ -157,7 +157,9 @@ def visit_s(plan: Schedule, visit: PlannedVisit, out: Path) -> float:
 
 
 def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> ExperimentRecord | None:
-    """What an earlier run left in ``folder``, None: nothing. Raises StoreError when ``file`` may not go there."""
+    """The record of an earlier run in ``folder``; None: there is none. Raises StoreError when results of ``file`` must
+    not go there.
+    """
     earlier = read_record(folder)
     if earlier is None:
         check_folder_is_new(folder, RECORD, ignored=(LOCK,))

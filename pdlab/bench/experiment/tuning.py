@@ -1,8 +1,8 @@
-"""The search for engine settings of the collocated deployments, as an experiment of its own before the other.
+"""The search for engine settings of the collocated deployments, as a separate experiment before the actual one.
 
-What PD is compared with should be as good as its knobs make it. Each combination of settings is a deployment of this
-experiment, which is launched, measured, kept and resumed as any other; the settings of the winner then are launched
-anew for the comparison, so that the luck of the search is no part of it.
+The baseline of PD should be as good as its settings allow. Each combination of settings is a deployment of this
+experiment, which is launched, measured, stored and resumed like any other. The winner is then launched again for the
+comparison, so that the luck of the search is no part of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TuningCandidate(Frozen):
 
 
 class TuningSearch(Frozen):
-    """The search as a plan of its own, and what its deployments stand for. ``at``: the bounds that it is judged by."""
+    """The search as a schedule, with the settings of each of its deployments. ``at``: the bounds for its ranking."""
 
     plan: Schedule
     tune: TuneBaseline
@@ -61,8 +61,7 @@ class TuningSearch(Frozen):
 
 
 def search_of(plan: Schedule) -> TuningSearch | None:
-    """The search that comes before ``plan``; None where none is asked for. Raises UsageError for one that could not be
-    made."""
+    """The search that runs before ``plan``; None: the file has none. Raises UsageError for an impossible search."""
     file, tune = plan.file, plan.file.tune_baseline
     if tune is None:
         return None

@@ -21,7 +21,7 @@ _cpu: Any = importlib.import_module(KV_OFFLOAD_CPU)
 
 
 class HostCopyWorker(_base.OffloadingWorker):  # type: ignore[misc]
-    """``num_blocks`` blocks of every tensor of the KV cache, in memory beside it."""
+    """Holds ``num_blocks`` blocks of every tensor of the KV cache in separate memory."""
 
     def __init__(self, kv_caches: Any, num_blocks: int) -> None:
         self._engine = [each.tensor for each in kv_caches.tensors]

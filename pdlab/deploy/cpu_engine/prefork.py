@@ -1,4 +1,5 @@
-"""An engine core that need not import vLLM: forked from its replica's process, before Ray makes that one a worker.
+"""Fork an engine core from its replica's process, before that process becomes a Ray worker, so that vLLM is imported
+once.
 
 In a Ray actor vLLM may not fork, for Ray's threads hold locks and sockets that a child would inherit, and so it
 starts its engine core as a new interpreter, which imports vLLM again: seconds of CPU per engine. Here the replica's
@@ -62,7 +63,7 @@ def fork_after(modules: Sequence[str]) -> None:
 
 
 def use_in(module: Any) -> None:
-    """Have what ``module.get_mp_context()`` starts run in the waiting child, if there is one; else as before."""
+    """Make processes of ``module.get_mp_context()`` start in the waiting child if there is one, else as before."""
     ordinary = module.get_mp_context
     module.get_mp_context = lambda: _Context(ordinary())
 

@@ -1,4 +1,5 @@
-"""Runs inside Ray Serve replicas on CPU nodes, never in pdlab's own process: a leaner start of an engine.
+"""A start of CPU engines with fewer processes. Runs inside Ray Serve replicas on CPU nodes, never in pdlab's own
+process.
 
 GPU nodes do not use it and therefore need no pdlab installed.
 """
@@ -17,7 +18,7 @@ _callbacks: Any = importlib.import_module(CALLBACKS)
 
 
 class LocalCallback(_callbacks.CallbackBase):  # type: ignore[misc]
-    """Takes out of a replica's start what does nothing for a model in a local folder.
+    """Leaves out the steps of a replica's start that have no use for a model in a local folder.
 
     The download task of the model folder and the usage-telemetry actor are each a process that
     imports vLLM again, and the engine waits for both. With one rank per engine the worker lives in

@@ -13,7 +13,7 @@ NIXL_PROGRESS_DELAY_US = 100
 
 
 class WorkerExtension:
-    """Adds no method to the worker; vLLM wants a class to import."""
+    """Adds no method to the worker; vLLM needs a class to import."""
 
 
 def ask_for_amx() -> None:
@@ -24,7 +24,7 @@ def ask_for_amx() -> None:
 
 
 def calm_nixl() -> None:
-    """Let NIXL's progress thread sleep between two looks (see NIXL_PROGRESS_DELAY_US)."""
+    """Let NIXL's progress thread sleep between two polls (see NIXL_PROGRESS_DELAY_US)."""
     try:
         api = importlib.import_module("nixl._api")
     except ImportError:
@@ -41,8 +41,8 @@ def calm_nixl() -> None:
 def leave_unpinned() -> None:
     """Keep vLLM's NIXL connector from pinning the worker to the last core of its NUMA node.
 
-    It does so for every CPU engine whatever VLLM_CPU_OMP_THREADS_BIND says: prefill and decode on
-    one machine then share one core while the others idle.
+    It does so for every CPU engine, whatever the value of VLLM_CPU_OMP_THREADS_BIND: prefill and decode on one machine
+    then share one core while the others idle.
     """
     platform = importlib.import_module(PLATFORMS).current_platform
     type(platform).discover_numa_topology = classmethod(lambda cls: [])

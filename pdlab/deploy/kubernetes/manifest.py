@@ -1,8 +1,8 @@
 """The manifests of a KubeRay RayService that serves a prepared deployment.
 
 One worker group for each planned node, with one pod and the label ``pdlab/node``: the pod that replaces a lost one has
-the label again, and the replica's placement finds it. Or one worker group for all nodes that have the same pools.
-Pure: plain data in, plain data out. docs/kubernetes.md says why each field is there.
+the label again, and the replica's placement finds it. Or one worker group for all nodes that have the same pools. Pure:
+plain data in, plain data out. docs/kubernetes.md has the reason for each field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080
 
 @dataclass(frozen=True)
 class PodSize:
-    """What pods have beside GPUs. ``shared_memory``: of /dev/shm, with Ray's object store in it."""
+    """Resources of pods other than GPUs. ``shared_memory``: size of /dev/shm, with Ray's object store in it."""
 
     head_cpu: str
     head_memory: str
@@ -54,7 +54,7 @@ CPU_PODS = PodSize("1", "4Gi", "4Gi", 2**30)
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """One worker group. ``nodes``: the planned nodes that its pods stand for, which are alike."""
+    """One worker group. ``nodes``: the planned, identical nodes that its pods represent."""
 
     name: str
     nodes: tuple[ClusterNode, ...]
@@ -128,7 +128,7 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
     found = [
         f"pdlab {__version__}: {prepared.deployment.label} on {prepared.view.name}. Read docs/kubernetes.md first.",
         f"The image {options.image} has {versions}, bash and wget.",
-        "The cluster has KubeRay 1.5.1 or later, and the plugins of the devices that the pods ask for.",
+        "The cluster has KubeRay 1.5.1 or later, and the plugins of the devices that the pods request.",
     ]
     if wants_key:
         found.append(
@@ -146,8 +146,8 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
         found.append("Without --weights-pvc every pod downloads the weights, and again when it is replaced.")
     if isinstance(prepared.deployment.topology, Fluid):
         found.append(
-            "A fluid pool has one router, on the head: worker pods stay unready, because KubeRay asks each for a proxy "
-            "(ray-project/kuberay issue 4994). The Service sends requests to the head."
+            "A fluid pool has one router, on the head: worker pods stay unready, because KubeRay requires a proxy on "
+            "each (ray-project/kuberay issue 4994). The Service sends requests to the head."
         )
     if prepared.view.device == "gpu" and options.hugepages is None and _has_efa(prepared):
         found.append("With --hugepages libfabric has huge pages, where `kubectl describe node` shows some.")
@@ -256,7 +256,10 @@ def _rdma(prepared: Prepared, options: ExportOptions) -> RdmaDevices | None:
     if options.rdma is not None and options.rdma.kind != "efa":
         return options.rdma
     if options.rdma is not None and not counts:
-        raise UsageError(f"--rdma efa: the nodes of {prepared.view.name} have no EFA; say so in nic, or leave it out")
+        raise UsageError(
+            f"--rdma efa: the nodes of {prepared.view.name} have no EFA; set nic in the cluster's file, or leave "
+            "--rdma out"
+        )
     if counts:
         return RdmaDevices(kind="efa")
     if "rdma" in planned_wires(prepared.deployment, prepared.placement, prepared.view):

@@ -148,7 +148,7 @@ def _application(spec: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
         for key, value in selector.items():
             wanted = set(value.removeprefix("in(").removesuffix(")").replace(" ", "").split(","))
             if missing := sorted(wanted - given.get(key, set())):
-                yield f"the application asks for nodes with {key}={', '.join(missing)}, which no worker group has"
+                yield f"the application needs nodes with {key}={', '.join(missing)}, but no worker group has that label"
 
 
 def selectors(value: Any) -> Iterator[dict[str, str]]:

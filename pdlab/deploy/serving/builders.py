@@ -1,14 +1,13 @@
-"""Ray Serve LLM's builders with pdlab's guard in front, and engines that tell their KV pool's size: the applications
-that are served.
+"""Ray Serve LLM's builders, extended by pdlab: the guard in front of the engines, and engines that export the size of
+their KV pool. These builders make the served applications.
 
 Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
 `pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
-`pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.DrainsBeforeStop`,
-and, with ``kv_guard``, whether the KV guard's sources must be brought to the nodes (``send_sources``: nodes without
-pdlab). With ``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`).
-The classes travel to the replicas by value. So the nodes of a cluster need no pdlab; the machine that builds the
-application does.
-Imports Ray: no module of pdlab's own process imports it but by its name in `pdlab.deploy.serve_config`.
+`pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.DrainsBeforeStop`, and,
+with ``kv_guard``, whether the KV guard's sources must be sent to the nodes (``send_sources``: nodes without pdlab).
+With ``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`). The classes
+travel to the replicas by value. So the nodes of a cluster need no pdlab; the machine that builds the application does.
+Imports Ray: modules of pdlab's own process do not import this one; `pdlab.deploy.serve_config` has its name.
 """
 
 from __future__ import annotations
@@ -82,9 +81,10 @@ class HttpFront:
 
 
 class SplitsSequences:
-    """Mixed into Ray's decode server: every sequence has a prefill and a KV transfer of its own.
+    """Mixed into Ray's decode server: every sequence of a request gets its own prefill and KV transfer.
 
-    What one engine has to answer whole (`pdlab.deploy.serving.sequences.for_one_engine`) is answered by decode's alone.
+    Requests that one engine must answer whole (`pdlab.deploy.serving.sequences.for_one_engine`) go only to decode's
+    engine.
     """
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
@@ -173,9 +173,10 @@ def build_pd_openai_app(args: dict[str, Any]) -> Any:
 
 
 def build_fluid_openai_app(args: dict[str, Any]) -> Any:
-    """One pool of engines whose roles move (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles`` the
-    fields of `pdlab.roles.spec.FluidSpec`. ``by_session``: sessions stay with the engine that decodes them. Raises what
-    Ray's builders raise."""
+    """One pool of engines whose roles change (`pdlab.deploy.serving.role_board`): ``llm_config``, and under ``roles``
+    the fields of `pdlab.roles.spec.FluidSpec`. ``by_session``: sessions stay with the engine that decodes them. Raises
+    what Ray's builders raise.
+    """
     arguments = dict(args)
     call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
     spec = FluidSpec(**roles)

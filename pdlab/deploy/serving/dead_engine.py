@@ -1,8 +1,8 @@
-"""A replica whose engine core has died ends itself, so that Ray Serve replaces it, and has others answer until then.
+"""A replica whose engine core has died ends itself, so that Ray Serve replaces it. Until then other replicas answer.
 
-Ray Serve asks for health every 10 s and believes the third bad answer. Until then such a replica answers what it is
-sent with errors, some of them only when it is stopped, half a minute after the death, and no other one is started. Runs
-in Ray Serve's replicas, sent there by value: imports the standard library alone.
+Ray Serve checks health every 10 s and acts on the third bad answer. Until then such a replica answers requests with
+errors, some only half a minute after the death, when it is stopped. No new replica is started meanwhile. Runs in Ray
+Serve's replicas, sent there by value: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StopsWithEngine:
 
 
 class RefusesWhenDead:
-    """Answers `ELSEWHERE` to what is sent after vLLM's ``client`` has found its engine core dead."""
+    """Answers `ELSEWHERE` to requests that arrive after vLLM's ``client`` has found its engine core dead."""
 
     def __init__(self, app: App, client: Any) -> None:
         self.app = app
@@ -77,7 +77,7 @@ async def end_with(client: Any, end: Callable[[int], Any] = os._exit, answers_s:
     while not client.errored:
         await asyncio.sleep(POLL_S)
     log = logging.getLogger("ray.serve")
-    log.error("the engine core has died: this replica ends, for Ray Serve to replace it")
+    log.error("the engine core has died: this replica ends, and Ray Serve replaces it")
     await asyncio.sleep(answers_s)
     for handler in log.handlers:  # they buffer
         handler.flush()

@@ -1,8 +1,8 @@
 """A replica that is to stop keeps its engine until nobody needs the KV blocks that it holds.
 
-Ray Serve waits for a replica's requests alone. Prefill's have ended when their KV blocks are still to be read, and an
-engine that is gone then leaves decode with a read that fails. Runs in Ray Serve's replicas, sent there by value:
-imports the standard library alone.
+Ray Serve waits only for a replica's requests. Prefill's requests end before decode has read their KV blocks. If the
+engine stops then, decode's read fails. Runs in Ray Serve's replicas, sent there by value: imports the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class DrainsBeforeStop:
 
 
 async def drained(engine: Any, limit_s: float, poll_s: float = POLL_S) -> bool:
-    """Wait until the engine holds no KV block, ``limit_s`` at most; whether it holds none then.
+    """Wait until the engine holds no KV block, at most ``limit_s`` seconds. True: it holds none.
 
-    Returns at once where the whole application goes: nobody will read then. vLLM resets its prefix cache only when no
-    block is held, and says whether it did; what it forgets is of no use in an engine that ends.
+    Returns at once if the whole application stops, because then no engine reads. vLLM resets its prefix cache only when
+    no block is held, and returns whether it did. The lost cache is of no use in an engine that ends.
     """
     client = getattr(engine, "_engine_client", None)
     if client is None:

@@ -1,12 +1,12 @@
-"""Prefill's first token, and where it is decode's too.
+"""Prefill's first token, and the rule for requests in which it is also decode's first token.
 
 Prefill samples the first token from the prompt; decode samples it once more when it has the KV cache, and goes on from
-there. With greedy sampling both take the same token but where two are nearly as likely and round differently.
-`first_token` says where that is so; docs/timeline.md has the table. There decode's engine can be handed the token
-(`FIRST_TOKEN`). And `early_token` can be sent to the client as soon as prefill has answered, before its KV cache has
-moved: decode's text must begin with it, and that begin is left out. Where it does not, decode is asked anew, to go on
-from the prompt and prefill's token. Works on requests and answers of Ray Serve LLM by their public fields; runs in its
-replicas, sent there by value: imports the standard library and its neighbours.
+there. With greedy sampling both take the same token, except if two tokens are nearly as likely and round differently.
+`first_token` decides for which requests this holds; docs/timeline.md has the table. For these requests decode's engine
+can get the token (`FIRST_TOKEN`). And `early_token` can go to the client as soon as prefill has answered, before the KV
+cache has moved. Decode's text must then begin with the token, and this beginning is left out. If it does not, decode
+gets a new request, to continue from the prompt and prefill's token. Works on requests and answers of Ray Serve LLM by
+their public fields; runs in its replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SentTextMismatch(Exception):
 
 @dataclass(frozen=True)
 class EarlyToken:
-    """The first token of an answer: its text, the chunk that is sent of it, and the ids of prompt and token."""
+    """The first token of an answer: its text, the chunk for the client, and the ids of prompt and token."""
 
     text: str
     chunk: str
@@ -50,12 +50,12 @@ class EarlyToken:
 def first_token(
     request: Any, answer: Any, longest: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
 ) -> int | None:
-    """The token of prefill's ``answer`` to a ``request`` that decode would take too, and go on behind; None: it may
-    take another, end with it, or say more of it than prefill did.
+    """The token of prefill's ``answer`` if decode takes the same first token for the ``request`` and continues after
+    it. None: decode may take another token, end with it, or return more about it than prefill did.
 
-    ``longest``: tokens of the decode engine's context. ``prompt_ids``, ``token_ids``: of the prompt and the answer, as
-    far as prefill told them. A field of the request that is set to anything but its default,
-    and that is not known to leave the first token as it is, says None.
+    ``longest``: tokens of the decode engine's context. ``prompt_ids``, ``token_ids``: ids of the prompt and the answer,
+    if prefill returned them. The result is None if a field of the request has another value than its default, unless
+    the field is known to leave the first token unchanged.
     """
     chat, given = "messages" in type(request).model_fields, vars(request)
     most = given.get("max_completion_tokens") or given["max_tokens"]  # an attribute of chat's would warn of its age
@@ -82,7 +82,9 @@ def first_token(
 def early_token(
     request: Any, answer: Any, longest: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
 ) -> EarlyToken | None:
-    """The `first_token` of a completion that may be sent at once, for it is streamed as text; None: none may."""
+    """The `first_token` of a completion that is streamed as text, so that it may be sent at once; None: no token
+    may.
+    """
     token = first_token(request, answer, longest, prompt_ids, token_ids)
     usage = getattr(request.stream_options, "continuous_usage_stats", False)
     if token is None or not request.stream or request.return_token_ids is not None or usage:
@@ -106,8 +108,9 @@ def _means_something(value: Any, field: Any) -> bool:
 
 
 class DropsSentText:
-    """Decode's stream without the text that the client has. Items are texts of server-sent events, and lists of them;
-    others are passed on as they are."""
+    """Decode's stream without the text that the client already has. Items are texts of server-sent events, and lists of
+    them; other items pass unchanged.
+    """
 
     def __init__(self, text: str) -> None:
         self._left = text
@@ -118,7 +121,7 @@ class DropsSentText:
         return not self._left
 
     def rest(self, item: Any) -> Any:
-        """What of the item is to be sent; None: nothing. Raises SentTextMismatch."""
+        """The part of the item to send; None: nothing. Raises SentTextMismatch."""
         if self.done:
             return item
         if isinstance(item, list):
@@ -158,7 +161,7 @@ class DropsSentText:
 
 
 def going_on(request: Any, early: EarlyToken) -> Any:
-    """The request for what comes behind the early token, computed by decode alone."""
+    """The request for the text after the early token, computed only by decode."""
     changed = {"prompt": [*early.prompt_ids, early.token_id], "max_tokens": request.max_tokens - 1}
     return request.model_copy(update=changed | {"kv_transfer_params": None})
 

@@ -1,9 +1,10 @@
-"""A fluid pool whose number of engines moves: who is new and not warm yet, who is about to go, how many Ray Serve runs.
+"""A fluid pool whose number of engines changes: which engines are new and not warm yet, which will stop, and how many
+Ray Serve runs.
 
-The board (`pdlab.deploy.serving.role_board`) decides, this applies it. A new engine is *joining* until it has made a
-first transfer to and from each of the others, which the engines do themselves as the board asks them to. Of a number
-that falls Ray Serve chooses the replica that stops: the engine that it will choose, as far as that is known, gets no
-work before (*leaving*) and ends what it has. Sent by value: imports the standard library, and Ray inside functions.
+The role board (`pdlab.deploy.serving.role_board`) decides, this module applies the decision. A new engine is *joining*
+until it has made a first transfer to and from each of the others; the engines do these at the board's request. If the
+number falls, Ray Serve chooses the replica that stops. The engine that it will probably choose gets no new work before
+(*leaving*) and finishes its requests. Sent by value: imports the standard library, and Ray inside functions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ Pair = tuple[str, str]
 
 
 class EngineAdmission:
-    """Which engines may take work. The first ``founders`` may at once, for the launch warms them (None: all may)."""
+    """Decides which engines may take work. The first ``founders`` engines may at once, because the launch warms them
+    (None: all may).
+    """
 
     def __init__(self, founders: int | None) -> None:
         self._founders = founders or 0
@@ -43,16 +46,16 @@ class EngineAdmission:
         self._asked: dict[Pair, float] = {}  # when it may be asked for again
 
     def knew(self, roles: Mapping[str, str]) -> None:
-        """Another board gave these roles."""
+        """An earlier board gave these roles: its engines may take work."""
         self._members |= {name for name, role in roles.items() if role != "joining"}
         self._founders = 0
 
     def joins(self, engine: str) -> bool:
-        """Whether it may take no work yet."""
+        """Whether the engine may not take work yet."""
         return not (self._all or self._founders or engine in self._members)
 
     def look(self, present: Collection[str]) -> list[str]:
-        """``present``: the engines that tell what they do. Those that may take work from now on, and might not."""
+        """The engines that may take work from now on. ``present``: the engines that report."""
         if self._founders:
             self._members |= set(present)
             self._founders = 0 if len(present) >= self._founders else self._founders
@@ -65,17 +68,17 @@ class EngineAdmission:
         return new
 
     def orders(self, engine: str, present: Collection[str], now_s: float) -> list[str]:
-        """The engines after whose prefill ``engine`` is to decode now, and to tell how it went."""
+        """The engines from which ``engine`` must now make a first transfer, and report the result."""
         wanted = {pair for each in present if self.joins(each) for pair in self._pairs(each, present)} - self._done
         mine = sorted(pair for pair in wanted if pair[1] == engine and self._asked.get(pair, now_s) <= now_s)
         for pair in mine:
             if pair in self._asked:
-                _log().warning("a first transfer from %s to %s is asked for again", *pair)
+                _log().warning("a first transfer from %s to %s is requested again", *pair)
             self._asked[pair] = now_s + WARM_S + WARM_AGAIN_S
         return [prefill for prefill, _ in mine]
 
     def told(self, engine: str, outcomes: Mapping[str, str], now_s: float) -> None:
-        """How the first transfers to ``engine`` went: who prefilled -> the error, empty where there was none."""
+        """Results of the first transfers to ``engine``: the engine that prefilled -> the error, empty without one."""
         for prefill, error in outcomes.items():
             if not error:
                 self._done.add((prefill, engine))
@@ -110,13 +113,13 @@ class ReplicasOfPool:
 
 
 class ServesReplicas(Protocol):
-    """Ray Serve, as far as numbers of replicas go."""
+    """The part of Ray Serve that runs replicas."""
 
     async def look(self) -> ReplicasOfPool:
-        """What it runs now."""
+        """The replicas that it runs now."""
 
     async def ask(self, replicas: int) -> None:
-        """Have it run so many engines."""
+        """Set the number of engines."""
 
 
 class RayServe:
@@ -172,8 +175,9 @@ class ReplicaScaling:
         self.leaving: frozenset[str] = frozenset()
 
     async def step(self, idle: Callable[[str], bool]) -> None:
-        """Look at Ray Serve if that is due, and ask it for one more or one fewer. ``idle``: whether an engine has
-        nothing under way. Raises what Ray raises."""
+        """Read Ray Serve's state if that is due, and set one engine more or fewer. ``idle``: whether an engine has no
+        requests. Raises what Ray raises.
+        """
         now_s = self._clock()
         moving = self._moving or self.wanted != self._target
         if now_s - self._looked_s < (MOVING_S if moving else STEADY_S):
@@ -206,8 +210,10 @@ class ReplicaScaling:
 
 
 def next_to_stop(served: ReplicasOfPool) -> str | None:
-    """The running replica that Ray Serve stops where it is to run one fewer: on the head node last, first on the node
-    with fewest replicas of all deployments, there the newest. None: one that does not run yet."""
+    """The running replica that Ray Serve stops if it must run one fewer. It begins with the node with the fewest
+    replicas of all deployments (the head node comes last), and takes the newest replica there. None: it stops one that
+    does not run yet.
+    """
     alive = [each for each in served.replicas if each.state != STOPPING]
     if any(each.state != RUNNING for each in alive):
         return None
@@ -223,7 +229,7 @@ def _running(replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def value_of(value: Any) -> str:
-    """Of a state that Ray gives as an enumeration's member or as its value."""
+    """The value of a state, which Ray gives as a member of an enumeration or as its value."""
     return str(getattr(value, "value", value))
 
 

@@ -2,7 +2,7 @@
 
 vLLM answers a wrong type, a chat template's complaint and the like with a 4xx where it serves HTTP itself. Ray's engine
 passes on only some of them, so that the others become a 500, and on PD a failure of prefill that is tried again. An
-error of openai_harmony is a 500 everywhere. The mixin puts this right where the engine's objects are made. Runs in Ray
+error of openai_harmony is a 500 everywhere. The mixin corrects this where the engine's objects are created. Runs in Ray
 Serve's replicas, sent there by value: imports the standard library and its neighbours.
 """
 
@@ -35,7 +35,7 @@ class ExplainsErrors:
 
 
 def explain(serving: Any, method: str) -> None:
-    """Have vLLM's object answer with an error, where it would raise one that is not the server's."""
+    """Make vLLM's object answer with an error response if it would raise an error that is not the server's fault."""
     create, answer = serving.create_error_response, getattr(serving, method)
 
     def create_error_response(message: Any, *rest: Any, **more: Any) -> Any:
@@ -57,14 +57,14 @@ def explain(serving: Any, method: str) -> None:
 
 
 def harmonys(error: Any) -> str | None:
-    """What the client is told of an error of openai_harmony; None for any other."""
+    """The message for the client about an error of openai_harmony; None: it is another error."""
     if not _is_harmonys(error):
         return None
     if NO_VOCABULARY in str(error):
         return REASONS[NO_VOCABULARY]
     return (
-        f"the model's answer is not in gpt-oss's chat format ({error}): leave out what makes the model go on after the "
-        "end of its answer (ignore_eos, min_tokens), or ask /v1/completions"
+        f"the model's answer is not in gpt-oss's chat format ({error}): leave out the parameters that make the model "
+        "go on after the end of its answer (ignore_eos, min_tokens), or use /v1/completions"
     )
 
 
@@ -81,8 +81,9 @@ def count_reasoning_of(serving: Any) -> None:
 
 
 def reasoning_tokens(parser: Any, token_ids: Sequence[int]) -> int:
-    """Tokens of the reasoning in an answer, without those of the format. vLLM asks after each piece of a stream, with
-    all tokens so far: those of the last time are not read again."""
+    """Tokens of the reasoning in an answer, without those of the format. vLLM calls this after each piece of a stream,
+    with all tokens so far; tokens of the last call are not read again.
+    """
     counted = vars(parser).get("_pdlab_reasoning")
     if counted is None or counted.read > len(token_ids):
         counted = vars(parser)["_pdlab_reasoning"] = _Reasoning()

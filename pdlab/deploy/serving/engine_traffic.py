@@ -1,4 +1,4 @@
-"""What passes through the server of one fluid engine, for the controller of the roles.
+"""Counts the requests and tokens of one fluid engine, for the controller of the roles.
 
 Runs in Ray Serve's replicas, sent there by value: imports the standard library and `pdlab.roles`.
 """
@@ -19,9 +19,10 @@ _COMPLETION_TOKENS = re.compile(r'"completion_tokens":\s*(\d+)')
 
 
 class EngineAnswer:
-    """One sequence that this engine decodes: when it came, the chunks of its prompt where somebody asks for them, how
-    many of its tokens are in this engine's cache as far as is known, how many another engine was asked to compute, when
-    it was prefilled, and what was sent so far."""
+    """One sequence that this engine decodes: its arrival, the chunks of its prompt if they are needed, how many of its
+    tokens are known to be in this engine's cache, how many another engine must compute, the time of its prefill, and
+    what was sent so far.
+    """
 
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
@@ -35,7 +36,7 @@ class EngineAnswer:
 
 
 class TrafficCounts:
-    """Counts since the last `take`, and what is under way. Times are those of ``clock``, in seconds."""
+    """Counts since the last `take`, and the current requests. Times are those of ``clock``, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,14 +48,14 @@ class TrafficCounts:
         self._counts = EngineReport()
 
     def prefill_began(self, tokens: int) -> None:
-        """A prompt came whose KV cache another engine will take."""
+        """A prompt has arrived whose KV cache another engine will read."""
         if not self._prefills:
             self._busy_since = self._clock()
         self._prefills += 1
         self.waiting_prompt_tokens += tokens
 
     def prefill_ended(self, tokens: int, *, answered: bool, computed: int | None = None) -> None:
-        """It was answered, or given up. ``computed``: so many of its tokens were not cached (None: all)."""
+        """The prompt was answered, or cancelled. ``computed``: how many of its tokens were not cached (None: all)."""
         self._prefills -= 1
         self.waiting_prompt_tokens -= tokens
         if answered:
@@ -64,13 +65,14 @@ class TrafficCounts:
             self._counts.prefill_busy_s += self._clock() - self._busy_since
 
     def arrived(self, prompt_tokens: int) -> EngineAnswer:
-        """A client's sequence came, which this engine is to decode."""
+        """A client's sequence has arrived, which this engine will decode."""
         self.coming += 1
         return EngineAnswer(self._clock(), prompt_tokens)
 
     def prompted(self, answer: EngineAnswer, tokens: int) -> None:
-        """Another engine is asked to compute so many tokens of its prompt: of one that was counted already, those
-        above."""
+        """Another engine must compute this number of tokens of its prompt. If the sequence was counted before, only the
+        additional tokens count.
+        """
         if tokens > answer.asked_tokens:
             self._count(
                 self._counts.prompts, answer, tokens - answer.asked_tokens, requests=0 if answer.asked_tokens else 1
@@ -78,7 +80,7 @@ class TrafficCounts:
             answer.asked_tokens = tokens
 
     def stays(self, answer: EngineAnswer) -> None:
-        """Its prompt is computed here."""
+        """The prompt is computed on this engine."""
         size = size_class(answer.prompt_tokens)
         self._counts.local[size] = self._counts.local.get(size, 0) + 1
 
@@ -89,7 +91,7 @@ class TrafficCounts:
         counts[size] = (before[0] + requests, before[1] + tokens)
 
     def prefilled(self, answer: EngineAnswer) -> None:
-        """Its prompt was prefilled elsewhere: from here on it is this engine's."""
+        """The prompt was prefilled on another engine: from now on the sequence is this engine's work."""
         if answer.prefilled_s is None:
             answer.prefilled_s = self._clock()
             self.coming -= 1
@@ -108,7 +110,7 @@ class TrafficCounts:
         answer.tokens = total
 
     def ended(self, answer: EngineAnswer, *, whole: bool) -> None:
-        """The answer is complete (``whole``), or nobody waits for it any more."""
+        """The answer is complete (``whole``), or the client has left."""
         if answer.prefilled_s is None:
             self.coming -= 1
         else:
@@ -121,11 +123,11 @@ class TrafficCounts:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, nor came or ended since the last `take`."""
+        """Whether there are no requests now, and none arrived or ended since the last `take`."""
         return not (self._prefills or self.coming or self.running or self._counts != EngineReport())
 
     def take(self) -> EngineReport:
-        """The counts since the last call, and what is under way now."""
+        """The counts since the last call, and the current requests."""
         now_s = self._clock()
         if self._prefills:
             self._counts.prefill_busy_s += now_s - self._busy_since
@@ -172,8 +174,9 @@ def prompt_chunks(request: Any) -> list[int]:
 
 
 def tokens_after(item: Any, before: int) -> int:
-    """Tokens of an answer once ``item`` of it was sent, ``before`` of which had been: what its usage says, else one per
-    event of a stream, whose events may have more."""
+    """Tokens of an answer after ``item`` was sent; ``before``: tokens before it. They come from the usage, else one per
+    event of a stream (an event may have more).
+    """
     if isinstance(item, list):
         for part in item:
             before = tokens_after(part, before)

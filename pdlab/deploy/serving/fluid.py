@@ -1,5 +1,5 @@
-"""An engine that prefills for others and decodes for clients, as its role is: what one request asks for is a field of
-the request.
+"""An engine that prefills for other engines or decodes for clients, by its role. A field of each request states which
+of the two it is.
 
 Runs in Ray Serve's replicas, sent there by value: imports the standard library, `pdlab.roles` by way of the board, and
 Ray.
@@ -34,8 +34,8 @@ ALIVE_EVERY = 4
 
 
 class SwitchesRoles:
-    """Mixed into a server that orchestrates prefill and decode, in front of all others: its prefill is its own
-    deployment, and what another engine asks it to prefill it prefills.
+    """Mixed into a server that orchestrates prefill and decode, in front of all other classes. Its prefill deployment
+    is its own deployment, and it prefills for other engines.
 
     ``board_name`` and ``board_spec``: of `pdlab.deploy.serving.role_board.board`.
     """
@@ -175,7 +175,7 @@ class SwitchesRoles:
         else:
             prefilled = await super()._prefilled(pd, backend, method, request, raw)  # type: ignore[misc]
         if prefilled is None and (engine := self._prefill_by.get(id(request))):
-            raise RuntimeError(f"{engine} did not prefill what this engine was to decode")
+            raise RuntimeError(f"{engine} did not prefill the prompt for this engine")
         if not isinstance(prefilled, pd.ErrorResponse):
             self._flow.prefilled(answer)
         return prefilled
@@ -212,15 +212,16 @@ class SwitchesRoles:
     # --- what the launcher asks ----------------------------------------------------------------
 
     async def alone(self, request: Any) -> Any:
-        """One whole completion by this engine, without a transfer."""
+        """One whole completion by this engine, without a KV transfer."""
         async for answer in await self._engine_alone("completions", request, None):
             return answer
         return None
 
     async def answers_from(self, pairs: dict[str, list[str]], request: Any) -> tuple[str, dict[str, Any]]:
         """This engine, and the completion that it decodes after each of the engines that ``pairs`` has for it (unique
-        ids of replicas, this one left out) has prefilled. Every one is computed anew: none finds another's blocks, nor
-        those of an earlier call, in a prefix cache. Raises RuntimeError where one did not prefill."""
+        ids of replicas, this one left out) has prefilled. Every prompt is computed again: none finds blocks of another
+        or of an earlier call in a prefix cache. Raises RuntimeError if an engine did not prefill.
+        """
         serve: Any = importlib.import_module("ray.serve")
         own = serve.get_replica_context().replica_id.unique_id
         answers = {}

@@ -1,4 +1,4 @@
-"""Which fluid engine a request goes to: prompts to those that prefill, clients' requests to those that decode.
+"""Routes requests to fluid engines: prompts to engines that prefill, clients' requests to engines that decode.
 
 Loaded wherever a handle of the engines is, where Ray has sent it by value: imports Ray and the standard library alone,
 and is a module of its own because Ray takes back that the router's module travels so.
@@ -34,20 +34,22 @@ IDLE = ("joining", "leaving", "draining")
 
 
 class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
-    """Roles and loads come from the board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, those
-    that it told last stand. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) is one of prefill.
+    """Roles and loads come from the role board (`pdlab.deploy.serving.role_board`), by long poll; while it is away, the
+    last ones stay valid. A call with a route (`pdlab.deploy.serving.prefill_call.Route`) is a call of prefill.
 
-    *Decode*: of two engines at random that with fewer requests to decode, or that of the request's session. *Prefill*:
-    never the engine that asks; of two at random that with fewer prompt tokens waiting, and one on the asking engine's
-    node, to which KV cache takes the shortest way, if it has at most one such prompt more to do. Where the route knows
-    which engines have the prompt's beginning, one of those that have most of it, chosen in the same way, if it is done
-    with the rest of it no later; such a route also knows what waits there now. Roles are no condition: where there is
-    no engine of the wanted role, another one that is not joining, leaving or draining does it.
+    *Decode*: of two random engines the one with fewer requests to decode, or the engine of the request's session.
+    *Prefill*: never the calling engine. Of two random engines the one with fewer waiting prompt tokens; but an engine
+    on the caller's node, which has the shortest way for KV cache, if it has at most one such prompt more to do. If the
+    route names the engines that have the prompt's beginning cached, the router takes one of those with most of it,
+    chosen in the same way, if it finishes the rest no later; such a route also has the current queues. A role is no
+    condition: without an engine of the wanted role, the router takes another one that is not joining, leaving or
+    draining.
     """
 
     def initialize_state(self, *, board: str, prefill: int, by_session: bool = False) -> None:
-        """``board``: its actor's name. ``prefill``: so many engines, the first by id, prefill until it says more.
-        ``by_session``: a session's requests are decoded by one engine as long as it decodes."""
+        """``board``: name of the role board's actor. ``prefill``: until the board reports, this many engines, the first
+        by id, prefill. ``by_session``: a session's requests are decoded by one engine as long as it decodes.
+        """
         self._board = board
         self._by_session = by_session
         self._first_prefill = prefill
@@ -65,7 +67,7 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         self._follow()
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
-        """HAProxy's pick: of a replica that answers a client."""
+        """Choose the replica that answers a client, for HAProxy."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         replica = self._to_decode(pending_request)
@@ -187,5 +189,5 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                logging.getLogger("ray.serve").debug("the board of the roles says nothing: %r", error)
+                logging.getLogger("ray.serve").debug("the role board does not answer: %r", error)
                 await asyncio.sleep(AGAIN_S)

@@ -1,4 +1,4 @@
-"""What stands in front of the engines: an ASGI middleware that lets through what clients need and refuses the rest.
+"""An ASGI middleware in front of the engines: it passes the requests that clients need and refuses all others.
 
 Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
 """
@@ -45,19 +45,18 @@ _NO_CONTENT = "Validating message"
 # 500 or an exception, by what it says, that is a 400 -> what the client is told.
 REASONS = {
     NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
-    "download it: fetch it there with `python -m pdlab weights --fetch`, or ask /v1/completions",
+    "download it: fetch it there with `python -m pdlab weights --fetch`, or use /v1/completions",
     _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
 }
 
 
 @dataclass(frozen=True)
 class RequestRules:
-    """What a client may ask for.
+    """Which requests a client may send.
 
-    ``expose``: further routes, as paths. ``max_body_bytes``: of the request's body. ``max_prompts``:
-    sequences of one request, its prompts times ``n``. ``max_tokens``: generated tokens per sequence
-    (None: what the model's context leaves, which the engine checks). ``tools``: whether the engines find tool calls in
-    what the model writes.
+    ``expose``: further routes, as paths. ``max_body_bytes``: of the request's body. ``max_prompts``: sequences of one
+    request, its prompts times ``n``. ``max_tokens``: generated tokens per sequence (None: what the model's context
+    leaves, which the engine checks). ``tools``: whether the engines find tool calls in the model's text.
     """
 
     expose: tuple[str, ...] = ()
@@ -67,12 +66,12 @@ class RequestRules:
     tools: bool = True
 
     def allows(self, path: str) -> bool:
-        """Whether the path may be asked for; a model's own page is part of the list of models."""
+        """Whether clients may call the path; a model's own page belongs to the list of models."""
         return path in ROUTES or path in self.expose or path.startswith("/v1/models/")
 
 
 class Refused(Exception):
-    """The request is not let through: HTTP status, and the sentence that says why and what to do."""
+    """The request is refused: HTTP status, and a sentence with the reason and the fix."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -185,8 +184,9 @@ class _Explained:
 
 
 def check_body(body: bytes, content_type: bytes, rules: RequestRules, path: str) -> Any:
-    """Look at what a client posts to the route ``path``: its JSON, None where it has none. Raises Refused with 400, 413
-    or 415."""
+    """Check the body that a client posts to the route ``path``. Returns its JSON; None: it has none. Raises Refused
+    with 400, 413 or 415.
+    """
     whole = path in OBJECTS
     kind = content_type.split(b";")[0].strip().lower()
     if whole and content_type and kind != b"application/json" and not kind.endswith(b"+json"):
@@ -289,7 +289,7 @@ def _check_amounts(request: dict[str, Any], rules: RequestRules) -> None:
         if prompts * n > rules.max_prompts:
             raise Refused(
                 400,
-                f"the request asks for {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
+                f"the request has {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
                 f"{rules.max_prompts}: send several requests",
             )
         token_limits |= {name: amount for name, amount in amounts.items() if amount}
@@ -297,7 +297,7 @@ def _check_amounts(request: dict[str, Any], rules: RequestRules) -> None:
         return
     for name, amount in token_limits.items():
         if amount > rules.max_tokens:
-            raise Refused(400, f"{name} is {amount}, the limit is {rules.max_tokens}: ask for fewer tokens")
+            raise Refused(400, f"{name} is {amount}, the limit is {rules.max_tokens}: request fewer tokens")
     if not token_limits and "messages" in request:
         raise Refused(
             400,

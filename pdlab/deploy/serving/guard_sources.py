@@ -53,13 +53,13 @@ def sources(package: Traversable) -> dict[str, str]:
 
 
 def digest(files: Mapping[str, str]) -> str:
-    """Names the folder: equal sources, equal names."""
+    """The name of the folder: equal sources have equal names."""
     text = "\0".join(f"{name}\0{files[name]}" for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def pythonpath(files: Mapping[str, str], before: str | None = None) -> str:
-    """PYTHONPATH for Ray's runtime environment, which puts a node's own variables in: the guard first."""
+    """PYTHONPATH for Ray's runtime environment, with the guard first. Ray inserts a node's own variables."""
     return f"{HOME}/{WHERE}/{digest(files)}:{before or '${PYTHONPATH}'}"
 
 

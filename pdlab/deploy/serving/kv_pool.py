@@ -1,7 +1,7 @@
-"""What an engine's KV pool holds, told where it stays to be read.
+"""Exports the size of an engine's KV pool as a counter, which stays readable.
 
-vLLM tells it once, when the engine has started, as a gauge, and Ray's pages show a gauge for two exports after it was
-set. Counters stay. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+vLLM sets it once, when the engine has started, as a gauge. Ray's pages show a gauge only for two exports after it was
+set; counters stay. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ COUNTER = "pdlab_kv_pool_tokens"
 class CountsPoolTokens:
     """Mixed into Ray's engine servers: a started one counts the tokens of its KV pool up in Ray's metrics, once.
 
-    ``kv_pool_tokens``: those (None: not known). ``caches_prefixes``: whether the engine looks for a prompt's beginning
-    in it. ``keeps_ends_alone``: of layers with a sliding window it keeps the ends of prompts alone."""
+    ``kv_pool_tokens``: those tokens (None: unknown). ``caches_prefixes``: whether the engine looks for a prompt's
+    beginning in the pool. ``keeps_ends_alone``: for layers with a sliding window it keeps only the ends of prompts."""
 
     kv_pool_tokens: int | None = None
     caches_prefixes = True
@@ -33,7 +33,7 @@ class CountsPoolTokens:
             self._pool_tokens = _count_up(self.kv_pool_tokens)
             self.keeps_ends_alone = keeps_ends_alone(config)
         except Exception as error:  # another vLLM or Ray: the size stays unknown, and the engine serves all the same
-            logging.getLogger("ray.serve").warning("the size of the KV pool is not told: %r", error)
+            logging.getLogger("ray.serve").warning("the size of the KV pool is not exported: %r", error)
 
 
 def keeps_ends_alone(config: Any) -> bool:

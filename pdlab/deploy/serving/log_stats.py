@@ -1,9 +1,9 @@
 """vLLM's statistics for its log, emptied every 10 s.
 
-vLLM's logger keeps what the KV connector measured of every transfer until somebody has it logged. vLLM's own HTTP
-server does that while it runs (`vllm.entrypoints.launchers.utils.server_utils.lifespan`); an engine that Ray calls
-through a handle has no such server, and would keep 580 bytes for each request at TP 4, for ever. Runs in Ray Serve's
-replicas, sent there by value: imports the standard library alone.
+vLLM's logger keeps the KV connector's figures of every transfer until they are logged. vLLM's own HTTP server does that
+while it runs (`vllm.entrypoints.launchers.utils.server_utils.lifespan`); an engine that Ray calls through a handle has
+no such server, and would keep 580 bytes for each request at TP 4, for ever. Runs in Ray Serve's replicas, sent there by
+value: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class EmptiesStats:
 
 
 async def empty(client: Any, every_s: float = LOG_EVERY_S) -> None:
-    """Have vLLM's client log its statistics, and so forget them, until the task is cancelled or the engine is dead.
+    """Make vLLM's client log its statistics, and so drop them, until the task is cancelled or the engine is dead.
 
-    Where one logger fails, the next time may do, and what is kept would else grow for ever: that is said once."""
+    If a logger fails, the next call may succeed; without it the memory would grow for ever. The failure is logged
+    once."""
     failed = False
     while not getattr(client, "errored", False):
         await asyncio.sleep(every_s)

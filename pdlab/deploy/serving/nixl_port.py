@@ -1,4 +1,4 @@
-"""A port for the NIXL side channel that no other engine of the node has.
+"""Chooses a port for the NIXL side channel that no other engine of the node has.
 
 Ray takes the replica's rank for it. When a replica was replaced, Ray Serve moves ranks so that they are contiguous
 again, and a later one gets the rank whose port a survivor still has: vLLM then waits for its listener for ever. Runs in
@@ -51,8 +51,8 @@ def choose(llm_config: Any) -> socket.socket | None:
 def hold(host: str, ports: list[int]) -> socket.socket | None:
     """A socket that holds the first of ``ports`` that nobody has; None: all are taken.
 
-    It is bound and does not listen: vLLM's listener, which sets SO_REUSEADDR, can be bound beside it, another of these
-    not.
+    The socket is bound and does not listen. vLLM's listener sets SO_REUSEADDR and can be bound too; a second socket of
+    this kind cannot.
     """
     for port in ports:
         held = socket.socket()

@@ -1,10 +1,10 @@
-"""Decode's call of prefill: it ends in time, is made once more on another replica, and a prompt whose prefill failed
-is computed on decode.
+"""Decode's call of prefill. The call has a time limit, is repeated once on another replica, and if prefill fails,
+decode computes the prompt.
 
-Ray's own orchestration waits for prefill without a limit and hands on whatever it raises. Where a client goes away
-between prefill's answer and decode's admission, nobody would tell prefill to free the KV blocks that it keeps for
-decode: they would stay until their lease ends. Runs in Ray Serve's decode replicas, sent there by value: imports the
-standard library and its neighbours.
+Ray's own orchestration waits for prefill without a limit and passes on whatever it raises. If a client leaves between
+prefill's answer and decode's admission, Ray does not free the KV blocks that prefill holds for decode: they would stay
+until their lease ends. Runs in Ray Serve's decode replicas, sent there by value: imports the standard library and its
+neighbours.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ ROUTE = "pdlab_route"
 # Counters in Ray's metrics, per decode replica; `calls` is counted for every request, so that beside it the absence
 # of another one is a true zero.
 COUNTERS = {
-    "calls": "Requests whose prefill was asked of a prefill replica.",
+    "calls": "Requests that called a prefill replica.",
     "timeouts": "Calls of prefill that got no answer in time.",
-    "retries": "Requests whose prefill was asked of another replica, for the first one failed.",
-    "local": "Requests whose prompt decode computed itself, for prefill failed.",
-    "failures": "Requests that were answered with HTTP 503, for prefill failed.",
-    "short": "Requests whose prompt decode computed itself, for it was short.",
+    "retries": "Requests that called a second prefill replica, because the first one failed.",
+    "local": "Requests whose prompt decode computed itself, because prefill failed.",
+    "failures": "Requests that got HTTP 503, because prefill failed.",
+    "short": "Requests whose prompt decode computed itself, because it was short.",
     "answered": "Prompts that a fluid engine prefilled for another.",
     "cached": "Requests whose prompt went to an engine that has its beginning.",
     "early": "Requests whose first token was prefill's, sent before its KV cache had moved.",
-    "early_again": "Of those, requests that decode was asked anew for, because it had taken another first token.",
-    "released": "Prefills whose client went away before decode began: prefill was told to free their KV blocks.",
+    "early_again": "Early tokens after which decode got a new request, because it had chosen another first token.",
+    "released": "Prefills whose client left before decode began: prefill got a message to free their KV blocks.",
 }
 _SERVER_ERRORS = 500
 _Told = TypeVar("_Told")
@@ -54,12 +54,13 @@ _Told = TypeVar("_Told")
 
 @dataclass(frozen=True)
 class PrefillRules:
-    """``timeout_s``: how long prefill may take to answer. ``absent_s``: how long a call may wait for a prefill replica
-    that takes it; Ray waits for one without a limit. ``on_failure``: what is tried after a failed or late call, in this
-    order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt), ``fail``. Behind the
-    last step the request fails with HTTP 503. Where that is exact (`pdlab.deploy.serving.early_token`), prefill's
-    first token is sent to the client at once (``early_token``), and handed to decode's engine
-    (``reuse_first_token``)."""
+    """``timeout_s``: how long prefill may take to answer. ``absent_s``: how long a call may wait for a prefill
+    replica that takes it; Ray waits for one without a limit. ``on_failure``: what is tried after a failed or late
+    call, in this order: ``retry`` (once, on another prefill replica), ``local`` (decode computes the prompt),
+    ``fail``. After the last step the request fails with HTTP 503. If the answer stays the same
+    (`pdlab.deploy.serving.early_token`), prefill's first token goes to the client at once (``early_token``), and to
+    decode's engine (``reuse_first_token``).
+    """
 
     timeout_s: float = 120.0
     absent_s: float = 5.0  # a replica that is slow to say how much it has to do is asked again after 1 s at most
@@ -71,9 +72,9 @@ class PrefillRules:
 class Route:
     """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process.
 
-    ``tokens``: of its prompt, ``cached``: how many of them those replicas have that have some, ``waiting``: the tokens
-    of prompts that wait there now (a replica that is not named: not known), and ``only``: the one replica that may do
-    it, are looked at by `pdlab.deploy.serving.fluid_router`."""
+    For `pdlab.deploy.serving.fluid_router`: ``tokens``: tokens of the prompt; ``cached``: replica -> how many of them
+    it has cached; ``waiting``: replica -> prompt tokens that wait there now (missing: unknown); ``only``: the one
+    replica that may prefill."""
 
     def __init__(self, avoid: frozenset[str] = frozenset()) -> None:
         self.avoid = avoid
@@ -86,7 +87,7 @@ class Route:
 
 
 class PrefillFailed(Exception):
-    """A call of prefill gave no answer; the message says why."""
+    """A call of prefill gave no answer; the message has the reason."""
 
 
 class NoReplica(PrefillFailed):
@@ -94,7 +95,7 @@ class NoReplica(PrefillFailed):
 
 
 class CallsPrefill:
-    """Mixed into Ray's decode server, in place of its own way from prefill to decode."""
+    """Mixed into Ray's decode server; replaces its own call of prefill."""
 
     prefill_rules: PrefillRules
     _pd_tokenize_once: bool  # Ray's
@@ -232,7 +233,7 @@ class CallsPrefill:
             if step == "retry":
                 count("retries")
             return answer
-        raise AssertionError("the last step is to fail")
+        raise AssertionError("the last step is fail")
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         """Prefill's first answer: a completion, or an error of the client's. Raises PrefillFailed."""
@@ -306,7 +307,8 @@ class CallsPrefill:
             count("released")
         except Exception as error:
             logging.getLogger("ray.serve").warning(
-                "prefill is not told that its KV blocks are not needed; their lease will end: %s", _in_words(error)
+                "prefill did not get the message that its KV blocks are not needed; their lease will end: %s",
+                _in_words(error),
             )
 
 
@@ -322,7 +324,7 @@ def _in_background(work: Any) -> None:
 
 
 def count(name: str) -> None:
-    """One more of `COUNTERS`. Never a reason for a request to fail."""
+    """Increase one of `COUNTERS`. Never makes a request fail."""
     try:
         if name not in _counters:
             metrics: Any = importlib.import_module("ray.util.metrics")

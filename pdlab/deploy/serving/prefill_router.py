@@ -1,4 +1,4 @@
-"""Ray's own choices of a prefill replica, save those that a call is to avoid.
+"""Ray's own routers for prefill replicas, without the replicas that a call must avoid.
 
 Loaded in decode's replicas, where Ray has sent it by value: imports Ray and the standard library alone, and is a module
 of its own because Ray takes back that the router's module travels so.
@@ -20,8 +20,9 @@ ROUTE = "pdlab_route"
 
 
 class FollowsRoute:
-    """Mixed into a router of Ray. A call that brings a route (`pdlab.deploy.serving.prefill_call.Route`) learns from it
-    which replica it went to, and goes to none of ``route.avoid``."""
+    """Mixed into a router of Ray. If a call has a route (`pdlab.deploy.serving.prefill_call.Route`), the router writes
+    the chosen replica into it, and takes none of ``route.avoid``.
+    """
 
     async def _choose_replica_for_request(self, pending_request: Any, *, is_retry: bool = False) -> Any:
         # Taken out of what is sent to the replica; Ray asks again with the same object where a replica has no room.

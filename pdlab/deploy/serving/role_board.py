@@ -1,9 +1,10 @@
-"""The board of the roles: which engine of a fluid pool prefills and which decodes, told to every router as it changes.
+"""The role board of a fluid pool: it holds which engine prefills and which decodes, and sends every change to all
+routers.
 
-A detached actor by name, made by the first engine that is up and by any other that misses it; Ray starts it again when
-it dies. Routers keep the roles that they heard last, and tell them to a board that has just begun. Engines tell what
-passes through them; without a fixed split the policy (`pdlab.roles.policy`) decides by that. The actor ends itself when
-no engine has told anything for a minute. Sent by value: imports the standard library, `pdlab.roles`, and Ray.
+A detached, named actor. The first engine creates it, and any other engine that does not find it; Ray restarts it when
+it dies. Routers keep the last roles, and send them to a board that has just started. Engines report their traffic;
+without a fixed split the policy (`pdlab.roles.policy`) decides by these reports. The actor ends itself when no engine
+has reported for a minute. Sent by value: imports the standard library, `pdlab.roles`, and Ray.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PLAYING = ("prefill", "decode", "draining")
 
 
 class _Engine:
-    """What one engine has told."""
+    """The reports of one engine."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -60,7 +61,7 @@ class _Engine:
 
 
 class RoleBoard:
-    """``clock``: seconds, and only forward. ``serves``: who runs the engines (None: Ray Serve)."""
+    """``clock``: monotonic seconds. ``serves``: the interface that runs the engines (None: Ray Serve)."""
 
     def __init__(
         self, spec: FluidSpec, clock: Callable[[], float] = time.monotonic, serves: ServesReplicas | None = None
@@ -100,8 +101,9 @@ class RoleBoard:
     # --- what is called ------------------------------------------------------------------------
 
     async def report(self, engine: str, node: str, counts: dict[str, Any]) -> dict[str, Any]:
-        """What passed through an engine since it told last: the fields of an `EngineReport`. Returns those of
-        `EngineOrders`."""
+        """Take an engine's report since its last one: the fields of an `EngineReport`. Returns those of
+        `EngineOrders`.
+        """
         self._run()
         told = EngineReport(**counts)
         joined = engine not in self._engines
@@ -117,8 +119,9 @@ class RoleBoard:
         return EngineOrders(self._local_below, warm).fields
 
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
-        """Fields of `RoleNews` once roles or loads are other than ``known``, what ``who`` heard last; or those, after a
-        while."""
+        """Long poll of the router ``who``. Returns the fields of `RoleNews` when roles or loads differ from ``known``,
+        its last version, or after a time limit.
+        """
         self._run()
         news = RoleNews(**known)
         self._asked[who] = self._clock()
@@ -135,19 +138,20 @@ class RoleBoard:
     async def keeps(
         self, engine: str, chunks: list[int], pool_tokens: int | None, pulled: bool, sparse: bool = False
     ) -> None:
-        """The engine, whose KV pool holds so many tokens, has a prompt with these chunks
-        (`pdlab.roles.prefixes.Prefixes.keep`)."""
+        """Record that the engine, with a KV pool of that many tokens, has a prompt with these chunks cached
+        (`pdlab.roles.prefixes.Prefixes.keep`).
+        """
         self._prefixes.keep(engine, chunks, pool_tokens, pulled=pulled, sparse=sparse)
 
     async def waits(self, engine: str, tokens: int) -> None:
-        """So many tokens of prompts wait at the engine from now on; its next report would say so a quarter of a second
-        later."""
+        """Set the prompt tokens that wait at the engine from now on, a quarter of a second before its next report."""
         if engine in self._engines:
             self._engines[engine].now.waiting_prompt_tokens = tokens
 
     async def held(self, engine: str, chunks: list[int]) -> dict[str, tuple[int, int]]:
-        """How many tokens of a prompt with these chunks, which ``engine`` is to decode, every other engine that
-        prefills has, and how many tokens of prompts wait there."""
+        """For a prompt with these chunks, which ``engine`` will decode: the cached tokens and the waiting prompt tokens
+        of every other engine that prefills.
+        """
         prefill = (name for name in self._engines if self._roles.get(name) == "prefill" and name != engine)
         return {
             name: (self._prefixes.tokens(name, chunks), self._engines[name].now.waiting_prompt_tokens)
@@ -155,11 +159,13 @@ class RoleBoard:
         }
 
     async def set_split(self, text: str) -> dict[str, Any]:
-        """`AUTO` or ``3:5``, from now on. Raises ValueError for what is no split of the engines that there are."""
+        """Set the split, `AUTO` or ``3:5``, from now on. Raises ValueError for a split that does not match the number
+        of engines.
+        """
         if text != AUTO:
             prefill, decode = counts_of(text)
             if prefill + decode != len(self._playing):
-                raise ValueError(f"{text} is {prefill + decode} engines, {len(self._playing)} tell what they do")
+                raise ValueError(f"{text} is {prefill + decode} engines, but {len(self._playing)} engines report")
         elif self._by != AUTO:
             self._policy, self._count_policy = Policy(self.spec), CountPolicy(self.spec)
         self._by = text
@@ -167,14 +173,15 @@ class RoleBoard:
         return await self.look()
 
     async def set_roles(self, roles: dict[str, str]) -> int:
-        """Exactly these roles, ``prefill`` or ``decode`` and at least one of both, as a split by hand. Returns their
-        version."""
+        """Set exactly these roles, ``prefill`` or ``decode`` and at least one of each, as a manual split. Returns their
+        version.
+        """
         self._by = "{}:{}".format(*_split(roles))
         self._publish(dict(roles))
         return self._version
 
     async def look(self) -> dict[str, Any]:
-        """Who does what, and why."""
+        """The role of each engine, and the reason."""
         engines = {
             name: {
                 "role": self._roles.get(name, "none"),
@@ -199,13 +206,13 @@ class RoleBoard:
         }
 
     async def decisions(self) -> list[dict[str, Any]]:
-        """Every change of the split that is remembered, oldest first."""
+        """The stored changes of the split, oldest first."""
         return list(self._log)
 
     # --- what it does by itself ----------------------------------------------------------------
 
     def decide(self, why: str = "") -> None:
-        """Look at the engines and publish who does what. ``why``: the reason, where it is not the policy's."""
+        """Decide and publish the roles of all engines. ``why``: the reason, if it is not the policy's."""
         now_s = self._clock()
         if not self._engines:
             return
@@ -458,13 +465,14 @@ def _split(roles: dict[str, str]) -> tuple[int, int]:
 
 
 def pace(slow_down: float) -> float:
-    """How many times less often engines and board tell each other with engines that are so slow: loads are then as old
-    as they are on GPUs."""
+    """By which factor engines and board communicate less often if engines are that slow: loads are then as old as on
+    GPUs.
+    """
     return max(1.0, min(slow_down, MOST_PACE))
 
 
 def board(name: str, spec: FluidSpec) -> Any:
-    """The board's actor, made where there is none. Blocks until Ray answers."""
+    """The board's actor, created if there is none. Blocks until Ray answers."""
     ray: Any = importlib.import_module("ray")
     actor = ray.remote(RoleBoard).options(
         name=name,

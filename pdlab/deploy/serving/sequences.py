@@ -1,10 +1,9 @@
-"""Several sequences in one request, where an engine can answer only one at a time: parts, and the answer from them.
+"""Splits a request for several sequences into one request per sequence, and joins their answers.
 
-With KV transfer one set of transfer parameters belongs to one prompt's blocks, and the prefill engine
-frees them after one pull. A request with several prompts or with n > 1 therefore becomes one request
-per sequence, and their answers become one answer, as an engine alone would give it. Works on
-requests and answers of Ray Serve LLM by their public fields; runs in its replicas, sent there by
-value: imports the standard library and its neighbours.
+With KV transfer one set of transfer parameters belongs to one prompt's blocks, and the prefill engine frees them after
+one pull. A request with several prompts or with n > 1 therefore becomes one request per sequence, and their answers
+become one answer, as a single engine would give it. Works on requests and answers of Ray Serve LLM by their public
+fields; runs in its replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GREEDY = 1e-5
 
 
 def for_one_engine(request: Any) -> bool:
-    """Whether one engine has to answer the request whole.
+    """Whether one engine must answer the whole request.
 
     Because it needs more of the prompt than its KV cache: log-probabilities of prompt tokens, or the
     prompt alone (``max_tokens`` 0), or beams, which start over from the prompt at every step. Or because
@@ -141,7 +140,7 @@ class JoinedAnswer:
         self._last: dict[str, Any] | None = None
 
     def take(self, number: int, item: Any) -> Any:
-        """What to pass on of part ``number``'s item; None when it is kept for the end."""
+        """The text to pass on for an item of part ``number``; None: it is kept for the end."""
         texts = item if isinstance(item, list) else [item]
         if not all(isinstance(text, str) for text in texts):
             self._whole[number] = texts[0]

@@ -1,9 +1,9 @@
-"""An engine core that has work and takes no step is unhealthy, though its process lives; so is one that cannot read KV
-cache from a prefill engine that lives.
+"""Health rules that vLLM lacks: an engine core that has work and takes no step is unhealthy, and so is one that cannot
+read KV cache from a living prefill engine.
 
-vLLM's own health check asks whether the engine core is dead; one that is stopped or hangs is not. The engine core
-sends statistics with every step, whatever the step did, so the replica sees the steps go by, and in the statistics what
-the KV guard's workers count. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+vLLM's own health check detects a dead engine core, but not a stopped or hanging one. The engine core sends statistics
+with every step, so the replica sees every step. The statistics also have the counts of the KV guard's workers. Runs in
+Ray Serve's replicas, sent there by value: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ UNHEALED, HEALED = "pdlab_guard_unhealed", "pdlab_guard_healed"
 
 
 def connector_stats(outputs: Any) -> list[dict[str, Any]]:
-    """What the KV connector said in a message of the engine core; of several connectors each, by vLLM's own nesting."""
+    """The KV connector's statistics in a message of the engine core; with several connectors those of each, in vLLM's
+    own nesting.
+    """
     stats = getattr(getattr(outputs, "scheduler_stats", None), "kv_connector_stats", None)
     if not stats:
         return []
@@ -83,7 +85,7 @@ class WatchesSteps:
 
 
 def watch(client: Any) -> StepWatch | None:
-    """Look at every message that vLLM's client gets from its engine core. None: the engine sends no statistics."""
+    """Watch every message that vLLM's client gets from its engine core. None: the engine sends no statistics."""
     if not client.log_stats:
         return None
     steps = StepWatch(client.output_processor.get_num_unfinished_requests)

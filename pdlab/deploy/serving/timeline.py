@@ -1,11 +1,11 @@
-"""Where a request's time goes: marks of the server that answers it, of its engine and of the one that prefilled.
+"""Timelines of requests: marks of the answering server, of its engine and of the engine that prefilled.
 
-A request that asks for it by the header `HEADER` is told: a streamed answer has one comment (``: pdlab {...}``) before
+A client requests one by the header `HEADER`: a streamed answer then has one comment (``: pdlab {...}``) before
 ``[DONE]``, another answer the same JSON in a response header of that name. Its form is
 `pdlab.results.timeline.RequestTimeline`. Times are of ``time.monotonic``, which every process of a machine shares and
-of which vLLM stamps its engine's events; prefill's server sends durations, in its answer's KV-transfer parameters under
-`TIMES_KEY`, and beside them the ids of prompt and first token where decode wants them (`IDS_KEY`). Runs in Ray Serve's
-replicas, sent there by value: imports the standard library and its neighbours.
+of which vLLM stamps its engine's events; prefill's server sends durations in its answer's KV-transfer parameters
+(`TIMES_KEY`), and the ids of prompt and first token if decode needs them (`IDS_KEY`). Runs in Ray Serve's replicas,
+sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class _RequestContext:
-    """The timing of the request that is being answered. Every process that is sent this module has its own."""
+    """Holds the timing of the current request. Every process that gets this module has its own."""
 
     def __init__(self) -> None:
         self._variable: contextvars.ContextVar[RequestTiming | None] = contextvars.ContextVar(
@@ -80,7 +80,7 @@ def current() -> RequestTiming | None:
 
 
 def asks(value: object) -> bool:
-    """Whether the header's value asks for a timeline."""
+    """Whether the header's value requests a timeline."""
     return value in ("1", b"1")
 
 
@@ -115,7 +115,7 @@ class RequestTiming:
         return _ms(self._clock() - self.began)
 
     def mark(self, name: str) -> None:
-        """Now; where it is marked already, that stays."""
+        """Set the mark to now, unless it is set already."""
         self.marks.setdefault(name, self._clock())
 
     def called(self) -> None:
@@ -124,7 +124,7 @@ class RequestTiming:
         self.mark("call")
 
     def failed(self, *, made: bool) -> None:
-        """A call of prefill has failed; or it was not ``made``, for there was no other replica."""
+        """A call of prefill has failed; or it was not ``made``, because there was no other replica."""
         if made:
             self.marks["failed"] = self._clock()
         else:
@@ -147,7 +147,7 @@ class RequestTiming:
         self.marks.setdefault(name, at)
 
     def receive(self, admitted: float | None, told: float | None, usable: float, outcome: str) -> None:
-        """What the engine core says of KV cache from prefill."""
+        """Take the engine core's report on KV cache from prefill."""
         if outcome == READ:
             for name, at in (("admitted", admitted), ("told", told), ("usable", usable)):
                 if at is not None:
@@ -157,7 +157,7 @@ class RequestTiming:
     def read(
         self, rank: int, posted: float, seen: float, microseconds: float, size: int, reads: int, boot: str
     ) -> None:
-        """What a worker says of its reads of KV cache (`pdlab.guard.marks.ReadMarks.seen`)."""
+        """Take a worker's report on its reads of KV cache (`pdlab.guard.marks.ReadMarks.seen`)."""
         self.reads.append((rank, posted, seen, microseconds, size, reads, boot))
 
     @property
@@ -171,11 +171,11 @@ class RequestTiming:
 
     @property
     def engine_id(self) -> str:
-        """The engine's first id of the request, which ends in what the engine made up and holds the client's id."""
+        """The engine's first id of the request: the client's id and a suffix of the engine."""
         return self.engine_ids[0][-_ID_CHARS:]
 
     def durations(self, replica: str) -> dict[str, Any]:
-        """What prefill's server tells of itself, in ms."""
+        """The durations that prefill's server reports, in ms."""
         told: dict[str, Any] = {"total": self.passed_ms, "replica": replica}
         if self.engine_ids:
             told["id"] = self.engine_id
@@ -190,11 +190,11 @@ class RequestTiming:
         wire = self._wire(boot)
         path, err = self.path, None
         if len(self.engine_ids) > 1:
-            err = "decode was asked anew" if self.asked_anew else "several sequences"
+            err = "decode got a second request" if self.asked_anew else "several sequences"
         elif path == "cached" and not guarded:
-            path, err = "pd", "without the KV guard nobody marks a read"
+            path, err = "pd", "without the KV guard reads have no marks"
         elif "first" not in self.marks:
-            err = "the engine told no events"
+            err = "the engine reported no events"
         elif path == "pd" and not self._own(boot):
             err = "the reads were on other machines"
         told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
@@ -240,8 +240,9 @@ class TimingBook:
         self._failed = False
 
     def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
-        """The engine is given a request, on behalf of the one that is being answered. It is in the queue from here on:
-        vLLM's own event comes when the step that runs has ended, for its engine core looks at nothing before."""
+        """The engine gets a request for the current client request, and the request is in the queue from now on. vLLM's
+        own event comes only when the running step has ended.
+        """
         timing = current()
         if timing is not None:
             timing.mark("queued")
@@ -258,8 +259,8 @@ class TimingBook:
     def hear(self, outputs: Any) -> None:
         """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it.
 
-        An exception here would be the engine's end, for vLLM takes it for the engine core's: what another vLLM or
-        guard sends in another form is said once, and not heard.
+        An exception here would end the engine, because vLLM takes it for one of the engine core. A message in an
+        unknown form is therefore logged once and ignored.
         """
         try:
             self._hear(outputs)
@@ -292,8 +293,9 @@ class TimingBook:
 
 
 def listen(client: Any, book: TimingBook) -> None:
-    """Have the book hear what vLLM's client gives to its engine core and gets from it. Raises AttributeError where
-    that is another vLLM's."""
+    """Let the book see the messages between vLLM's client and its engine core. Raises AttributeError for another
+    version of vLLM.
+    """
     processor, core = client.output_processor, client.engine_core
     add, receive = processor.add_request, core.get_output_async
 
@@ -311,7 +313,8 @@ def listen(client: Any, book: TimingBook) -> None:
 
 class SendsTimeline:
     """Mixed into Ray's engine servers, in front of all others. ``marks_reads``: whether the engine has the KV guard.
-    ``traced``: the share of requests whose spans are made; None: no endpoint takes spans."""
+    ``traced``: the share of requests that get spans; None: there is no endpoint for spans.
+    """
 
     marks_reads = False
     traced: float | None = None

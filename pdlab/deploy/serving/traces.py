@@ -1,10 +1,11 @@
 """OpenTelemetry spans of a request: the parts of its timeline, joined with those that vLLM makes itself.
 
-vLLM's engine arguments set the process's tracer provider up: a batch processor with a bounded queue and a thread of its
-own. The spans here go to the same provider, so that an endpoint that does not answer costs spans and no request. vLLM
-makes a span (``llm_request``) of every request whose ``traceparent`` does not say that its trace is not sampled. So
-every request gets one, and which requests are sampled is decided here, by their id. Runs in Ray Serve's replicas, sent
-there by value: imports the standard library and its neighbours, and OpenTelemetry where an endpoint is set.
+vLLM's engine arguments set up the process's tracer provider: a batch processor with a bounded queue and its own thread.
+The spans here go to the same provider, so that an endpoint that does not answer costs spans and no request. vLLM makes
+a span (``llm_request``) for every request, unless its ``traceparent`` marks the trace as not sampled. So every request
+gets a ``traceparent``, and this module decides by the request id which requests are sampled. Runs in Ray Serve's
+replicas, sent there by value: imports the standard library and its neighbours, and OpenTelemetry where an endpoint is
+set.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a
 
 
 def sampled(request_id: str, share: float) -> bool:
-    """Whether a request of that id is among the ``share`` (0 to 1) of them whose spans are made: the same wherever and
-    whenever it is asked. Without an id chance decides."""
+    """Whether a request with that id belongs to the ``share`` (0 to 1) that gets spans. The result is the same
+    everywhere and at any time. Without an id chance decides.
+    """
     if not request_id:
         return random.random() < share
     digest = hashlib.sha256(request_id.encode("utf-8", "replace")).digest()
@@ -48,7 +50,7 @@ class ParentSpan(NamedTuple):
 
     @classmethod
     def of(cls, header: str | None) -> ParentSpan | None:
-        """None: the header is not there, or is none of the W3C's."""
+        """The parent of a header's value. None: there is no header, or it is not in the W3C's form."""
         found = _PARENT.fullmatch(header or "")
         return found and cls(int(found[1], 16), int(found[2], 16), bool(int(found[3], 16) & _SAMPLED))
 
@@ -64,7 +66,7 @@ class SpanTime(NamedTuple):
 def span_times(told: Mapping[str, Any], ended_ms: float) -> Iterator[SpanTime]:
     """The spans of a timeline as the server tells it: each within 0 and ``ended_ms``, the end of the answer.
 
-    Where the first token was sent early, the parts behind it are those of the second token.
+    If the first token was sent early, the parts after it are those of the second token.
     """
     marks: Mapping[str, float] = told["t"]
     first_ms = min(max(0.0, marks.get("first_byte", ended_ms)), ended_ms)
@@ -81,7 +83,7 @@ def span_times(told: Mapping[str, Any], ended_ms: float) -> Iterator[SpanTime]:
 
 
 class RequestTrace:
-    """The trace of one request. ``headers``: what its engines are to get. ``span``: None where it is not sampled."""
+    """The trace of one request. ``headers``: headers for its engines. ``span``: None: the request is not sampled."""
 
     def __init__(self, headers: dict[str, str], span: Any = None, began_ns: int = 0) -> None:
         self.headers = headers
@@ -89,7 +91,7 @@ class RequestTrace:
         self._began_ns = began_ns
 
     def at_ns(self, ms: float) -> int:
-        """The wall clock at so many milliseconds after the request's begin."""
+        """The wall clock, in ns, that many milliseconds after the start of the request."""
         return self._began_ns + round(1e6 * ms)
 
 
@@ -105,7 +107,7 @@ class SpanMaker:
         self._tracer = trace.get_tracer("pdlab")
 
     def begin(self, request_id: str, parent: str | None, state: str | None) -> RequestTrace:
-        """A request has arrived, with those headers of the trace context. Never a reason for it to fail."""
+        """A request has arrived, with those headers of the trace context. Never makes the request fail."""
         above = ParentSpan.of(parent)
         kept = {TRACESTATE: state} if above and state and _may_be_kept(state) else {}
         if (above is None or above.sampled) and sampled(request_id, self._share):
@@ -134,8 +136,9 @@ class SpanMaker:
         return RequestTrace({TRACEPARENT: _header(own.trace_id, own.span_id, own.trace_flags), **kept}, span, began_ns)
 
     def end(self, trace: RequestTrace, told: Mapping[str, Any], ended_ms: float) -> None:
-        """The request has been answered ``ended_ms`` after it arrived, or its client has gone; ``told`` is its
-        timeline as the server tells it. Never a reason for it to fail."""
+        """The request has been answered ``ended_ms`` after it arrived, or its client has gone; ``told`` is the server's
+        timeline of it. Never makes the request fail.
+        """
         if trace.span is None:
             return
         try:

@@ -1,9 +1,9 @@
-"""Where the time to the first token goes, in Ray's metrics: of every request, asked for a timeline or not.
+"""The parts of the time to the first token, in Ray's metrics, for every request, with or without a timeline.
 
-Seconds are counted up, per part, and requests beside them: Ray's exporter keeps counters exactly and loses the sums of
-histograms, so that a rate of seconds over a rate of requests is an exact mean. Counters are told once a second.
-Histograms are of the parts that users watch at a percentile. Runs in Ray Serve's replicas, sent there by value: imports
-the standard library alone.
+Counters hold the seconds of each part, and the number of requests. Ray's exporter keeps counters exactly and loses the
+sums of histograms, so a rate of seconds over a rate of requests is an exact mean. Counters are reported once a second.
+The parts that users watch at a percentile also have histograms. Runs in Ray Serve's replicas, sent there by value:
+imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _split(p: Mapping[str, float], ms: float, parts: dict[str, float]) -> None:
 
 
 class CountsParts:
-    """Adds up the parts of a replica's requests and tells Ray. Never a reason for a request to fail."""
+    """Adds up the parts of a replica's requests and reports them to Ray. Never makes a request fail."""
 
     def __init__(self, replica: str, later: Callable[[Callable[[], None]], Any] | None = None) -> None:
         self._replica = replica
@@ -128,7 +128,7 @@ class CountsParts:
             self._due = True
 
     def tell(self) -> None:
-        """Have Ray count what was added since."""
+        """Report to Ray what was added since the last call."""
         sums, self._sums, self._due = self._sums, defaultdict(float), False
         try:
             for (name, tags), value in sums.items():

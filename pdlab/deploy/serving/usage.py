@@ -1,8 +1,8 @@
-"""What an answer says of its tokens, where two engines or several sequences made it.
+"""The usage of an answer that two engines or several sequences made.
 
-With KV transfer vLLM's decode engine counts what it was sent among the cached tokens of a prompt. Prefill's answer says
-how many tokens no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs in
-its replicas, sent there by value: imports the standard library alone.
+With KV transfer vLLM's decode engine counts transferred tokens as cached tokens of a prompt. Prefill's answer has the
+number of tokens that no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs
+in its replicas, sent there by value: imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _DATA, _END = "data: ", "\n\n"
 def summed(usages: Sequence[dict[str, Any]], n: int) -> dict[str, Any]:
     """Usage of one request from those of its sequences, in the order of its choices, ``n`` for every prompt.
 
-    A prompt counts once, however many sequences were asked of it. What was cached of it is the least that one of its
-    sequences found: the first to be computed can have found nothing of the others. A detail that a sequence does not
-    have is not known of the whole, and left out.
+    A prompt counts once, for any number of sequences. Its cached tokens are the smallest number that one of its
+    sequences found, because the first one cannot find tokens of the others. A detail that one sequence lacks is left
+    out.
     """
     prompts = [usages[at : at + n] for at in range(0, len(usages), n)]
     prompt = sum(sequences[0]["prompt_tokens"] for sequences in prompts)
@@ -57,8 +57,9 @@ def _added(details: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cached_in_prefill(item: Any, prefilled: Any) -> Any:
-    """An item of decode's answer, whose usage says of the prefix cache what prefill's answer says: nothing where that
-    says nothing. Items are whole answers, errors, texts of server-sent events, and lists of such texts."""
+    """An item of decode's answer with the cached tokens of prefill's answer in its usage; without the detail if
+    prefill's answer lacks it. Items are whole answers, errors, texts of server-sent events, and lists of such texts.
+    """
     if isinstance(item, list):
         return [cached_in_prefill(text, prefilled) for text in item]
     known = getattr(getattr(prefilled, "usage", None), PROMPT, None)

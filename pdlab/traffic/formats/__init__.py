@@ -1,4 +1,4 @@
-"""The formats of traces, each told by the first line of its file."""
+"""The formats of traces; the first line of a file identifies its format."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ FIRST_CHARS = 2**16
 
 
 class TraceFormat(NamedTuple):
-    """``times``: of one clock for all requests, from the begin of each session, or not recorded. ``inferred``: parents
-    follow from block hashes. ``text``: it has the text of prompts."""
+    """``times``: one clock for all requests, times since the start of each session, or not recorded. ``inferred``:
+    parents follow from block hashes. ``text``: it has the text of prompts.
+    """
 
     name: str
     times: Literal["clock", "session", "none"]

@@ -1,4 +1,4 @@
-"""Traces in CSV with a line of column names: Azure's, BurstGPT's, and any with a moment and two numbers of tokens.
+"""Traces in CSV with a line of column names: Azure's, BurstGPT's, and any with a time and two token counts.
 
 Azure (github.com/Azure/AzurePublicDataset, 2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``, ISO 8601.
 BurstGPT (github.com/HPMLL/BurstGPT): ``Timestamp,Model,Request tokens,...`` in seconds; file 3 has sessions too.
@@ -58,11 +58,11 @@ def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
             if any(cell.strip() for cell in row):
                 yield rows.line_num, row
     except csv.Error as error:
-        raise UsageError(f"{path}, line {rows.line_num}: is no CSV ({error}); mend or remove that line") from error
+        raise UsageError(f"{path}, line {rows.line_num}: is no CSV ({error}); correct or remove that line") from error
 
 
 def is_csv_trace(head: Sequence[str]) -> bool:
-    """Whether a line of names has what is needed."""
+    """Whether a line of names has the necessary columns."""
     names = {column_name(name) for name in head}
     return all(names & set(known) for known in ((*MOMENTS, *MOMENTS_MS), INPUTS, OUTPUTS))
 

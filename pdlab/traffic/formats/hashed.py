@@ -32,11 +32,11 @@ def mooncake(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
 
 
 class PromptFollowUps:
-    """Which request a prompt goes on from, by block hashes alone: the latest earlier one whose full blocks are the
-    beginning of this prompt, at least two, and whose prompt and answer are shorter than it.
+    """Finds the request that a prompt continues, only by block hashes: the latest earlier one whose full blocks (at
+    least two) are the beginning of this prompt, and whose prompt and answer are shorter.
 
-    The last full block of such a parent was new when it came, and no other request goes on from it: else all prompts
-    that share a system prompt would be taken for one conversation.
+    The last full block of such a parent must be new at its arrival, and no other request may continue from it.
+    Otherwise all prompts with one system prompt would count as one conversation.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One request of a trace as its file has it, and how a line of JSON is read."""
+"""One request of a trace, as in its file, and the reading of lines of JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecordedPrompt:
 
 
 class HashedPrompt(RecordedPrompt):
-    """A prompt by its block hashes. Its blocks are made when they are asked for: a trace has millions of them."""
+    """A prompt by its block hashes. Its blocks are made on demand, because a trace has millions of them."""
 
     __slots__ = ("block_tokens", "ids", "within")
 
@@ -60,11 +60,11 @@ def scaled_tokens(tokens: int, scale: float) -> int:
 class RecordedRequest:
     """A request of a trace.
 
-    ``line``: of the file. ``at_s``: in seconds from any moment, of a source whose sessions have no common clock from
-    the begin of the session; None: not recorded. ``blocks``: the whole prompt. ``out`` 0: it was not answered.
-    ``parent``, ``waits``: what it waited for; ``continues``: its prompt begins with the parent's prompt and answer, and
-    ``prompt`` has both unless ``added``: then it has what is new alone. ``gap_s``: from the end of what it waited for;
-    None: ``at_s`` says when it came.
+    ``line``: line number in the file. ``at_s``: arrival in seconds from any origin, or from the start of the session if
+    sessions have no common clock; None: not recorded. ``blocks``: the whole prompt. ``out`` 0: it was not answered.
+    ``parent``, ``waits``: the requests that it waited for; ``continues``: its prompt begins with the parent's prompt
+    and answer, and ``prompt`` has both unless ``added``: then it has only the new part. ``gap_s``: pause after the end
+    of the requests that it waited for; None: ``at_s`` is its arrival.
     """
 
     line: int
@@ -145,7 +145,7 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{where}: holds half of a surrogate pair ({error.object[error.start]!r}); mend the text"
+            f"{where}: holds half of a surrogate pair ({error.object[error.start]!r}); correct the text"
         ) from error
 
 
@@ -163,7 +163,8 @@ def hashed(
     ids: list[int] | None, tokens: int, block_tokens: int, own: str, where: str, within: str = ""
 ) -> RecordedPrompt:
     """The prompt by its block hashes, the last block in part; one block of key ``own`` without hashes. ``within``: in
-    what the hashes count. Raises UsageError where so many hashes are not so many tokens."""
+    what the hashes count. Raises UsageError if the number of hashes does not match the number of tokens.
+    """
     if ids is None:
         return RecordedPrompt(((own, tokens),))
     if len(ids) != -(-tokens // block_tokens):

@@ -1,7 +1,7 @@
 """Formats with the text of prompts and without times: ShareGPT's, OpenAI's batch, vLLM's custom data set.
 
-Tokens are counted with a tokenizer where the workload file names one, else estimated from characters; what a chat
-template adds is not counted.
+Tokens are counted with a tokenizer if the workload file names one, else estimated from characters. Tokens of a chat
+template are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Counts = Callable[[str], int]
 
 
 def counter(folder: str | None) -> Counts:
-    """What counts the tokens of a text, at least 1. Raises UsageError for a folder without tokenizer.json."""
+    """A function that counts the tokens of a text, at least 1. Raises UsageError for a folder without
+    tokenizer.json.
+    """
     if folder is None:
         return lambda text: max(1, -(-len(text) // CHARS_PER_TOKEN))
     try:
@@ -78,7 +80,7 @@ def sharegpt(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
         where = f"{path}, conversation {number}"
         said = row.get("conversations") if isinstance(row, dict) else None
         if not isinstance(said, list):
-            raise UsageError(f"{where}: conversations must be the list of what was said")
+            raise UsageError(f"{where}: conversations must be a list of messages")
         whose, before, turn = f"s{number}", None, 0
         asked: list[dict[str, Any]] = []
         for each in said:
@@ -120,7 +122,7 @@ def _array(path: Path) -> Iterator[Any]:
             rest = rest.lstrip(", \t\r\n")
             if rest.startswith("]"):
                 if (rest[1:] + stream.read(CHUNK_CHARS)).strip():
-                    raise UsageError(f"{path}: goes on behind the list, after conversation {number}; give one list")
+                    raise UsageError(f"{path}: continues after the list, after conversation {number}; give one list")
                 return
             try:
                 value, end = decoder.raw_decode(rest)
@@ -165,7 +167,7 @@ def _out(row: Mapping[str, Any], keys: Sequence[str], spec: TrafficFile, where: 
     if key is not None:
         return whole(row, key, where)
     if spec.output_tokens is None:
-        raise UsageError(f"{where}: says no {keys[0]}; give output_tokens in the workload file")
+        raise UsageError(f"{where}: has no {keys[0]}; give output_tokens in the workload file")
     return spec.output_tokens
 
 

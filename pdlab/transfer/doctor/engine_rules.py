@@ -104,7 +104,7 @@ def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
                 "host_name",
                 (node,),
                 f"{fact.get('host')} {to}",
-                "Gloo tells the ranks on other nodes this address: an engine over several nodes hangs at its start",
+                "Gloo sends this address to the ranks on other nodes: an engine over several nodes hangs at its start",
                 "GLOO_SOCKET_IFNAME=INTERFACE where `ray start` runs, or the node's own address in /etc/hosts",
                 (SPANNING,),
             )
@@ -128,8 +128,8 @@ def _mig(facts: Facts) -> Iterator[DoctorFinding]:
                 "mig",
                 (node,),
                 f"MIG is on for {sum(modes)} of {len(modes)} GPUs",
-                "slices of GPUs cannot reach each other (no cuda_ipc, no NVLink, no NCCL): TP > 1 fails, the KV cache "
-                "of a pack goes through host memory, and a slice has a part of the memory that is counted on",
+                "slices of GPUs cannot reach each other (no cuda_ipc, no NVLink, no NCCL): TP > 1 fails, the KV "
+                "cache of a pack goes through host memory, and a slice has only a part of the GPU's memory",
                 "nvidia-smi -mig 0 on the node, or nodes without MIG",
             )
 

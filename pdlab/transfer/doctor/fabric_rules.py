@@ -145,7 +145,7 @@ def _gpu_direct(facts: Facts) -> Iterator[DoctorFinding]:
                 "gpudirect",
                 (node,),
                 f"{fabric.name} devices and GPUs, but no kernel module {module} (/sys/module)",
-                f"{fabric.name} may not reach GPU memory: KV cache goes through host memory, many times slower",
+                f"{fabric.name} may not reach GPU memory: KV cache moves through host memory, many times slower",
                 f"sudo modprobe {module}; "
                 + ("AWS's EFA installer provides it" if fabric.wire == "efa" else "NVIDIA's driver provides it"),
                 (fabric.wire,),
@@ -169,7 +169,7 @@ def _not_found(facts: Facts) -> Iterator[DoctorFinding]:
                 "KV crosses nodes over TCP, many times slower, and nothing reports it",
                 f"{build}, or --kv-backend LIBFABRIC if its plugin loads"
                 if fabric.wire == "efa"
-                else f"rdma-core of the system in the version that nixl's wheel brings, or {build}",
+                else f"install the system's rdma-core in the version of nixl's wheel, or {build}",
                 (fabric.wire,),
             )
 
@@ -182,8 +182,8 @@ def _nccl_plugin(facts: Facts) -> Iterator[DoctorFinding]:
                 "nccl_plugin",
                 (node,),
                 "EFA devices, and no libnccl-net*.so (aws-ofi-nccl)",
-                "NCCL between nodes goes over sockets: wide expert parallel and TP over nodes are very slow; engines "
-                "within a node do not need it",
+                "NCCL uses sockets between nodes: wide expert parallel and TP over nodes are very slow; engines "
+                "within a node are not affected",
                 "AWS's EFA installer provides it (/opt/amazon/ofi-nccl); add its lib folder to LD_LIBRARY_PATH "
                 "before Ray starts",
                 ("an engine over several nodes",),
@@ -287,7 +287,7 @@ def _one_nic(facts: Facts) -> Iterator[DoctorFinding]:
                 "warning" if len(fabric.devices) > 1 else "note",
                 "one_nic",
                 (node,),
-                f"{reason}: {min(chosen)} alone serves {fact['gpus']} GPUs",
+                f"{reason}: only {min(chosen)} serves {fact['gpus']} GPUs",
                 "all KV transfers of the node share the rate of one device, and most GPUs reach it through the CPU",
                 "unset UCX_NET_DEVICES: UCX takes the devices that are near each GPU" if by
                 else "give the node, or the container, a device for each GPU",
@@ -377,7 +377,7 @@ def _emulation(facts: Facts) -> Iterator[DoctorFinding]:
             f"UCX_PROTO_EMULATION_ENABLE={value}",
             f"a silent fallback to software becomes an error: useful on {fabric.name}, but TCP reads fail"
             if fabric
-            else "UCX reads over TCP in software alone: every KV transfer between nodes fails",
+            else "UCX can read over TCP only in software, which is turned off: every KV transfer between nodes fails",
             "leave it on EFA, InfiniBand and RoCE; set y if the wire is TCP",
             NETWORK if fabric else ("tcp",),
         )

@@ -114,7 +114,7 @@ def _gpus(facts: Facts) -> Iterator[DoctorFinding]:
                 "gpu_visibility",
                 (node,),
                 f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
-                "cuda_ipc needs both GPUs visible to both processes: in a pack, KV goes through host memory",
+                "cuda_ipc needs both GPUs visible to both processes: in a pack, KV cache moves through host memory",
                 "run one container per node with all its GPUs, and let Ray assign them",
                 ("gpu peer",),
             )
@@ -132,8 +132,8 @@ def _allocator(facts: Facts) -> Iterator[DoctorFinding]:
                     "allocator",
                     (node,),
                     f"{name}={value}",
-                    "KV cache is in memory that PyTorch may map anew: cuda_ipc cannot open it, and what a NIC has "
-                    "registered goes stale; where vLLM sees it, no engine with a KV transfer starts",
+                    "KV cache is in memory that PyTorch may map again: cuda_ipc cannot open it, and registrations of "
+                    "a NIC become stale; if vLLM detects it, no engine with a KV transfer starts",
                     f"take expandable_segments out of {name} where `ray start` runs, and restart Ray there",
                     name=name,
                 )
@@ -153,7 +153,7 @@ def _namespaces(facts: Facts) -> Iterator[DoctorFinding]:
                     "namespaces",
                     tuple(nodes),
                     f"Ray nodes of one machine in {len(spaces)} {kind} namespaces (containers)",
-                    "there is no shared memory and no cuda_ipc between them: their KV goes over the network",
+                    "there is no shared memory and no cuda_ipc between them: their KV cache uses the network",
                     f"one Ray node per machine, or containers with --{kind}=host",
                     ONE_MACHINE,
                     name=kind,

@@ -232,7 +232,7 @@ PLANTED_IN_PUBLISHED: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("rate_impossible", {"conc4.json": {"total_token_throughput": 99.0}}, "stated tokens/s"),
     ("latencies_impossible", {"conc4.json": {"p99_ttft_ms": 1.0}}, "do not rise"),
     ("latencies_impossible", {"conc4.json": {"mean_itl_ms": -1.0}}, "mean_itl_ms is -1.0"),
-    ("too_few_in_flight", {"conc4.json": {"mean_tpot_ms": 3.0, "median_tpot_ms": 3.0}}, "the load says 4"),
+    ("too_few_in_flight", {"conc4.json": {"mean_tpot_ms": 3.0, "median_tpot_ms": 3.0}}, "but the load is 4"),
     ("requests_miscounted", {"conc4.json": {"completed": 90}}, "80 requests were sent, 90 answered"),
     ("reused_default_seed", {"conc4.json": {}, "conc8.json": {"max_concurrency": 8}}, "50 %"),
 ]
@@ -286,7 +286,7 @@ PLANTED_IN_OURS: list[tuple[str, list[Run], dict[str, Any], str]] = [
         "too_few_in_flight",
         [run(8, 1, whole=summary(4, 160), steady=None)],
         {},
-        "4.0 in flight (Little's law), the load says 8",
+        "4.0 in flight (Little's law), but the load is 8",
     ),
     ("too_many_in_flight", [run(4, 1, steady=changed(requests_per_s=9.0))], {}, "steady window: 9.00 requests/s"),
     (
@@ -401,7 +401,7 @@ class TestVariedLengths:
     def test_an_answer_of_another_length_than_its_request(self, tmp_path: Path) -> None:
         (finding,) = audit([self.folder(tmp_path / "one", asked=(ITL, OTL - 1))])
         assert finding.kind == "impossible"
-        assert "80 answers have other token counts than their requests asked for" in finding.evidence
+        assert "80 answers do not have the requested token counts" in finding.evidence
 
     def test_rates_of_other_lengths_than_were_asked(self, tmp_path: Path) -> None:
         (finding,) = audit([self.folder(tmp_path / "one", asked_tokens=(1.1 * ITL, float(OTL)))])
@@ -476,7 +476,7 @@ def test_another_number_of_requests_beside_a_level(tmp_path: Path) -> None:
     folder = ours(tmp_path / "one", [run(4, 1)])
     Store(folder).write(run(4, 1), requests(4, 80)[:-1], force=True)
     (finding,) = audit([folder])
-    assert finding.kind == "impossible" and "79 requests were recorded, the level says 80" in finding.evidence
+    assert finding.kind == "impossible" and "79 requests were recorded, but the level has 80" in finding.evidence
 
 
 def test_the_same_content_in_another_layout(tmp_path: Path) -> None:

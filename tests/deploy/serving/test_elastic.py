@@ -323,7 +323,7 @@ def test_a_new_engine_has_no_role_until_it_is_warm(board: Quiet) -> None:
     assert board._state().roles["c"] == "joining", "routers know it"
     board.decide()
     assert roles(board)["c"] == "joining"
-    with pytest.raises(ValueError, match="1:2 is 3 engines, 2 tell what they do"):
+    with pytest.raises(ValueError, match="1:2 is 3 engines, but 2 engines report"):
         asyncio.run(board.set_split("1:2"))
 
 

@@ -116,13 +116,13 @@ def test_paths(timing: RequestTiming, orchestrated: bool, prefilled: bool, outco
 
 
 def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
-    assert timing.record("", guarded=True)["err"] == "the engine told no events"
+    assert timing.record("", guarded=True)["err"] == "the engine reported no events"
     timing.orchestrated = timing.prefilled = True
     assert "KV guard" in timing.record("", guarded=False)["err"]
     timing.engine_ids += ["a", "b"]
     assert timing.record("", guarded=True)["err"] == "several sequences"
     timing.asked_anew = True
-    assert timing.record("", guarded=True)["err"] == "decode was asked anew"
+    assert timing.record("", guarded=True)["err"] == "decode got a second request"
 
 
 def test_two_machines_that_do_not_know_their_boot_have_two_clocks(

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""As launch_gptoss.py, with servers that keep no marks and count no parts while the file of the first word is there.
+
+For `ttft_pairs.py timeline --launch`. A script of its own: what it defines goes to the replicas by value.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pdlab.deploy.serving.step_watch import connector_stats
+from pdlab.deploy.serving.timeline import CORE, WIRE, SendsTimeline, TimelineMiddleware, TimingBook
+
+
+def switch_by(file: str) -> None:
+    """Change the classes that an application is built of."""
+    call, timed, hear = TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.hear
+
+    async def call_or_not(self: TimelineMiddleware, scope: Any, receive: Any, send: Any) -> None:
+        if os.path.exists(file):  # noqa: PTH110
+            await self.app(scope, receive, send)
+        else:
+            await call(self, scope, receive, send)
+
+    async def timed_or_not(self: Any, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        if os.path.exists(file):  # noqa: PTH110
+            answers: AsyncIterator[Any] = await getattr(super(SendsTimeline, self), method)(request, raw)
+            return answers
+        return await timed(self, method, request, raw)
+
+    def hear_or_not(self: TimingBook, outputs: Sequence[Any]) -> None:
+        if not os.path.exists(file):  # noqa: PTH110
+            hear(self, outputs)
+            return
+        for stats in connector_stats(outputs):
+            stats.pop(CORE, None)
+            stats.pop(WIRE, None)
+
+    TimelineMiddleware.__call__ = call_or_not  # type: ignore[method-assign]
+    SendsTimeline._timed = timed_or_not  # type: ignore[method-assign]
+    TimingBook.hear = hear_or_not  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from pdlab.__main__ import script
+
+    switch_by(sys.argv.pop(1))
+    script("launch")
