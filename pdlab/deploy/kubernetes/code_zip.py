@@ -25,6 +25,7 @@ PATTERNS = (
     "core/version.py",
     "deploy/__init__.py",
     "deploy/cpu_engine/__init__.py",
+    "deploy/cpu_engine/engine_template.py",
     "deploy/cpu_engine/prefork.py",
     "deploy/cpu_engine/replica.py",
     "deploy/cpu_engine/worker.py",
