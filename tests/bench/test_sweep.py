@@ -339,7 +339,7 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
         assert [level.num_requests for level in driver.levels] == [20, requests]
         options = SweepOptions(loads=loads, resume=True)
         assert _todo(Store(tmp_path / str(e2el_s)), planned, options) == []
-    with pytest.raises(StoreError, match="was measured with 180 requests, now 1200 are asked"):
+    with pytest.raises(StoreError, match="was measured with 180 requests, this command has 1200"):
         _todo(Store(tmp_path / "9.0"), levels.build_sweep(Workload(), loads, hold_s=600).levels, options)
     counted = Fake(9.0)
     all_levels = levels.build_sweep(Workload(), loads, prompts_per_level=30).levels
@@ -359,9 +359,9 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_says(tmp_
     (run,) = Store(tmp_path).runs()
     assert run.soak and run.soak.asked_s == 60 and len(run.soak.windows) == 1
     assert _todo(Store(tmp_path), planned, options) == []
-    with pytest.raises(StoreError, match="was measured with 500 requests, now 20 are asked"):
+    with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))
-    with pytest.raises(StoreError, match="was measured with 500 requests, now 20 are asked"):
+    with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": None}))
 
 

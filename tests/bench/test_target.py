@@ -117,7 +117,7 @@ def test_a_tokenizer_that_counts_otherwise_than_the_server_is_another_models(off
     count = tokens_of_probe(tokenizer)
     with served(count + off) as (url, bodies), pytest.raises(UsageError) as refused:
         resolve_target(url, workload=Workload(), name="x", tokenizer=str(tokenizer))
-    assert f"makes {count} tokens of a text in which m at {url} counts {count + off}" in str(refused.value)
+    assert f"makes {count} tokens of a text for which m at {url} counts {count + off}" in str(refused.value)
     assert [each["max_tokens"] for each in bodies] == [1]  # and nothing else is sent
 
 

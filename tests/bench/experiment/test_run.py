@@ -161,7 +161,7 @@ def test_the_collocated_side_is_tuned_first(lab: Lab) -> None:
     assert tuning.settings == {"max_num_seqs": 4} and tuning.over_launched and tuning.over_launched[0] > 1.2
     assert [tried.settings.get("max_num_seqs") for tried in tuning.tried] == [4, None, 3]
     assert tuning.tried[-1].error == "a replica failed to start: planted"
-    assert "base: tuned, max_num_seqs=4 is the best of 3 settings at E2EL p50 <= 5,000 ms" in out
+    assert "base: tuned, the best of 3 settings at E2EL p50 <= 5,000 ms is max_num_seqs=4" in out
     folders = lab.folder / "bm"
     assert Store(folders / "trial" / "base").read_manifest().tuning == tuning
     assert Store(folders / "trial" / "pd").read_manifest().tuning is None

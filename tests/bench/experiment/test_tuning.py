@@ -90,7 +90,7 @@ def test_loads_are_the_files_or_its_own(changes: dict[str, Any], loads: tuple[ob
         ({"grid": {"max_num_sequences": [1]}}, "tune_baseline.grid"),
         ({"grid": {"max_num_seqs": []}}, "grid.max_num_seqs: give values"),
         ({"grid": {"max_num_seqs": [4, 4]}}, "none of them twice"),
-        ({"grid": {"max_num_seqs": list(range(1, 30))}}, "comes to 29 combinations, each a launch"),
+        ({"grid": {"max_num_seqs": list(range(1, 30))}}, "has 29 combinations, each a launch"),
         ({"grid": {"max_num_seqs": [-4]}}, "max_num_seqs=-4"),
         ({"at": "tpot=12"}, "'tpot=12' is no bound"),
         ({"deployments": ["pd-pack-p1xtp1-d1xtp1"]}, "that run mixed (collocated-2xtp1, wide)"),
