@@ -28,22 +28,14 @@ chaos: setup  ## break 1P1D, 2P2D and (as root) two hosts in every way under loa
 	@$(PYTHON_VENV) -m pdlab chaos --launch
 
 # Many of these wait rather than compute: more processes than the two cores of docs/testing.md, which has what each
-# tier holds and how long it takes. Files begin in the order of tests/conftest.py, the longest first.
-FILES := --dist loadfile --no-loadscope-reorder
-APART := -n 3 $(FILES)
-FAST := $(PYTEST) -m "not live and not long"
-# Sweeps measure against a clock, so they run first and without the live tests. These wait for nodes, transfers and
-# levels: the rest of the quick tests takes the cores meanwhile, and yields them by its priority.
-SWEEPS := tests/bench
+# tier holds and how long it takes. Files begin in the order of tests/conftest.py, the longest first. The live ones take
+# every core, one after the other: beside others they take longer than after them.
+APART := -n 3 --dist loadfile --no-loadscope-reorder
+FAST := $(PYTEST) -m "not live and not long" $(APART)
 LIVE := $(PYTEST) -m "live and not long"
-QUICK := nice -n 5 $(FAST) $(APART) --ignore $(SWEEPS)
-QUICK_LOG := out/test-quick.log
 
-test: setup  ## 20 minutes: all but the long tests, sweeps first, then the live ones (Ray, vLLM, NIXL) beside the others
-	@status=0; $(FAST) -n 4 $(FILES) $(SWEEPS) || status=$$?; \
-	mkdir -p $(dir $(QUICK_LOG)); $(QUICK) > $(QUICK_LOG) 2>&1 & quick=$$!; \
-	$(LIVE) || status=$$?; \
-	wait $$quick || status=$$?; cat $(QUICK_LOG); exit $$status
+test: setup  ## 20 minutes: all but the long tests, the live ones (Ray, vLLM, NIXL) last; both parts run in any case
+	@status=0; $(FAST) || status=$$?; $(LIVE) || status=$$?; exit $$status
 
 test-long: setup  ## every test, with more kills, more faults and every serving path
 	@export PDLAB_TEST_LONG=1; status=0; $(PYTEST) -m "not live" $(APART) || status=$$?; \
@@ -53,7 +45,7 @@ test-unit: setup  ## 3 minutes: the tests that need neither Ray nor vLLM, and st
 	@PDLAB_TEST_UNIT=1 $(PYTEST) -m "not long" $(APART)
 
 test-fast: setup  ## every test of `make test` that starts neither an engine nor a deployment
-	@$(FAST) $(APART)
+	@$(FAST)
 
 check: setup  ## ruff, formatting, mypy --strict, imports between packages, names of classes and in docstrings
 	@$(PYTHON_VENV) -m ruff check .

@@ -227,7 +227,7 @@ def test_one_stray_level_of_a_collocated_run_leaves_the_others_compared() -> Non
     assert {frozenset((each.label, each.reference)) for pairs in found.pairs for each in pairs.comparisons} == {
         frozenset((f"pd {i}", f"pd {j}")) for i, j in ((1, 2), (1, 3), (2, 3))
     }
-    assert "Reference pd 0: it shares loads with 3 others" in verdicts.headline([stray, *others], View())
+    assert "Reference pd 0: it shares loads with 3 other deployments" in verdicts.headline([stray, *others], View())
 
 
 def test_what_shares_no_load_with_the_reference_is_compared_among_itself() -> None:

@@ -71,7 +71,7 @@ def test_what_was_measured_stands_beside_it() -> None:
     assert [(one.name, one.prefill, one.decode) for one in ranked] == [("two", 2, 1), ("one", 1, 1)]
     assert ranked[0].best_rps_per_gpu == pytest.approx(15 / 5)
     text = phase_ratio.report(PREFILL, DECODE, PD)
-    assert "prefill alone (p): 6.00 requests/s per replica" in text
+    assert "prefill only (p): 6.00 requests/s per replica" in text
     assert "  2:1                3.00  concurrency4" in text and "KV transfer" in text
 
 
@@ -96,7 +96,7 @@ def test_phases_must_be_phases_of_one_workload() -> None:
         phase_ratio.implied(other.model_copy(update={"runs": (varied,)}), DECODE)
     with pytest.raises(UsageError, match="d: no valid closed-loop level of mode prefill-only"):
         phase_ratio.implied(DECODE, DECODE)
-    with pytest.raises(UsageError, match="needs a recorded collocated deployment"):
+    with pytest.raises(UsageError, match="need a recorded collocated deployment"):
         phase_ratio.rates(PD[0], "mixed")
 
 
@@ -110,7 +110,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     words = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
     measured = [str(tmp_path / experiment.name) for experiment in PD]
     assert bench.main(["ratio", *words, "--measured", *measured]) == 0
-    assert "decode alone (d), and the rate-matched ratio" in capsys.readouterr().out
+    assert "decode only (d), and the rate-matched ratio" in capsys.readouterr().out
     assert bench.main(["ratio", "--prefill", str(tmp_path / "p")]) == 2
     assert bench.main(["ratio", *words[:2], "--decode", str(tmp_path / "gone")]) == 2
     errors = capsys.readouterr().err.splitlines()

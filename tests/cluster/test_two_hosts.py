@@ -213,7 +213,7 @@ class TestCommandLines:
         [
             (["--pd-spread", "--two-hosts", "--cluster", "p5.48xlarge-x2"], ["--two-hosts needs --local"]),
             (["--pd-spread", "--two-hosts"], ["--two-hosts needs --local", "--cluster auto"]),
-            (["--pd-spread", "--local", "3", "--two-hosts"], ["not with --local 3"]),
+            (["--pd-spread", "--local", "3", "--two-hosts"], ["not --local 3"]),
             (["--pd-spread", "--local", "--link-rate", "1gbit"], ["--link-rate", "--two-hosts"]),
             (["--pd-spread", "--local", "--two-hosts", "--link-rate", "quick"], ["'quick'", "1gbit"]),
             (["--pd-spread", "--local", "--two-hosts", "--link-delay-ms", "soon"], ["--link-delay-ms", "'soon'"]),

@@ -73,7 +73,7 @@ def test_what_is_given_wins_over_what_is_chosen() -> None:
     assert request("--pd-pack").deployment.serving.tokenize_once
     assert not request("--collocated").deployment.serving.tokenize_once
     kept = request("--pd-pack", "--local", "--no-direct-streaming")
-    assert not kept.deployment.serving.direct_streaming and "asked for" in kept.serving_path
+    assert not kept.deployment.serving.direct_streaming and "by --no-direct-streaming" in kept.serving_path
 
 
 def test_a_file_says_only_what_it_says(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -45,7 +45,7 @@ def order(url: str, folder: Path | None = None, **more: Any) -> ChaosOrder:
 
 
 def test_what_was_not_launched_here_is_refused(cache: Path) -> None:
-    with pytest.raises(UsageError, match=r"no launcher of this machine.*say --not-mine"):
+    with pytest.raises(UsageError, match=r"no launcher of this machine.*give --not-mine"):
         subject_of(order("http://127.0.0.1:8000"))
     assert subject_of(order("http://127.0.0.1:8000", not_mine=True)).manifest.label == "unknown"
 

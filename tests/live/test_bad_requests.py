@@ -93,20 +93,6 @@ def test_bad_requests_are_refused_and_leave_the_engines_as_they_were(stack: Stac
     assert engine_pids(stack) == engines, "a replica was started anew"
 
 
-def test_replicas_are_forked_of_one_process_that_imported_vllm(stack: Stack) -> None:
-    """And one that comes in the place of another is, too."""
-    nodes = stack.nodes()
-    before = {role: replicas(nodes, role) for role in ("Prefill", "Decode")}
-    assert {role: len(found) for role, found in before.items()} == {"Prefill": 2, "Decode": 1}
-    (template,) = {psutil.Process(pid).ppid() for found in before.values() for pid in found}
-    assert engine_template.__name__ in title(template)
-    assert "not forked" not in (Path(nodes.temp_dir) / "template.log").read_text()
-    lost = before["Prefill"][0]
-    send_signal(lost, signal.SIGKILL)
-    wait_for(lambda: len(now := replicas(nodes, "Prefill")) == 2 and lost not in now)
-    assert {psutil.Process(pid).ppid() for pid in replicas(nodes, "Prefill")} == {template}
-
-
 def test_good_requests_beside_bad_ones_are_right(stack: Stack) -> None:
     prompt = list(range(20, 90))
     alone = stack.complete(prompt)
@@ -183,3 +169,17 @@ def test_a_prompt_that_prefill_has_only_in_host_memory_is_answered_as_before(sta
     assert grown["prefill"] >= PROMPT_TOKENS - 64, "all but the last block"
     assert grown["decode"] >= PROMPT_TOKENS - 64, "decode had evicted it too"
     assert again == first
+
+
+def test_replicas_are_forked_of_one_process_that_imported_vllm(stack: Stack) -> None:
+    """And one that comes in the place of another is, too: last, for a replaced replica makes later levels invalid."""
+    nodes = stack.nodes()
+    before = {role: replicas(nodes, role) for role in ("Prefill", "Decode")}
+    assert {role: len(found) for role, found in before.items()} == {"Prefill": 2, "Decode": 1}
+    (template,) = {psutil.Process(pid).ppid() for found in before.values() for pid in found}
+    assert engine_template.__name__ in title(template)
+    assert "not forked" not in (Path(nodes.temp_dir) / "template.log").read_text()
+    lost = before["Prefill"][0]
+    send_signal(lost, signal.SIGKILL)
+    wait_for(lambda: len(now := replicas(nodes, "Prefill")) == 2 and lost not in now)
+    assert {psutil.Process(pid).ppid() for pid in replicas(nodes, "Prefill")} == {template}
