@@ -90,7 +90,9 @@ def test_bounds_that_nothing_meets_leave_it_as_it_was(tmp_path: Path) -> None:
     measured(tmp_path, as_launched=1.0, seqs64=1.5)
     tuning = judged(search(tmp_path, "tpot_ms=0.1"), "base", tmp_path, NOTHING)
     assert tuning.settings == {} and {tried.tokens_per_s for tried in tuning.tried} == {None}
-    assert tuning_text(tuning).startswith("tuned without a result, none of the 4 settings at TPOT p50 <= 0.1 ms is within")
+    assert tuning_text(tuning).startswith(
+        "tuned without a result, none of the 4 settings at TPOT p50 <= 0.1 ms is within"
+    )
 
 
 def test_nothing_measured_ends_it(tmp_path: Path) -> None:
