@@ -55,7 +55,7 @@ JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
 LONGEST_TITLE = 300
-FIRST_SERVE_PORT = 20_000
+FIRST_SERVE_PORT = 24_000  # NIXL's side channels are below, ports that the kernel gives above
 OBJECT_STORE_BYTES = 100_000_000
 # Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
 _SHARED = re.compile(
@@ -188,10 +188,10 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
 
 
 def serve_ports(cluster_id: str) -> dict[str, str]:
-    """Ports at which HAProxy finds replicas and Ray Serve's own proxy: one of 40 ranges of 300. Ray's own are the same
+    """Ports at which HAProxy finds replicas and Ray Serve's own proxy: one of 20 ranges of 390. Ray's own are the same
     for every cluster. Where a replica has ended, HAProxy would send its requests to another cluster's."""
-    first = FIRST_SERVE_PORT + 300 * (zlib.crc32(cluster_id.encode()) % 40)
-    ends = {"MIN_HTTP": first + 2, "MAX_HTTP": first + 199, "MIN_GRPC": first + 200, "MAX_GRPC": first + 299}
+    first = FIRST_SERVE_PORT + 390 * (zlib.crc32(cluster_id.encode()) % 20)
+    ends = {"MIN_HTTP": first + 2, "MAX_HTTP": first + 289, "MIN_GRPC": first + 290, "MAX_GRPC": first + 389}
     return {f"RAY_SERVE_DIRECT_INGRESS_{end}_PORT": str(port) for end, port in ends.items()} | {
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 1),

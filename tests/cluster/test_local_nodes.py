@@ -504,10 +504,10 @@ def test_replicas_and_proxies_of_two_clusters_listen_in_ranges_that_do_not_overl
     ranges = set()
     for number in range(200):
         ranges.add(tuple(sorted(map(int, local_nodes.serve_ports(f"cluster {number}").values()))))
-    assert len(ranges) == 40, "each is used"
+    assert len(ranges) == 20, "each is used"
     ordered = [port for each in sorted(ranges) for port in each]
-    assert ordered == sorted(ordered) and len(set(ordered)) == 240, "none begins before the last one ends"
-    assert ordered[0] > 10_000 and ordered[-1] < 32_768, "outside of the ports that the kernel gives"
+    assert ordered == sorted(ordered) and len(set(ordered)) == 120, "none begins before the last one ends"
+    assert ordered[0] > 10_000 and ordered[-1] < 32_768, "outside of NIXL's side channels and the kernel's ports"
     env = local_nodes.environment("cluster 1", "/tmp/pdlab-x")
     assert env.items() >= local_nodes.serve_ports("cluster 1").items()
 
