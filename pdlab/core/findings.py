@@ -400,7 +400,8 @@ CODES: dict[str, FindingCode] = {
     "role_board_unreachable": _unchecked("the role controller answers", "the role controller was unreachable"),
     "client_unmeasured": _unchecked("the load generator is measured", "the load generator was not measured"),
     "front_unrecorded": _unchecked(
-        "the CPU of ingress and proxy is recorded", "the CPU usage of ingress and proxy was not recorded"
+        "the CPU of ingress and proxy is recorded",
+        "the CPU usage of ingress and proxy was not recorded: a level needs about 15 s for that",
     ),
     "due_times_unrecorded": _unchecked(
         "due times of requests are recorded", "the due times of requests were not recorded"

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pdlab.results.schema import Experiment, ExperimentRecord
+from pdlab.bench.watch import LOOK_EVERY_S, PAGES_EVERY_S
+from pdlab.results.schema import Experiment, ExperimentRecord, Run
 from pdlab.results.store import Store, read_record
 from tests.live.conftest import BUSY_MACHINE, ROOT, TIMEOUT_S, Stack, own_stack
 from tests.live.test_listening import TP_PARTS, Watch, check_others_are_refused, key_file, nobody_else_hears
@@ -56,11 +57,18 @@ def record(own: Stack) -> ExperimentRecord:
     return record
 
 
+def check_gates(run: Run) -> None:
+    """Ray's pages are read every PAGES_EVERY_S: a shorter level, on a fast machine, has no reading of the front."""
+    short = run.whole.duration_s < PAGES_EVERY_S + LOOK_EVERY_S
+    assert set(run.validity.failed_gates) <= BUSY_MACHINE, run.validity
+    assert run.validity.unchecked.keys() <= ({"front_saturation"} if short else set()), run.validity
+
+
 def check_filled(experiment: Experiment) -> None:
     """The whole context was there and none of it computed: vLLM's own counters say so."""
     assert experiment.manifest.deployment and experiment.manifest.deployment.decode_bench
     for run in experiment.runs:
-        assert set(run.validity.failed_gates) <= BUSY_MACHINE and not run.validity.unchecked, run.validity
+        check_gates(run)
         filled = run.engines_after["collocated"].external_cache_hits or 0.0
         before = run.engines_before["collocated"].external_cache_hits or 0.0
         assert filled - before == run.completed * 511
@@ -140,7 +148,7 @@ def test_pack_against_spread_as_shipped_but_shorter(own: Stack) -> None:
     for folder in folders:
         (level,) = Store(folder).load().runs
         before, after = level.engines_before["decode"], level.engines_after["decode"]
-        assert set(level.validity.failed_gates) <= BUSY_MACHINE and not level.validity.unchecked, level.validity
+        check_gates(level)
         assert (after.kv_transfers or 0.0) - (before.kv_transfers or 0.0) >= level.completed
         assert after.buckets["ttft"]["+Inf"] - before.buckets["ttft"]["+Inf"] == level.completed
     shown = own.run(
