@@ -10,7 +10,8 @@ done once is not done a thousand times.
   per token for the times between tokens): here they record a bucket at once;
 - on two hosts direct streaming's router runs only on the head's host and not on every node with a replica:
   HAProxy, which is there, asks none on another host;
-- HAProxy, which wakes for every chunk, does not take the core from what runs there (``SCHED_BATCH``, sched(7));
+- HAProxy, which wakes for every chunk, does not take the core from what runs there (``SCHED_BATCH``, sched(7)), and
+  where one replica answers clients, it hands requests to that one without a call of a router;
 - Ray Serve's control loop looks once a second when everything has been running for a while.
 
 Imports only the standard library.
@@ -42,6 +43,16 @@ LATER, NO_FRAMES = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 AT_REST_S = 10.0  # longer than anything takes that follows once an application runs
 SELDOM_S = 1.0
+# Where Ray's Lua for HAProxy begins to choose a replica, and what is done there first.
+CHOOSES = "local function _route_via_ingress_request_router(txn, app, pool, replica_map)\n"
+ONLY_REPLICA = """\
+    local only, only_server = next(replica_map)
+    if not FORWARD_BODY and only and next(replica_map, only) == nil then
+        txn:set_var("txn.ingress_request_router_target", only_server)
+        txn:set_var("txn.via_ingress_request_router", true)
+        return
+    end
+"""
 
 
 def install() -> None:
@@ -57,7 +68,7 @@ def install() -> None:
         RECORDER: _record_at_once,
         AGGREGATION: _count_times,
         CONTROLLER: _change_controller,
-        HAPROXY: _let_others_run,
+        HAPROXY: _change_haproxy,
     }
     change_after_import(changes)
 
@@ -211,8 +222,27 @@ def _route_on_the_head(module: Any) -> None:
     controller._update_proxy_nodes = _update_proxy_nodes
 
 
+def _change_haproxy(module: Any) -> None:
+    """Change how Ray Serve starts and configures HAProxy."""
+    _let_others_run(module)
+    _choose_the_only_replica(module)
+
+
+def _choose_the_only_replica(module: Any) -> None:
+    """A router has nothing to choose where one replica answers clients. It is still called where it reads the request's
+    body: there its answer has headers for the replica."""
+    load = module._load_lua_template
+
+    def _load_lua_template() -> Any:
+        template = load()
+        begin, found, end = template.template.partition(CHOOSES)
+        return type(template)(f"{begin}{found}{ONLY_REPLICA}{end}")
+
+    module._load_lua_template = _load_lua_template
+
+
 def _let_others_run(module: Any) -> None:
-    """Change how Ray Serve starts HAProxy, which has one thread here."""
+    """HAProxy has one thread here."""
     api = module.HAProxyApi
     start = api._start_and_wait_for_haproxy
 

@@ -175,6 +175,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s, three times, are too few on a busy machine
             "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
+            "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line for each request, which a Python process counts
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # of 4, which wake each other for every chunk that one would pass on
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
