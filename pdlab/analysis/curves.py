@@ -20,7 +20,7 @@ from pdlab.core.errors import StoreError
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey, Workload
-from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
+from pdlab.results.schema import Experiment, Origin, Run, SloSearch, Summary, Tuning
 
 Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
@@ -441,12 +441,6 @@ def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], TtftSplit]:
 
 
 def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
-    known: dict[Metric, Distribution | None] = {
-        "ttft": summary.ttft,
-        "tpot": summary.tpot,
-        "itl": summary.itl,
-        "e2el": summary.e2el,
-    }
     return Sample(
         repeat=run.key.repeat,
         count=summary.completed,
@@ -454,18 +448,11 @@ def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
         input_tokens_per_s=summary.input_tokens_per_s,
         output_tokens_per_s=summary.output_tokens_per_s,
         latency_ms={
-            metric: {name: seconds * 1000 for name, seconds in _statistics_s(distribution)}
-            for metric, distribution in known.items()
-            if distribution is not None
+            metric: {name: seconds * 1000 for name, seconds in latency.statistics_s.items()}
+            for metric, latency in summary.latencies.items()
         },
         requests=requests,
     )
-
-
-def _statistics_s(distribution: Distribution) -> Iterable[tuple[str, float]]:
-    if distribution.mean_s is not None:
-        yield "mean", distribution.mean_s
-    yield from distribution.percentiles_s.items()
 
 
 def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:

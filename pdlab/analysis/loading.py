@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pdlab.analysis.audit.content_rules import impossible_latencies, is_figure
 from pdlab.analysis.requests import Requests, load_requests, of_times
+from pdlab.core.bounds import Metric
 from pdlab.core.findings import found
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
@@ -107,15 +108,15 @@ def _impossible(summary: Summary) -> list[str]:
     return [*bad_rates, *impossible_latencies(summary)]
 
 
-def _without(summary: Summary) -> dict[str, None]:
+def _without(summary: Summary) -> dict[Metric, None]:
     """Latencies to remove: impossible ones, or all of them if a rate is impossible."""
-    names = ("ttft", "tpot", "itl", "e2el")
     rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
     if not all(map(is_figure, rates)):
-        return dict.fromkeys(names)
-    distributions = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
+        return dict.fromkeys(summary.latencies)
     return {
-        name: None for name, distribution in distributions.items() if not all(map(is_figure, distribution.figures_s))
+        name: None
+        for name, latency in summary.latencies.items()
+        if not all(map(is_figure, latency.statistics_s.values()))
     }
 
 
