@@ -103,15 +103,17 @@ def _possible(run: Run) -> Run:
 
 
 def _impossible(summary: Summary) -> list[str]:
-    rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    bad_rates = [] if all(map(is_figure, rates)) else ["a rate is below 0 or not a number"]
+    bad_rates = [] if _rates_are_figures(summary) else ["a rate is below 0 or not a number"]
     return [*bad_rates, *impossible_latencies(summary)]
+
+
+def _rates_are_figures(summary: Summary) -> bool:
+    return all(map(is_figure, (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)))
 
 
 def _without(summary: Summary) -> dict[Metric, None]:
     """Latencies to remove: impossible ones, or all of them if a rate is impossible."""
-    rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    if not all(map(is_figure, rates)):
+    if not _rates_are_figures(summary):
         return dict.fromkeys(summary.latencies)
     return {
         name: None
