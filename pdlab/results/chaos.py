@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
@@ -41,7 +41,7 @@ class ChaosRequest(Frozen):
     end_s: float
     status: int | None = None
     tokens: int = 0
-    outcome: RequestOutcome = Field(validation_alias=AliasChoices("outcome", "fate"))  # "fate" until 0.1.0
+    outcome: RequestOutcome
     detail: str | None = None
     rounded: bool = False
     phase: str | None = None

@@ -6,7 +6,7 @@ every curve where they differ. Any other setting is in a name only where the cur
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 MOST_SHOWN = 40  # characters of a value
 # Keys whose values say by themselves what they are, in the order of a name.
@@ -25,10 +25,11 @@ def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: 
     """
     always = [key for key in keys if key in _COMPARED or key in bare]
     shown: list[set[str]] = [set(always) for _ in values]
-    groups = _split(list(range(len(values))), always, values)
+    groups = grouped(range(len(values)), lambda i: tuple(values[i].get(key) for key in always))
     # The GPUs last: the parallelism determines them most of the time.
     for key in sorted((key for key in keys if key not in always), key=lambda key: key == _GPUS):
-        parts = [_split(group, [key], values) for group in groups]
+        column = [value.get(key) for value in values]
+        parts = [grouped(group, column.__getitem__) for group in groups]
         for group, split in zip(groups, parts, strict=True):
             if len(split) > 1:
                 for i in group:
@@ -40,11 +41,12 @@ def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: 
     ]
 
 
-def _split(group: Sequence[int], keys: Sequence[str], values: Sequence[Mapping[str, str]]) -> list[list[int]]:
-    parts: dict[tuple[str | None, ...], list[int]] = {}
-    for i in group:
-        parts.setdefault(tuple(values[i].get(key) for key in keys), []).append(i)
-    return list(parts.values())
+def grouped(numbers: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """The numbers in groups of one key, in the order of the first of each group."""
+    groups: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(key(number), []).append(number)
+    return list(groups.values())
 
 
 def _common_tail(values: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdlab.results.schema import ReplayedRequest, RequestRecord
@@ -75,17 +74,10 @@ class ReplayedData:
             after=np.zeros(0, "S1"),
         )
 
-    def part(self, selected: Mask) -> ReplayedData:
-        """Of some of the requests."""
-        import numpy as np
-
+    def part(self, selected: Mask | Codes) -> ReplayedData:
+        """Some of the requests, or all of them in another order."""
         own = {name: getattr(self, name)[selected] for name in self.__dataclass_fields__ if name != "after"}
-        return ReplayedData(**own, after=self.after[np.repeat(selected, self.after_counts)])
-
-    def ordered(self, order: Codes) -> ReplayedData:
-        """In another order."""
-        own = {name: getattr(self, name)[order] for name in self.__dataclass_fields__ if name != "after"}
-        return ReplayedData(**own, after=_ordered(self.after, self.after_counts, order))
+        return ReplayedData(**own, after=_part(self.after, self.after_counts, selected))
 
 
 class _ReplayedColumns:
@@ -191,7 +183,8 @@ class LevelData:
             errors=tuple(errors),
             replayed=replayed.data(),
         )
-        return data._by_arrival()
+        order = np.argsort(data.arrival_s, kind="stable")
+        return data if (order[1:] > order[:-1]).all() else data._taken(order)
 
     @classmethod
     def of_times(
@@ -277,30 +270,17 @@ class LevelData:
 
     def part(self, selected: Mask) -> LevelData:
         """Some of the requests."""
+        return self if selected.all() else self._taken(selected)
+
+    def _taken(self, selected: Mask | Codes) -> LevelData:
         import numpy as np
 
-        if selected.all():
-            return self
         return LevelData(
             **{name: getattr(self, name)[selected] for name in _COLUMNS},
             gap_counts=self.gap_counts[selected],
-            gaps_s=self.gaps_s[np.repeat(selected, self.gap_counts)],
-            errors=tuple(compress(self.errors, selected.tolist())),
+            gaps_s=_part(self.gaps_s, self.gap_counts, selected),
+            errors=tuple(self.errors[at] for at in np.arange(len(self))[selected]),
             replayed=self.replayed.part(selected),
-        )
-
-    def _by_arrival(self) -> LevelData:
-        import numpy as np
-
-        order = np.argsort(self.arrival_s, kind="stable")
-        if (order[1:] > order[:-1]).all():
-            return self
-        return LevelData(
-            **{name: getattr(self, name)[order] for name in _COLUMNS},
-            gap_counts=self.gap_counts[order],
-            gaps_s=_ordered(self.gaps_s, self.gap_counts, order),
-            errors=tuple(self.errors[at] for at in order),
-            replayed=self.replayed.ordered(order),
         )
 
 
@@ -311,9 +291,11 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _ordered(values: NDArray[Any], counts: Codes, order: Codes) -> NDArray[Any]:
-    """Values in a row, of which ``counts`` belong to each request, with the requests in another order."""
+def _part(values: NDArray[Any], counts: Codes, selected: Mask | Codes) -> NDArray[Any]:
+    """The values of the selected requests; ``values`` has ``counts`` elements for each request, one after the other."""
     import numpy as np
 
+    if selected.dtype == np.bool_:
+        return values[np.repeat(selected, counts)]
     own = np.split(values, counts.cumsum()[:-1])
-    return np.concatenate([own[at] for at in order])
+    return np.concatenate([own[at] for at in selected])

@@ -287,15 +287,27 @@ def _little(times_s: Column, arrivals: int, width_s: float) -> dict[str, float]:
 def _fitted(values: Sequence[float]) -> tuple[float, float]:
     """Change of the least-squares line over ``values`` (slope times their number), and slope / its
     standard error with n - 2 degrees of freedom."""
-    n = len(values)
-    middle, mean = (n - 1) / 2, math.fsum(values) / n
-    spread = math.fsum((i - middle) ** 2 for i in range(n))
-    slope = math.fsum((i - middle) * value for i, value in enumerate(values)) / spread
-    residue = math.fsum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
-    error = math.sqrt(residue / (n - 2) / spread)
+    n, (slope, rest) = len(values), fitted_line(values)
+    spread = math.fsum((i - (n - 1) / 2) ** 2 for i in range(n))
+    error = math.sqrt(math.fsum(value**2 for value in rest) / (n - 2) / spread)
     if error <= abs(slope) / MOST_T:
         return slope * n, math.copysign(MOST_T, slope) if slope else 0.0
     return slope * n, slope / error
+
+
+class FittedLine(NamedTuple):
+    """A least-squares line over equally spaced values: its slope per step, and what is left of each value."""
+
+    slope: float
+    rest: list[float]
+
+
+def fitted_line(values: Sequence[float]) -> FittedLine:
+    """The least-squares line over two or more values."""
+    middle, mean = (len(values) - 1) / 2, math.fsum(values) / len(values)
+    slope = math.fsum((i - middle) * value for i, value in enumerate(values))
+    slope /= math.fsum((i - middle) ** 2 for i in range(len(values)))
+    return FittedLine(slope, [value - mean - slope * (i - middle) for i, value in enumerate(values)])
 
 
 def _summary(duration_s: float, finished: LevelData, output_tokens: float, judged: LevelData) -> Summary:

@@ -9,12 +9,12 @@ unless their names count repeats.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from pdlab.core.workload import Open, Ramp
-from pdlab.results.curve_names import short_names
+from pdlab.results.curve_names import grouped, short_names
 from pdlab.results.published_files import PublishedLevel
 from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
 
@@ -96,12 +96,12 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
     for value, arrivals, lengths in zip(values, _arrivals(levels), _lengths(levels), strict=True):
         value.update(arrivals)
         value[_LENGTHS] = lengths
-    groups = _grouped(range(len(levels)), lambda i: tuple(sorted(values[i].items())))
+    groups = grouped(range(len(levels)), lambda i: tuple(sorted(values[i].items())))
     names, sessions = {}, {}
     for group in groups:
         if not _repeats(levels[i] for i in group):
             continue
-        by_words = _grouped(group, lambda i: frozenset(levels[i].name.words))
+        by_words = grouped(group, lambda i: frozenset(levels[i].name.words))
         for part in by_words:
             common = set.intersection(*(set(levels[i].name.words) for i in group))
             if len(by_words) > 1:
@@ -117,7 +117,7 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
         Difference(key, {file: value.get(key, "not given") for file, value in zip(files, values, strict=True)})
         for key in keys
     ]
-    parts = _grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
+    parts = grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
     curves = [
         PublishedCurve(name, tuple(levels[i] for i in group), values[group[0]] if keys else {})
         for name, group in zip(short_names([values[group[0]] for group in parts], keys, BARE), parts, strict=True)
@@ -239,13 +239,6 @@ def _date(value: object) -> datetime | None:
         except ValueError:
             return None
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
-
-
-def _grouped(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    groups: dict[Hashable, list[int]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
 
 
 def _differ(key: str, values: Sequence[dict[str, str]]) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding
 from pdlab.core.nodes import ClusterView, Placement
@@ -130,9 +131,9 @@ class Distribution(Frozen):
         return self.percentiles_s.get("p50")
 
     @property
-    def figures_s(self) -> tuple[float, ...]:
-        """The mean, as far as it is known, and all percentiles."""
-        return (*(() if self.mean_s is None else (self.mean_s,)), *self.percentiles_s.values())
+    def statistics_s(self) -> dict[str, float]:
+        """``mean``, unless it is unknown, and all percentiles."""
+        return {**({} if self.mean_s is None else {"mean": self.mean_s}), **self.percentiles_s}
 
 
 class Summary(Frozen):
@@ -154,6 +155,14 @@ class Summary(Frozen):
     @property
     def total_tokens_per_s(self) -> float:
         return self.input_tokens_per_s + self.output_tokens_per_s
+
+    @property
+    def latencies(self) -> dict[Metric, Distribution]:
+        """The known latencies by metric."""
+        every: dict[Metric, Distribution | None] = {
+            "ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2el
+        }  # fmt: skip
+        return {metric: latency for metric, latency in every.items() if latency is not None}
 
 
 class Validity(Frozen):

@@ -118,7 +118,8 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
     if blocks < FEWEST_BLOCKS:
         return Change(verdict="undecided", reason="too few requests for a verdict: hold the load longer")
     first, last = ([math.log(fmean(block)) for block in third] for third in thirds)
-    off = [_levelled(third) for third in (first, last)]
+    # A steady change also happens inside of a third, where it is no scatter.
+    off = [metrics.fitted_line(third).rest for third in (first, last)]
     alike = _neighbour_correlation(off)
     longer = (1 + alike) / (1 - alike)
     freedom = 2 * (blocks - 2)
@@ -150,15 +151,6 @@ def _cut(known: Sequence[tuple[float, float]], begins_s: float, lasts_s: float, 
         if begins_s <= moment_s <= begins_s + lasts_s:
             parts[min(blocks - 1, int((moment_s - begins_s) / lasts_s * blocks))].append(value)
     return parts
-
-
-def _levelled(third: Sequence[float]) -> list[float]:
-    """What is left of a third without its line (least squares): what changes steadily changes inside of it too, which
-    is no scatter."""
-    middle, mean = (len(third) - 1) / 2, fmean(third)
-    slope = math.fsum((i - middle) * value for i, value in enumerate(third))
-    slope /= math.fsum((i - middle) ** 2 for i in range(len(third)))
-    return [value - mean - slope * (i - middle) for i, value in enumerate(third)]
 
 
 def _neighbour_correlation(thirds: Sequence[Sequence[float]]) -> float:

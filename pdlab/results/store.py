@@ -14,9 +14,10 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from pdlab.core.errors import StoreError
 from pdlab.core.files import locked, replace
@@ -133,7 +134,8 @@ class Store:
         no first one.
         """
         earlier = read_model(self.path(run.key), Run)
-        requests, told = _pieces(self.records_path(run.key)), _pieces(self.timelines_path(run.key))
+        paths = self.records_path(run.key), self.timelines_path(run.key)
+        requests, told = (_pieces(path.open("rb")) if path.exists() else None for path in paths)
         replaced = self._set_aside(earlier, self.path(run.key).read_bytes, requests, told)
         return self.write(run.model_copy(update={"replaces": replaced}), records, timelines, force=True)
 
@@ -196,7 +198,7 @@ class Store:
         sha256 = hashlib.sha256()
         try:
             with gzip.open(path) as file:
-                while piece := file.read(READ_BYTES):
+                for piece in _pieces(file):
                     sha256.update(piece)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: the level's requests cannot be read ({error}); {fix}") from error
@@ -270,40 +272,36 @@ def searched(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def unfinished(folder: Path) -> str | None:
-    """What of the experiment in ``folder`` is not measured, in words; None where all is, or where it holds none."""
+def record_notes(folder: Path) -> dict[Literal["unfinished", "stopped", "tuning"], str]:
+    """What the record in ``folder`` tells a reader of its figures, by kind. Empty without a record. Raises StoreError.
+
+    unfinished: some visits are not measured. stopped: the number of repeats depended on their results. tuning: the
+    levels were measured to choose engine settings.
+    """
     record = read_record(folder)
-    left = [visit for visit in record.visits if visit.status != "done"] if record else []
-    if record is None or not left:
-        return None
-    counts = {status: sum(visit.status == status for visit in left) for status in ("failed", "interrupted", "planned")}
-    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    names = [name for names in record.folders.values() for name in names]
-    without = [name for name in names if not next(Store(folder / name).levels(), None)]
-    nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
-    return f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
-
-
-def stopped(folder: Path) -> str | None:
-    """That the number of repeats in ``folder`` depended on what they showed, in words; None where it did not."""
-    record = read_record(folder)
-    if record is None or record.stopped is None:
-        return None
-    return (
-        f"{folder} ended by {record.stopped}: an interval that is not corrected for such looks is too narrow; what the "
-        "experiment printed is corrected"
-    )
-
-
-def tuning_of(folder: Path) -> str | None:
-    """That what is in ``folder`` was measured to choose engine settings, in words; None where it was not."""
-    record = read_record(folder)
-    if record is None or record.tunes is None:
-        return None
-    return (
-        f"{folder} is the search for engine settings of {record.tunes}: its best is better by chance, too; compare "
-        "what was measured with these settings afterwards"
-    )
+    if record is None:
+        return {}
+    notes: dict[Literal["unfinished", "stopped", "tuning"], str] = {}
+    left = [visit.status for visit in record.visits if visit.status != "done"]
+    if left:
+        counted = ", ".join(
+            f"{left.count(each)} {each}" for each in ("failed", "interrupted", "planned") if each in left
+        )
+        names = [name for names in record.folders.values() for name in names]
+        without = [name for name in names if not next(Store(folder / name).levels(), None)]
+        nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
+        notes["unfinished"] = f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
+    if record.stopped is not None:
+        notes["stopped"] = (
+            f"{folder} ended by {record.stopped}: an interval that is not corrected for such looks is too narrow; what "
+            "the experiment printed is corrected"
+        )
+    if record.tunes is not None:
+        notes["tuning"] = (
+            f"{folder} is the search for engine settings of {record.tunes}: its best is better by chance, too; compare "
+            "what was measured with these settings afterwards"
+        )
+    return notes
 
 
 class BoundsInFile(NamedTuple):
@@ -356,12 +354,8 @@ def _rows(path: Path, kind: type[R]) -> Iterator[R]:
         yield from map(kind.model_validate_json, file)
 
 
-def _pieces(path: Path) -> Iterator[bytes] | None:
-    """A file as it is; None: there is none."""
-    return _read_in_pieces(path) if path.exists() else None
-
-
-def _read_in_pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+def _pieces(file: BufferedIOBase) -> Iterator[bytes]:
+    """Read an open file in pieces, then close it."""
+    with file:
         while piece := file.read(READ_BYTES):
             yield piece
