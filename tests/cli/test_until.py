@@ -39,23 +39,6 @@ def write(folder: Path, **changes: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--until", "lead=5"], "'lead=5' is no difference to resolve; expected lead=5%"),
-        (["--until", "lead=0%"], "above 0 %"),
-        (["--until", "lead=5%,lead=6%"], "lead is there twice"),
-        (["--until", "speed=5%"], "'speed=5%' is no difference"),
-        (["--until", "lead=5%", "--max-repeats", "2"], "--max-repeats 2: the first look is after 3 repeats"),
-        (["--max-repeats", "5"], "--max-repeats is for --until"),
-    ],
-)
-def test_wrong_words(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert experiment.main([write(tmp_path), "--dry-run", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_what_cannot_be_resolved_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = write(tmp_path, loads=[{"rate_rps": [2.0]}])
     assert experiment.main([opened, "--dry-run", "--until", "lead=5%"]) == 2
