@@ -126,21 +126,6 @@ def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert used[0] < used[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--workload nowhere.csv", "no such file"),
-        ("--workload t.csv --rate 3", "leave --rate out"),
-        ("--workload t.csv --itl 3", "leave --itl out"),
-        ("--burstiness 0.5", "--burstiness is for --rate, which is not given"),
-    ],
-)
-def test_bad_words(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.main(shlex.split(words)) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_bursts_take_more(capsys: pytest.CaptureFixture[str]) -> None:
     shares = []
     for burstiness in ("1", "0.1"):
