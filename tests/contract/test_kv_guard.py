@@ -1287,6 +1287,8 @@ ADDED = {
         "_look_for_stuck",
         "_waiting_for_kv",
         "_use",
+        "_settle",
+        "_end_receive",
         "_compute_anew",
         "_fail_hopeless",
     },
