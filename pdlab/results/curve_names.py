@@ -1,7 +1,7 @@
-"""Short names of the curves of one folder: what all of them share is left out, and so is what another value determines.
+"""Short names of the curves of one folder, without what all of them share or what another value determines.
 
-A reader compares curves by a few settings (GPU, framework, precision, parallelism, lengths): these are in the name of
-every curve where they differ. Any other setting is in a name only where the curves would have the same name without it.
+Readers compare curves by a few settings: GPU, framework, precision, parallelism, lengths. These are in every name if
+they differ. Any other setting is in a name only if two curves would have the same name without it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 MOST_SHOWN = 40  # characters of a value
-# Keys whose values say by themselves what they are, in the order of a name.
+# Keys whose values need no key beside them, in the order of a name.
 _GPU_KEYS = ("gpu", "gpu_type", "hw", "hardware")
 PLAIN = (*_GPU_KEYS, "framework", "engine", "backend", "precision", "dtype")
 _COUNTS = ("tp", "pp", "dp", "ep")
@@ -20,8 +20,8 @@ _COMPARED = (*PLAIN, "tp", "pp", "dp")
 def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: Sequence[str]) -> list[str]:
     """``h200 vllm fp4 tp4, 1024:1024``: a name for each curve, of the ``keys`` that differ between the curves.
 
-    ``values``: key -> value of each curve. ``bare``: keys whose value alone is the name. The names are unique where the
-    values differ in their first `MOST_SHOWN` characters.
+    ``values``: key -> value of each curve. ``bare``: keys whose value is the name, without the key. The names are
+    unique if the values differ in their first `MOST_SHOWN` characters.
     """
     always = [key for key in keys if key in _COMPARED or key in bare]
     shown: list[set[str]] = [set(always) for _ in values]
@@ -50,7 +50,7 @@ def grouped(numbers: Iterable[int], key: Callable[[int], Hashable]) -> list[list
 
 
 def _common_tail(values: Sequence[str]) -> str:
-    """The word at the end that all values have, of h100_sxm and h200_sxm the last."""
+    """The last word that all values share, such as sxm of h100_sxm and h200_sxm, with its underscore."""
     tails = {value[value.rindex("_") :] if "_" in value else "" for value in values}
     return tails.pop() if len(tails) == 1 and len(set(values)) > 1 else ""
 
