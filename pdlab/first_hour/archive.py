@@ -35,7 +35,7 @@ _KNOWN = (
 
 
 def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[str]:
-    """Values to remove: those of ``environment``'s variables with the name of a secret, and the contents of ``files``."""
+    """Values to remove: of variables of ``environment`` with the name of a secret, and the contents of ``files``."""
     values = {value.strip() for name, value in environment.items() if is_secret(name)}
     for path in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):

@@ -1,9 +1,9 @@
 """(Deployment, ClusterView) -> Placement, and the links of the KV transfers. Pure: no Ray.
 
 Rules. Only free slots and free CPUs count. Collocated and fluid replicas go on as few nodes as possible, partly used
-nodes first. ``pack`` puts all prefill and decode replicas on one node. ``spread`` puts the two pools on disjoint sets of
-nodes. A TP group stays on one node, unless TP is larger than the largest node: then it takes whole free nodes of one
-size. A replica stays on one node if possible, otherwise on few. If a placement exists, it is found.
+nodes first. ``pack`` puts all prefill and decode replicas on one node. ``spread`` puts the two pools on disjoint sets
+of nodes. A TP group stays on one node, unless TP is larger than the largest node: then it takes whole free nodes of
+one size. A replica stays on one node if possible, otherwise on few. If a placement exists, it is found.
 
 Ray Serve has one label selector for all replicas of a deployment. So a pool is pinned to its set of nodes, and Ray
 chooses the node and the GPUs of each replica within the set. These choices may differ from the plan.
@@ -254,7 +254,7 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
 
 
 def _unlike(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
-    """Warnings if prefill and decode are on nodes with different networks, or with different GPUs that no flag names."""
+    """Warnings if prefill and decode are on nodes with different networks, or GPUs, unless flags chose these."""
     roles: tuple[tuple[Role, ...], ...] = (("prefill", "fluid"), ("decode", "fluid"))
     pools = [[view.node(node_id) for role in part for node_id in placement.nodes_of(role)] for part in roles]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [

@@ -43,8 +43,8 @@ class PoolOption:
     """One way to serve a pool.
 
     ``units``: node id -> units on it. ``per_replica``: units of one replica. ``single``: each replica is on one node.
-    ``rank``: the smaller, the better. ``ragged``: nodes whose free slots are no multiple of TP. ``nodes_per_group``: above
-    1 only if a TP group takes whole nodes. ``kinds``: GPU types of its nodes.
+    ``rank``: the smaller, the better. ``ragged``: nodes whose free slots are no multiple of TP. ``nodes_per_group``:
+    above 1 only if a TP group takes whole nodes. ``kinds``: GPU types of its nodes.
     """
 
     units: dict[str, int]
