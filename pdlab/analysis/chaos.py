@@ -38,13 +38,22 @@ def recovery_s(fault: InjectedFault, requests: Sequence[ChaosRequest], answers: 
 
 
 class FaultOutcome(NamedTuple):
-    """One fault and what became of the requests that belong to it. ``slowest_error_s``: from the fault, or from when
-    the request was sent where that was later, to the error's end; None without errors."""
+    """One fault and the outcomes of the requests that belong to it.
+
+    ``next_s``: when the next fault began; infinite for the last fault. ``slowest_error_s``: from the beginning of the
+    fault, or from the sending of the request if that was later, to the end of the error; None without errors.
+    """
 
     fault: InjectedFault
-    outcomes: dict[RequestOutcome, int]
+    next_s: float
     recovery_s: float | None
+    outcomes: dict[RequestOutcome, int]
     slowest_error_s: float | None
+
+    @property
+    def over_s(self) -> float:
+        """When the fault had ended and the deployment had recovered; infinite if it never recovered."""
+        return _over_s(self.fault, self.recovery_s)
 
     @property
     def requests(self) -> int:
@@ -59,12 +68,15 @@ def fault_outcomes(chaos: Chaos) -> list[FaultOutcome]:
     for place, fault in enumerate(injected):
         next_s = injected[place + 1].began_s if place + 1 < len(injected) else math.inf
         took_s = recovery_s(fault, chaos.requests, chaos.run.answers)
-        until_s = next_s if took_s is None else min(next_s, max(fault.ended_s, fault.began_s + took_s))
+        until_s = min(next_s, _over_s(fault, took_s))
         hit = [r for r in chaos.requests if r.end_s >= fault.began_s and r.sent_s < until_s]
         late = [r.end_s - max(r.sent_s, fault.began_s) for r in hit if r.outcome == "error"]
-        outcomes = {outcome: sum(r.outcome == outcome for r in hit) for outcome in REQUEST_OUTCOMES}
-        results.append(FaultOutcome(fault, outcomes, took_s, max(late, default=None)))
+        results.append(FaultOutcome(fault, next_s, took_s, total(hit), max(late, default=None)))
     return results
+
+
+def _over_s(fault: InjectedFault, recovery_s: float | None) -> float:
+    return math.inf if recovery_s is None else max(fault.ended_s, fault.began_s + recovery_s)
 
 
 class KindOutcome(NamedTuple):
@@ -104,12 +116,7 @@ def total(requests: Sequence[ChaosRequest]) -> dict[RequestOutcome, int]:
 
 def faulted(chaos: Chaos) -> int:
     """Requests that belong to at least one fault, each counted once, clients that left not."""
-    results = fault_outcomes(chaos)
-    spans = []
-    for place, each in enumerate(results):
-        next_s = results[place + 1].fault.began_s if place + 1 < len(results) else math.inf
-        recovered_s = math.inf if each.recovery_s is None else each.fault.began_s + each.recovery_s
-        spans.append((each.fault.began_s, min(next_s, max(each.fault.ended_s, recovered_s))))
+    spans = [(each.fault.began_s, min(each.next_s, each.over_s)) for each in fault_outcomes(chaos)]
     return sum(
         any(r.end_s >= began and r.sent_s < until for began, until in spans)
         for r in chaos.requests
@@ -138,15 +145,12 @@ def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
     effect somewhere between its beginning and its end, tens of milliseconds on a busy machine: it counts from its end.
     Clients that left are left out.
     """
-    results = fault_outcomes(chaos)
     within: dict[int, ChaosRequest] = {}
     without: set[int] = set()
-    for place, each in enumerate(results):
+    for each in fault_outcomes(chaos):
         fault = each.fault
-        next_s = results[place + 1].fault.began_s if place + 1 < len(results) else math.inf
-        recovered_s = math.inf if each.recovery_s is None else fault.began_s + each.recovery_s
-        own_end_s = max(fault.ended_s, recovered_s, whole_s(chaos.samples, fault.ended_s) or 0.0)
-        end_s = min(next_s, own_end_s) if fault.spared else own_end_s
+        own_end_s = max(each.over_s, whole_s(chaos.samples, fault.ended_s) or 0.0)
+        end_s = min(each.next_s, own_end_s) if fault.spared else own_end_s
         since_s = fault.ended_s if len(fault.acts) == 1 else fault.began_s
         hit = [r for r in chaos.requests if since_s <= r.sent_s < end_s and r.outcome != "left"]
         if fault.spared:
@@ -208,15 +212,10 @@ class MemoryChange(NamedTuple):
         return grown_mib <= max(FLAT * self.first_mib, MIB_NOISE)
 
 
-def memory_change(samples: Sequence[ChaosSample], part: str | None = None) -> MemoryChange | None:
-    """Of one part, or of all together; None where there are too few samples to tell.
-
-    Medians, for while an engine is down its memory is missing from a sample."""
-    values = [
-        sum(sample.rss_mib.values()) if part is None else sample.rss_mib[part]
-        for sample in sorted(samples, key=lambda sample: sample.at_s)
-        if sample.rss_mib and (part is None or part in sample.rss_mib)
-    ]
+def memory_change(samples: Sequence[ChaosSample]) -> MemoryChange | None:
+    """Of all parts together; None with too few samples. Medians, because a sample lacks an engine that is down."""
+    ordered = sorted(samples, key=lambda sample: sample.at_s)
+    values = [sum(sample.rss_mib.values()) for sample in ordered if sample.rss_mib]
     third = len(values) // 3
     if len(values) < LEAST_SAMPLES or not third or median(values[:third]) <= 0:
         return None

@@ -20,7 +20,7 @@ from pdlab.core.errors import StoreError
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey, Workload
-from pdlab.results.schema import Distribution, Experiment, Origin, Run, SloSearch, Summary, Tuning
+from pdlab.results.schema import Experiment, Origin, Run, SloSearch, Summary, Tuning
 
 Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
@@ -273,10 +273,6 @@ class Curve(Frozen):
         """What the throughput axis shows, in tokens/s."""
         return point.tokens_per_s(view.throughput_metric) * self.scale(view)
 
-    def throughput_estimate(self, point: Point, view: View) -> Estimate:
-        """The same with what is known of its scatter."""
-        return point.rate_estimate(view.throughput_metric).scaled(self.scale(view))
-
     def lines(self) -> dict[LoadKind, list[Point]]:
         """Points by load kind: a concurrency and a request rate are never on one line."""
         points_by_kind: dict[LoadKind, list[Point]] = {}
@@ -441,12 +437,6 @@ def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], TtftSplit]:
 
 
 def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
-    known: dict[Metric, Distribution | None] = {
-        "ttft": summary.ttft,
-        "tpot": summary.tpot,
-        "itl": summary.itl,
-        "e2el": summary.e2el,
-    }
     return Sample(
         repeat=run.key.repeat,
         count=summary.completed,
@@ -454,18 +444,11 @@ def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
         input_tokens_per_s=summary.input_tokens_per_s,
         output_tokens_per_s=summary.output_tokens_per_s,
         latency_ms={
-            metric: {name: seconds * 1000 for name, seconds in _statistics_s(distribution)}
-            for metric, distribution in known.items()
-            if distribution is not None
+            metric: {name: seconds * 1000 for name, seconds in latency.statistics_s.items()}
+            for metric, latency in summary.latencies.items()
         },
         requests=requests,
     )
-
-
-def _statistics_s(distribution: Distribution) -> Iterable[tuple[str, float]]:
-    if distribution.mean_s is not None:
-        yield "mean", distribution.mean_s
-    yield from distribution.percentiles_s.items()
 
 
 def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -567,13 +550,6 @@ def per_million_tokens(price_per_gpu_hour: float, gpus: float, tokens_per_s: Est
     return tokens_per_s._replace(value=value, standard_error=None if error is None else error * value)
 
 
-def of_point(
-    curve: Curve, point: Point, metric: ThroughputMetric, price_per_gpu_hour: float, count: Count = DEFAULT_COUNT
-) -> Estimate:
-    """Cost per million tokens of that kind at one level; all GPUs that ``count`` counts are paid for."""
-    return per_million_tokens(price_per_gpu_hour, curve.gpus.counted(count), point.rate_estimate(metric))
-
-
 class LevelCost(NamedTuple):
     """Cost per million tokens at one level, by which tokens are counted."""
 
@@ -583,10 +559,11 @@ class LevelCost(NamedTuple):
 
 
 def level_costs(curves: Sequence[Curve], price_per_gpu_hour: float, count: Count = DEFAULT_COUNT) -> list[LevelCost]:
-    """The cost at every level, in the price's currency."""
-    kinds: tuple[ThroughputMetric, ...] = get_args(ThroughputMetric)
-    return [
-        LevelCost(curve, point, {kind: of_point(curve, point, kind, price_per_gpu_hour, count) for kind in kinds})
-        for curve in curves
-        for point in curve.points
-    ]
+    """The cost at every level, in the price's currency; all GPUs that ``count`` counts are paid for."""
+
+    def costs(curve: Curve, point: Point) -> dict[ThroughputMetric, Estimate]:
+        kinds: tuple[ThroughputMetric, ...] = get_args(ThroughputMetric)
+        gpus = curve.gpus.counted(count)
+        return {kind: per_million_tokens(price_per_gpu_hour, gpus, point.rate_estimate(kind)) for kind in kinds}
+
+    return [LevelCost(curve, point, costs(curve, point)) for curve in curves for point in curve.points]

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlab.analysis.student import student_t
+from pdlab.analysis.power import student_t
 from pdlab.core.schema import Frozen
 from pdlab.core.text import ROUNDING
 
@@ -123,15 +123,7 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
         return None
     a, b = (error or 0.0 for error in errors)
     if math.isinf(a) or math.isinf(b):
-        ratio = first.value / second.value
-        return Comparison(
-            ratio=ratio,
-            low=0.0,
-            high=math.inf,
-            level=level,
-            verdict="not distinguishable",
-            basis=first.basis or "assumed",
-        )
+        return undecided(first.value / second.value, level, first.basis or "assumed")
     middle, error = math.log(first.value / second.value), math.hypot(a, b)
     dof = math.inf
     if error:
@@ -140,11 +132,17 @@ def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 
     tail = (1 - level) / 2 / max(1, comparisons)
     half = student_t(1 - tail, dof) * error
     low, high = _exp(middle - half), _exp(middle + half)
-    verdict: ComparisonVerdict = (
-        "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
-    )
     basis: Basis = "assumed" if "assumed" in (first.basis, second.basis) else first.basis or "assumed"
-    return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=verdict, basis=basis)
+    return Comparison(ratio=_exp(middle), low=low, high=high, level=level, verdict=_verdict(low, high), basis=basis)
+
+
+def undecided(ratio: float, level: float, basis: Basis = "assumed") -> Comparison:
+    """A comparison whose interval has no ends."""
+    return Comparison(ratio=ratio, low=0.0, high=math.inf, level=level, verdict="not distinguishable", basis=basis)
+
+
+def _verdict(low: float, high: float) -> ComparisonVerdict:
+    return "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
 
 
 def compare_intervals(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
@@ -155,10 +153,7 @@ def compare_intervals(ratio: float, first: Interval, second: Interval, level: fl
     """
     low = first.low / second.high if second.high else 0.0
     high = first.high / second.low if second.low else math.inf
-    verdict: ComparisonVerdict = (
-        "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
-    )
-    return Comparison(ratio=ratio, low=low, high=high, level=level, verdict=verdict, basis="search")
+    return Comparison(ratio=ratio, low=low, high=high, level=level, verdict=_verdict(low, high), basis="search")
 
 
 def _exp(value: float) -> float:

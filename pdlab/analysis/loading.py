@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pdlab.analysis.audit.content_rules import impossible_latencies, is_figure
 from pdlab.analysis.requests import Requests, load_requests, of_times
+from pdlab.core.bounds import Metric
 from pdlab.core.findings import found
 from pdlab.core.workload import RunKey
 from pdlab.results.description import Stated
@@ -102,20 +103,22 @@ def _possible(run: Run) -> Run:
 
 
 def _impossible(summary: Summary) -> list[str]:
-    rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    bad_rates = [] if all(map(is_figure, rates)) else ["a rate is below 0 or not a number"]
+    bad_rates = [] if _rates_are_figures(summary) else ["a rate is below 0 or not a number"]
     return [*bad_rates, *impossible_latencies(summary)]
 
 
-def _without(summary: Summary) -> dict[str, None]:
+def _rates_are_figures(summary: Summary) -> bool:
+    return all(map(is_figure, (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)))
+
+
+def _without(summary: Summary) -> dict[Metric, None]:
     """Latencies to remove: impossible ones, or all of them if a rate is impossible."""
-    names = ("ttft", "tpot", "itl", "e2el")
-    rates = (summary.requests_per_s, summary.input_tokens_per_s, summary.output_tokens_per_s)
-    if not all(map(is_figure, rates)):
-        return dict.fromkeys(names)
-    distributions = {name: distribution for name in names if (distribution := getattr(summary, name)) is not None}
+    if not _rates_are_figures(summary):
+        return dict.fromkeys(summary.latencies)
     return {
-        name: None for name, distribution in distributions.items() if not all(map(is_figure, distribution.figures_s))
+        name: None
+        for name, latency in summary.latencies.items()
+        if not all(map(is_figure, latency.statistics_s.values()))
     }
 
 

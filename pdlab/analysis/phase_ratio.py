@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from statistics import fmean
 from typing import NamedTuple
 
 from pdlab.analysis.comparable import near, one_model
@@ -69,7 +70,7 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
         levels.append(
             PhaseRate(
                 value=value,
-                per_replica_rps=_mean(w.requests_per_s for w in windows) / (pool.replicas * pool.dp),
+                per_replica_rps=fmean(w.requests_per_s for w in windows) / (pool.replicas * pool.dp),
                 tpot_p50_s=_mean_or_none(w.tpot.p50_s if w.tpot else None for w in windows),
                 ttft_p50_s=_mean_or_none(w.ttft.p50_s if w.ttft else None for w in windows),
                 repeats=len(windows),
@@ -221,11 +222,6 @@ def _window(run: Run) -> Summary:
     return run.steady or run.whole
 
 
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
-
-
 def _mean_or_none(values: Iterable[float | None]) -> float | None:
     known_values = [value for value in values if value is not None]
-    return _mean(known_values) if known_values else None
+    return fmean(known_values) if known_values else None

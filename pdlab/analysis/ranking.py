@@ -20,10 +20,10 @@ from pdlab.analysis.intervals import (
     compare_intervals,
     is_tail,
     requests_for,
+    undecided,
 )
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import SINGLE_REPEAT_SD, student_t
 from pdlab.analysis.shrinkage import moderate_all
-from pdlab.analysis.student import student_t
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
@@ -65,14 +65,9 @@ class Frontier(NamedTuple):
 
 
 class FrontierPoint(NamedTuple):
-    """A point with its intervals, whether it is on the frontier, and in which share of the draws it is.
-
-    ``x``, ``y`` and ``share`` are None if the scatter is unknown.
-    """
+    """A point, whether it is on the frontier, and in which share of the draws (None: the scatter is unknown)."""
 
     drawn: DrawnPoint
-    x: Interval | None
-    y: Interval | None
     on_it: bool
     share: float | None
 
@@ -142,27 +137,14 @@ def _valid_points(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, lis
 
 
 def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoint]:
-    """Every valid point with its intervals and how often the draws have it on its frontier (`frontiers`)."""
-    return [
-        drawn
-        for group in groups(all_curves, view)
-        for kind, valid in _valid_points(group.curves, view).items()
-        for drawn in _frontier_points(valid, _shares(group.curves, kind, view), view)
-    ]
-
-
-def _frontier_points(valid: Sequence[DrawnPoint], share: Mapping[LevelKey, float], view: View) -> list[FrontierPoint]:
-    best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
-    return [
-        FrontierPoint(
-            drawn,
-            estimate.interval(view.confidence) if (estimate := drawn.point.latency_estimate(view)) else None,
-            drawn.curve.throughput_estimate(drawn.point, view).interval(view.confidence),
-            i in best,
-            share.get(drawn.key),
-        )
-        for i, drawn in enumerate(valid)
-    ]
+    """Every valid point, and how often the draws have it on its frontier (`frontiers`)."""
+    points = []
+    for group in groups(all_curves, view):
+        for kind, valid in _valid_points(group.curves, view).items():
+            best = set(pareto([(s.x, s.y) for s in valid], view.lower_is_better))
+            share = _shares(group.curves, kind, view)
+            points += [FrontierPoint(drawn, i in best, share.get(drawn.key)) for i, drawn in enumerate(valid)]
+    return points
 
 
 def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[LevelKey, float]:
@@ -352,17 +334,8 @@ def _compared_with_best(
 
 
 def _compared(comparison: Comparison | None, best: Estimate, candidate: Estimate, confidence: float) -> Comparison:
-    if comparison:
-        return comparison
-    # The scatter is unknown, a figure is 0, or the best is at its edge: not distinguishable.
-    return Comparison(
-        ratio=_ratio(best, candidate),
-        low=0.0,
-        high=float("inf"),
-        level=confidence,
-        verdict="not distinguishable",
-        basis="assumed",
-    )
+    # Without a comparison the scatter is unknown, a figure is 0, or the best is at its edge.
+    return comparison or undecided(_ratio(best, candidate), confidence)
 
 
 def _ratio(numerator: Estimate, denominator: Estimate) -> float:

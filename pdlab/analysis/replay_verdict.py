@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import SINGLE_REPEAT_SD, student_t
 from pdlab.analysis.replays import ReplayFacts
-from pdlab.analysis.student import student_t
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding, found
 from pdlab.core.text import listed, number

@@ -152,13 +152,10 @@ def is_figure(value: float) -> bool:
 
 def impossible_latencies(summary: Summary) -> Iterator[str]:
     """Impossible latencies of one window, in words."""
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        distribution: Distribution | None = getattr(summary, name)
-        if distribution is None:
-            continue
+    for name, distribution in summary.latencies.items():
         ordered = sorted(distribution.percentiles_s.items(), key=lambda item: float(item[0][1:]))
         seconds = [value for _, value in ordered]
-        if not all(map(is_figure, distribution.figures_s)):
+        if not all(map(is_figure, distribution.statistics_s.values())):
             yield f"{name.upper()} below 0 or not a number"
         elif seconds != sorted(seconds):
             percentile_list = ", ".join(f"{key} {1000 * value:.4g}" for key, value in ordered)
