@@ -194,7 +194,7 @@ class LevelData:
         output_tokens: Sequence[float] | Column,
         input_tokens: Sequence[float] | Column | None = None,
     ) -> LevelData:
-        """Requests, in any order, of which only these columns are known. Each answer is one chunk at its first token."""
+        """Requests in any order of which only these columns are known. Each answer is one chunk at its first token."""
         import numpy as np
 
         order = np.argsort(np.asarray(arrival_s, dtype=np.float64), kind="stable")
