@@ -22,7 +22,7 @@ from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
-from pdlab.remote.gpus import machine_facts
+from pdlab.remote.node import machine_facts
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Row(Frozen):
-    """What stands in a file of results as one line of JSON."""
+    """A row that a file of results holds as one line of JSON."""
 
     def line(self) -> str:
         """The line, without its end."""
@@ -30,9 +30,9 @@ R = TypeVar("R", bound=Row)
 
 
 class Kept(Sequence[R]):
-    """Rows in the order of their moments; those of one moment in the order in which they were added.
+    """Rows in the order of their moments; rows of one moment in the order in which they were added.
 
-    Memory has 24 bytes of each. A row is read from the file whenever it is asked for.
+    Each row takes 24 bytes of memory and is read from the file when it is used.
     """
 
     def __init__(self, kind: type[R]) -> None:
@@ -43,7 +43,7 @@ class Kept(Sequence[R]):
         self._order: NDArray[np.int64] | None = None
 
     def add(self, row: R, moment: float) -> None:
-        """Raises WriteError where the file cannot grow."""
+        """Raises WriteError if the file cannot grow."""
         line = row.line().encode()
         try:
             self._file.write(line)
@@ -54,7 +54,7 @@ class Kept(Sequence[R]):
         self._order = None
 
     def lines(self) -> Iterator[bytes]:
-        """The line of each. Raises WriteError where the file cannot grow."""
+        """The line of each row. Raises WriteError if the file cannot grow."""
         return map(self._line, self._ordered())
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ def lines_of(rows: Iterable[Row]) -> Iterator[bytes]:
 
 
 def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # a full disk: what is not written yet is lost with the file
+    with contextlib.suppress(OSError):  # full disk: unwritten data is lost with the file
         file.close()
 
 

@@ -1,4 +1,4 @@
-"""The requests of one level in columns, built once: windows, figures, SLOs, searches and gates all read them."""
+"""The requests of one level in columns, built once. Windows, figures, SLOs, searches and gates read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdlab.results.schema import ReplayedRequest, RequestRecord
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Chunks(NamedTuple):
-    """Every chunk of every answer: when it came, and its tokens (an equal share of its answer's)."""
+    """Every chunk of every answer: its moment, and its tokens (an equal share of the answer's)."""
 
     moment_s: Column
     tokens: Column
@@ -33,12 +32,12 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReplayedData:
-    """Which request of a compiled workload each is, as `pdlab.results.schema.ReplayedRequest` says it, one element of
-    each column per request.
+    """Columns of `pdlab.results.schema.ReplayedRequest`, one element per request.
 
-    ``known``: it is of one. ``cached_tokens``, ``foreseen_tokens``, ``foreseen_least`` and ``foreseen_most`` (the
-    bounds): NaN where nobody says. ``replicas``, ``prefill_replicas``: each has a number, -1: not known. ``after``: the
-    ids of what all requests wait for in one row, of which ``after_counts`` belong to each. Texts are UTF-8.
+    ``known``: whether the request belongs to a compiled workload. ``cached_tokens``, ``foreseen_tokens``,
+    ``foreseen_least`` and ``foreseen_most`` (the bounds): NaN if unknown. ``replicas``, ``prefill_replicas``: a number
+    for each replica; -1: unknown. ``after``: ids of the requests waited for, ``after_counts`` of them per request, one
+    after the other. Texts are UTF-8.
     """
 
     known: Mask
@@ -56,7 +55,7 @@ class ReplayedData:
 
     @classmethod
     def none(cls, count: int) -> ReplayedData:
-        """Of so many requests that are of no compiled workload."""
+        """For ``count`` requests that belong to no compiled workload."""
         import numpy as np
 
         unknown, nameless, nowhere = np.full(count, math.nan), np.zeros(count, "S1"), np.full(count, -1)
@@ -75,17 +74,10 @@ class ReplayedData:
             after=np.zeros(0, "S1"),
         )
 
-    def part(self, selected: Mask) -> ReplayedData:
-        """Of some of the requests."""
-        import numpy as np
-
+    def part(self, selected: Mask | Codes) -> ReplayedData:
+        """Some of the requests, or all of them in another order."""
         own = {name: getattr(self, name)[selected] for name in self.__dataclass_fields__ if name != "after"}
-        return ReplayedData(**own, after=self.after[np.repeat(selected, self.after_counts)])
-
-    def ordered(self, order: Codes) -> ReplayedData:
-        """In another order."""
-        own = {name: getattr(self, name)[order] for name in self.__dataclass_fields__ if name != "after"}
-        return ReplayedData(**own, after=_ordered(self.after, self.after_counts, order))
+        return ReplayedData(**own, after=_part(self.after, self.after_counts, selected))
 
 
 class _ReplayedColumns:
@@ -144,11 +136,10 @@ _NOT_REPLAYED = ReplayedRequest(id="", session="")
 class LevelData:
     """The requests of one level in the order of arrival, one element of each column per request.
 
-    Times are in seconds since the level began. NaN: it did not happen, or is not known. ``finish_s`` is NaN for a
-    request that was not answered, ``ended_s`` is when the client stopped waiting for it, answered or not.
-    ``asked_input`` and ``asked_output``: tokens asked of a request that does not have the workload's lengths.
-    ``gaps_s``: the gaps between the chunks of all requests in one row, of which ``gap_counts`` belong to each request.
-    ``replayed``: which of a compiled workload each is.
+    Times are in seconds since the level began. NaN: it did not happen, or is unknown. ``finish_s`` is NaN for a request
+    without an answer. ``ended_s``: when the client stopped waiting, with or without an answer. ``asked_input`` and
+    ``asked_output``: tokens asked of a request whose lengths are not the workload's. ``gaps_s``: the gaps between
+    chunks, ``gap_counts`` of them per request, one after the other.
     """
 
     arrival_s: Column
@@ -167,7 +158,7 @@ class LevelData:
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
-        """All that records hold. Each is looked at once, and not kept."""
+        """All that the records hold. Each record is read once and not kept."""
         import numpy as np
 
         columns = [array("d") for _ in _COLUMNS]
@@ -191,7 +182,8 @@ class LevelData:
             errors=tuple(errors),
             replayed=replayed.data(),
         )
-        return data._by_arrival()
+        order = np.argsort(data.arrival_s, kind="stable")
+        return data if (order[1:] > order[:-1]).all() else data._taken(order)
 
     @classmethod
     def of_times(
@@ -202,7 +194,7 @@ class LevelData:
         output_tokens: Sequence[float] | Column,
         input_tokens: Sequence[float] | Column | None = None,
     ) -> LevelData:
-        """Requests, in any order, of which only this is known; each answer is one chunk at its first token."""
+        """Requests in any order of which only these columns are known. Each answer is one chunk at its first token."""
         import numpy as np
 
         order = np.argsort(np.asarray(arrival_s, dtype=np.float64), kind="stable")
@@ -277,30 +269,17 @@ class LevelData:
 
     def part(self, selected: Mask) -> LevelData:
         """Some of the requests."""
+        return self if selected.all() else self._taken(selected)
+
+    def _taken(self, selected: Mask | Codes) -> LevelData:
         import numpy as np
 
-        if selected.all():
-            return self
         return LevelData(
             **{name: getattr(self, name)[selected] for name in _COLUMNS},
             gap_counts=self.gap_counts[selected],
-            gaps_s=self.gaps_s[np.repeat(selected, self.gap_counts)],
-            errors=tuple(compress(self.errors, selected.tolist())),
+            gaps_s=_part(self.gaps_s, self.gap_counts, selected),
+            errors=tuple(self.errors[at] for at in np.arange(len(self))[selected]),
             replayed=self.replayed.part(selected),
-        )
-
-    def _by_arrival(self) -> LevelData:
-        import numpy as np
-
-        order = np.argsort(self.arrival_s, kind="stable")
-        if (order[1:] > order[:-1]).all():
-            return self
-        return LevelData(
-            **{name: getattr(self, name)[order] for name in _COLUMNS},
-            gap_counts=self.gap_counts[order],
-            gaps_s=_ordered(self.gaps_s, self.gap_counts, order),
-            errors=tuple(self.errors[at] for at in order),
-            replayed=self.replayed.ordered(order),
         )
 
 
@@ -311,9 +290,11 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _ordered(values: NDArray[Any], counts: Codes, order: Codes) -> NDArray[Any]:
-    """Values in a row, of which ``counts`` belong to each request, with the requests in another order."""
+def _part(values: NDArray[Any], counts: Codes, selected: Mask | Codes) -> NDArray[Any]:
+    """The values of the selected requests; ``values`` has ``counts`` elements for each request, one after the other."""
     import numpy as np
 
+    if selected.dtype == np.bool_:
+        return values[np.repeat(selected, counts)]
     own = np.split(values, counts.cumsum()[:-1])
-    return np.concatenate([own[at] for at in order])
+    return np.concatenate([own[at] for at in selected])
