@@ -13,13 +13,15 @@ from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.bench.client.protocol import ComputedTokens
+from pdlab.results.columns import each, room, sorted_order
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Counts = NDArray[np.int64]
+    from pdlab.results.level_data import Codes, Column
 
+UNKNOWN = -1
 # Of a KV pool: what the replay may fill for nothing of it to be evicted. The rest is for what is held beside it, such
 # as prompts that wait for the end of a lease.
 ROOM = 0.5
@@ -29,20 +31,21 @@ PLACES = 2**25
 
 class SentPrompts(NamedTuple):
     """Requests of a replay that were sent, in the order in which they came. ``first_token_s``: NaN: not answered.
-    ``engines``: that computed their prompts (None: not known)."""
+    ``engines``: the numbers of those that computed their prompts, or `UNKNOWN`."""
 
-    arrival_s: Sequence[float]
-    first_token_s: Sequence[float]
-    engines: Sequence[str | None]
+    arrival_s: Column
+    first_token_s: Column
+    engines: Codes
     prompts: Sequence[ComputedTokens]
 
-    def by_first_token(self) -> list[int]:
-        """Those that were answered, in the order of their first tokens."""
-        answered = [at for at, moment_s in enumerate(self.first_token_s) if not math.isnan(moment_s)]
-        return sorted(answered, key=self.first_token_s.__getitem__)
+    def by_first_token(self) -> Codes:
+        """The places of those that were answered, in the order of their first tokens."""
+        import numpy as np
+
+        return sorted_order(self.first_token_s)[: np.count_nonzero(~np.isnan(self.first_token_s))]
 
 
-def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Counts:
+def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Codes:
     """Of each answered request the tokens of its prompt that a cache had at most. ``host``: memory of the host may be
     behind the engines, which gives the last block of a prompt too, but for its last token."""
     import numpy as np
@@ -50,8 +53,8 @@ def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Counts:
     def places(keys: tuple[int, ...]) -> NDArray[np.int64]:
         return (np.array(keys, dtype=np.uint64) % PLACES).astype(np.int64)
 
-    had, most, come = np.zeros(PLACES, dtype=np.uint8), np.zeros(len(sent.arrival_s), dtype=np.int64), 0
-    for at in sent.by_first_token():
+    had, most, come = np.zeros(PLACES, dtype=np.uint8), room(len(sent.arrival_s), "q"), 0
+    for at in each(sent.by_first_token()):
         while come < len(most) and sent.arrival_s[come] <= sent.first_token_s[at]:
             of_request = places(sent.prompts[come].keys)
             had[of_request] = np.minimum(had[of_request] + 1, 2)
@@ -64,16 +67,14 @@ def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Counts:
     return most
 
 
-def least_tokens(sent: SentPrompts, block_tokens: int) -> Counts:
+def least_tokens(sent: SentPrompts, block_tokens: int) -> Codes:
     """Of each answered request the tokens of its prompt that the cache had at least, if nothing is evicted and all
     layers have full attention."""
-    import numpy as np
-
-    least, ended, after = np.zeros(len(sent.arrival_s), dtype=np.int64), sent.by_first_token(), 0
-    held: dict[str, set[int]] = {}
-    for at, engine in enumerate(sent.engines):
+    least, ended, after = room(len(sent.arrival_s), "q"), sent.by_first_token(), 0
+    held: dict[int, set[int]] = {}
+    for at, engine in enumerate(each(sent.engines)):
         while after < len(ended) and sent.first_token_s[ended[after]] <= sent.arrival_s[at]:
-            if (other := sent.engines[ended[after]]) is not None:
+            if (other := int(sent.engines[ended[after]])) != UNKNOWN:
                 held.setdefault(other, set()).update(_prompt_keys(sent.prompts[ended[after]], block_tokens))
             after += 1
         if engine in held and not math.isnan(sent.first_token_s[at]):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from pdlab.bench.client.protocol import ComputedTokens
-from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens, nothing_evicted
+from pdlab.bench.hit_bounds import UNKNOWN, SentPrompts, least_tokens, most_tokens, nothing_evicted
 
 SIZE = 4
 
@@ -19,7 +21,7 @@ A = text("a", 9, 1, 2, answer=(3,))
 B = text("b", 13, 1, 2, 4)
 C = text("c", 17, 1, 2, 3, 5)
 D = text("d", 12, 1, 2, 4)
-SENT = SentPrompts((0.0, 0.5, 2.0, 4.0), (1.0, 1.5, 3.0, 5.0), ("e0", "e0", "e0", "e0"), (A, B, C, D))
+SENT = SentPrompts(np.array([0.0, 0.5, 2.0, 4.0]), np.array([1.0, 1.5, 3.0, 5.0]), np.zeros(4, int), (A, B, C, D))
 
 
 def most(sent: SentPrompts, *, host: bool = False) -> list[int]:
@@ -36,17 +38,17 @@ def test_at_most_another_request_that_came_in_time_had_the_beginning() -> None:
     # a and b were in flight at once: either may have come to an engine first. c begins with a's answer.
     assert most(SENT) == [8, 8, 12, 8], "the last token is computed"
     assert most(SENT, host=True)[3] == 11, "memory of the host has the last block but for it"
-    alone = SENT._replace(arrival_s=(0.0, 1.1), first_token_s=(1.0, 1.5), prompts=(A, B))
+    alone = SENT._replace(arrival_s=np.array([0.0, 1.1]), first_token_s=np.array([1.0, 1.5]), prompts=(A, B))
     assert most(alone) == [0, 8], "b came when a had been computed"
-    failed = alone._replace(first_token_s=(math.nan, 1.5))
+    failed = alone._replace(first_token_s=np.array([math.nan, 1.5]))
     assert most(failed) == [0, 8], "a request that failed may have been computed"
 
 
 def test_at_least_an_engine_has_the_prompts_that_it_computed() -> None:
     assert least(SENT) == [0, 0, 8, 8], "a's answer is elsewhere"
-    assert least(SENT._replace(engines=("e0", "e0", "e1", "e0"))) == [0, 0, 0, 8]
-    assert set(least(SENT._replace(engines=(None,) * 4))) == {0}, "two that are not known may be two"
-    assert least(SENT._replace(first_token_s=(math.nan, math.nan, 3.0, 5.0))) == [0, 0, 0, 8]
+    assert least(SENT._replace(engines=np.array([0, 0, 1, 0]))) == [0, 0, 0, 8]
+    assert set(least(SENT._replace(engines=np.full(4, UNKNOWN)))) == {0}, "two that are not known may be two"
+    assert least(SENT._replace(first_token_s=np.array([math.nan, math.nan, 3.0, 5.0]))) == [0, 0, 0, 8]
     assert all(low <= high for low, high in zip(least(SENT), most(SENT), strict=True))
 
 
