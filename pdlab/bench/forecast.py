@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.bench.client.protocol import ComputedTokens
-from pdlab.bench.hit_bounds import UNKNOWN, SentPrompts, least_tokens, most_tokens, nothing_evicted
+from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.engine_cache import EngineCache
@@ -18,7 +18,7 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
-from pdlab.results.columns import Growing, each, room, sorted_order, taken
+from pdlab.results.columns import Growing, each, room, sorted_order
 from pdlab.results.kept import Kept
 from pdlab.results.schema import RequestRecord
 from pdlab.results.texts import Places, Texts
@@ -249,26 +249,36 @@ def _bounds(
     known of one."""
     import numpy as np
 
-    ids, arrival_s, first_token_s, engines = Texts(), Growing("d"), Growing("d"), Growing("q")
-    known = {name: number for number, name in enumerate(rules.caches)}
+    ids, arrival_s, first_token_s, finish_s = Texts(), array("d"), array("d"), array("d")
+    engines, decodes = list[str | None](), list[str | None]()
+    known = {name: name for name in rules.caches}
     for record in records:
         if record.replayed is not None and record.replayed.sent:
             ids.add(record.replayed.id)
             arrival_s.append(record.arrival_s)
-            first_token_s.append(record.first_token_s if record.ok and record.first_token_s is not None else math.nan)
-            engines.append(known.get(_engine(record, rules) or "", UNKNOWN))
-    came_s, first_s = arrival_s.array(), first_token_s.array()
-    order, computed = _by_arrival(ids.array(), came_s, prompts)
+            answered_s = (record.first_token_s, record.finish_s) if record.ok else (None, None)
+            for times_s, moment_s in zip((first_token_s, finish_s), answered_s, strict=True):
+                times_s.append(math.nan if moment_s is None else moment_s)
+            engines.append(known.get(_engine(record, rules) or ""))
+            decodes.append(record.replayed.replica)
+    order, computed = _by_arrival(ids.array(), np.asarray(arrival_s), prompts)
     if len(computed) < len(order):
         return None
-    sent = SentPrompts(taken(came_s, order), taken(first_s, order), taken(engines.array(), order), computed)
+    sent = SentPrompts(
+        array("d", np.asarray(arrival_s)[order]),
+        array("d", np.asarray(first_token_s)[order]),
+        array("d", np.asarray(finish_s)[order]),
+        [engines[at] for at in order],
+        [decodes[at] for at in order],
+        computed,
+    )
     size, smallest = rules.block_tokens, min(cache.blocks for cache in rules.caches.values())
-    least, most = room(len(order), "q"), room(len(order), "q")
+    least, most = np.zeros_like(order), np.zeros_like(order)
     most[order] = most_tokens(sent, size, host=rules.host_blocks is not None)
-    if rules.grows and nothing_evicted(computed, size, smallest):
-        least[order] = least_tokens(sent, size)
-    answered = (~np.isnan(first_s)).nonzero()[0]
-    return zip(each(taken(least, answered)), each(taken(most, answered)), strict=True)
+    if rules.grows:
+        least[order] = least_tokens(sent, size, smallest)
+    answered = ~np.isnan(np.asarray(first_token_s))
+    return zip(least[answered].tolist(), most[answered].tolist(), strict=True)
 
 
 def _planned(plan: Path, block_tokens: int) -> Iterator[ComputedTokens]:

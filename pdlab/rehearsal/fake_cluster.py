@@ -69,7 +69,7 @@ class RehearsalSubstitutes:
             f"rehearsal: engines of {self._hardware.name} are simulated, {self._slow_down:g} times slower ({self._why})"
         )
 
-    def start_nodes(self, announce: Callable[[str, str], None] = lambda cluster_id, folder: None) -> LocalNodes:
+    def start_nodes(self, announce: Callable[[str, str], None] | None = None) -> LocalNodes:
         return local_nodes.start_made_up(self._cluster, node_env(len(self._cluster.nodes)), announce)
 
     def environment(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import gpus_of, short_labels
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
@@ -158,14 +159,8 @@ def _mean_tokens(whole: Summary) -> _MeanTokens:
     )
 
 
-def _latencies(whole: Summary, names: Mapping[str, str]) -> dict[str, Distribution]:
-    """Their name -> the latency, of those that are known."""
-    return {theirs: known for ours, theirs in names.items() if (known := getattr(whole, ours)) is not None}
-
-
-def _statistics(latency: Distribution, mean: str, scale: float) -> dict[str, float]:
-    known = {} if latency.mean_s is None else {mean: latency.mean_s * scale}
-    return known | {name: value * scale for name, value in latency.percentiles_s.items()}
+def _in_ms(latency: Distribution) -> dict[str, float]:
+    return {"avg" if name == "mean" else name: value * 1000.0 for name, value in latency.statistics_s.items()}
 
 
 def _aiperf(level: ExportedLevel) -> dict[str, Any]:
@@ -183,13 +178,12 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         phase = {"type": "gamma", "rate": run.load.rate_rps, "smoothness": run.load.burstiness}
         if run.load.burstiness == 1:
             phase = {"type": "poisson", "rate": run.load.rate_rps}
-    names = {
+    names: dict[Metric, str] = {
         "ttft": "time_to_first_token",
         "tpot": "inter_token_latency",
         "itl": "inter_chunk_latency",
         "e2el": "request_latency",
     }
-    latencies = _latencies(whole, names)
     return {
         "schema_version": AIPERF_SCHEMA,
         "pdlab": level.origin,
@@ -197,7 +191,7 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         "request_count": figure("requests", whole.completed),
         "error_request_count": figure("requests", run.failed),
         "benchmark_duration": figure("sec", whole.duration_s),
-        **{name: {"unit": "ms", **_statistics(each, "avg", 1000.0)} for name, each in latencies.items()},
+        **{names[each]: {"unit": "ms", **_in_ms(value)} for each, value in whole.latencies.items()},
         "input_sequence_length": figure("tokens", lengths.input, sum=lengths.input * whole.completed),
         "output_sequence_length": figure("tokens", lengths.output, sum=lengths.output * whole.completed),
         "output_token_throughput": figure("tokens/sec", whole.output_tokens_per_s),
@@ -237,11 +231,9 @@ def _inferencex(level: ExportedLevel) -> dict[str, Any]:
         for role, pool in (("prefill", prefill), ("decode", decode)):
             row[f"{role}_tp"], row[f"{role}_num_workers"] = pool.tp, pool.replicas
             row[f"num_{role}_gpu"] = pool.gpus
-    for metric in ("ttft", "tpot", "itl", "e2el"):
-        latency: Distribution | None = getattr(whole, metric)
-        if latency is not None:
-            statistics = _statistics(latency, "mean", 1.0)
-            row |= {f"{'median' if name == 'p50' else name}_{metric}": value for name, value in statistics.items()}
+    for metric, latency in whole.latencies.items():
+        for name, value in latency.statistics_s.items():
+            row[f"{'median' if name == 'p50' else name}_{metric}"] = value
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -254,17 +246,15 @@ def _llmd(level: ExportedLevel) -> dict[str, Any]:
     else:
         assert isinstance(run.load, Open)
         load = {"rate_qps": run.load.rate_rps}
-    names = {
+    names: dict[Metric, str] = {
         "ttft": "time_to_first_token",
         "tpot": "time_per_output_token",
         "itl": "inter_token_latency",
         "e2el": "request_latency",
     }
-    units = {"tpot": "s/token", "itl": "s/token"}
     latencies = {
-        theirs: {"units": units.get(ours, "s"), **_statistics(latency, "mean", 1.0)}
-        for ours, theirs in names.items()
-        if (latency := getattr(whole, ours)) is not None
+        names[each]: {"units": "s/token" if each in ("tpot", "itl") else "s", **value.statistics_s}
+        for each, value in whole.latencies.items()
     }
     prefill, decode = level.pools
     roles = [("prefill", prefill), ("decode" if prefill else "replica", decode)]

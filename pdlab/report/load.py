@@ -21,7 +21,7 @@ from pdlab.results.chaos import Chaos
 from pdlab.results.description import Stated, of_flags
 from pdlab.results.published_folders import result_files
 from pdlab.results.schema import Experiment, Run
-from pdlab.results.store import experiment_folders, searched, stopped, tuning_of, unfinished
+from pdlab.results.store import experiment_folders, record_notes, searched
 
 NoteCode = Literal["unfinished", "stopped", "tuning", "several-curves", "drawn-once", "other-latency", "audit"]
 Row = dict[str, str | float | bool | None]
@@ -111,13 +111,8 @@ def find(folders: Sequence[Path], flag: str) -> ResultFolders:
             (faults if chaos_results.is_chaos(folder) else given).append(folder)
     distinct(faults, flag)
     experiments = distinct(experiment_folders(given), flag)
-    kinds: tuple[NoteCode, ...] = ("unfinished", "stopped", "tuning")
-    notes = [
-        ReportNote(code, text)
-        for code, of in zip(kinds, (unfinished, stopped, tuning_of), strict=True)
-        for folder in given
-        if (text := of(folder)) is not None
-    ]
+    notes = [ReportNote(*note) for folder in given for note in record_notes(folder).items()]
+    notes.sort(key=lambda note: get_args(NoteCode).index(note.code))
     return ResultFolders(tuple(given), tuple(experiments), tuple(faults), tuple(notes))
 
 
@@ -203,8 +198,8 @@ def _row(label: str, source: Loaded, run: Run) -> Row:
         "output_tokens_per_s": summary.output_tokens_per_s,
     }
     for metric in METRICS:
-        distribution = getattr(summary, metric)
-        seconds = {} if distribution is None else {"mean": distribution.mean_s, **distribution.percentiles_s}
+        latency = summary.latencies.get(metric)
+        seconds = latency.statistics_s if latency else {}
         for statistic in get_args(Statistic):
             carried = not is_tail(statistic) or beyond(statistic, summary.completed) >= MIN_BEYOND
             value_s = seconds.get(statistic) if carried else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Row(Frozen):
-    """What stands in a file of results as one line of JSON."""
+    """A row that a file of results holds as one line of JSON."""
 
     def line(self) -> str:
         """The line, without its end."""
@@ -28,9 +28,9 @@ R = TypeVar("R", bound=Row)
 
 
 class Kept(Sequence[R]):
-    """Rows in the order of their moments; those of one moment in the order in which they were added.
+    """Rows in the order of their moments; rows of one moment in the order in which they were added.
 
-    A row is read from the file whenever it is asked for. Where it stands is in files too.
+    A row is read from the file when it is used. Its place and its moment are in files too.
     """
 
     _ends: Codes
@@ -41,7 +41,7 @@ class Kept(Sequence[R]):
         self._order: Codes | None = None
 
     def add(self, row: R, moment: float) -> None:
-        """Raises WriteError where the file cannot grow."""
+        """Raises WriteError if the file cannot grow."""
         line = row.line().encode()
         with said_when_full():
             self._file.write(line)
@@ -52,7 +52,7 @@ class Kept(Sequence[R]):
         self._order = None
 
     def lines(self) -> Iterator[bytes]:
-        """The line of each. Raises WriteError where the file cannot grow."""
+        """The line of each row. Raises WriteError if the file cannot grow."""
         return map(self._line, each(self._ordered()))
 
     def __len__(self) -> int:

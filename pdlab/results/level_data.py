@@ -1,4 +1,4 @@
-"""The requests of one level in columns, built once: windows, figures, SLOs, searches and gates all read them."""
+"""The requests of one level in columns, built once. Windows, figures, SLOs, searches and gates read them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Chunks(NamedTuple):
-    """Every chunk of every answer: when it came, and its tokens (an equal share of its answer's)."""
+    """Every chunk of every answer: its moment, and its tokens (an equal share of the answer's)."""
 
     moment_s: Column
     tokens: Column
@@ -32,12 +32,12 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReplayedData:
-    """Which request of a compiled workload each is, as `pdlab.results.schema.ReplayedRequest` says it, one element of
-    each column per request.
+    """Columns of `pdlab.results.schema.ReplayedRequest`, one element per request.
 
-    ``known``: it is of one. ``cached_tokens``, ``foreseen_tokens``, ``foreseen_least`` and ``foreseen_most`` (the
-    bounds): NaN where nobody says. ``replicas``, ``prefill_replicas``: each has a number, -1: not known. ``after``: the
-    ids of what all requests wait for in one row, of which ``after_counts`` belong to each. Texts are UTF-8.
+    ``known``: whether the request belongs to a compiled workload. ``cached_tokens``, ``foreseen_tokens``,
+    ``foreseen_least`` and ``foreseen_most`` (the bounds): NaN if unknown. ``replicas``, ``prefill_replicas``: a number
+    for each replica; -1: unknown. ``after``: ids of the requests waited for, ``after_counts`` of them per request, one
+    after the other. Texts are UTF-8.
     """
 
     known: Mask
@@ -55,7 +55,7 @@ class ReplayedData:
 
     @classmethod
     def none(cls, count: int) -> ReplayedData:
-        """Of so many requests that are of no compiled workload."""
+        """For ``count`` requests that belong to no compiled workload."""
         import numpy as np
 
         unknown, nameless, nowhere = np.full(count, math.nan), np.zeros(count, "S1"), np.full(count, -1)
@@ -75,7 +75,7 @@ class ReplayedData:
         )
 
     def taken(self, order: Codes) -> ReplayedData:
-        """Those of the requests, in that order."""
+        """Some of the requests, or all of them in another order."""
         own = {name: taken(getattr(self, name), order) for name in self.__dataclass_fields__ if name != "after"}
         return ReplayedData(**own, after=runs_taken(self.after, self.after_counts, order))
 
@@ -119,12 +119,11 @@ _NOT_REPLAYED = ReplayedRequest(id="", session="")
 class LevelData:
     """The requests of one level in the order of arrival, one element of each column per request.
 
-    Times are in seconds since the level began. NaN: it did not happen, or is not known. ``finish_s`` is NaN for a
-    request that was not answered, ``ended_s`` is when the client stopped waiting for it, answered or not.
-    ``asked_input`` and ``asked_output``: tokens asked of a request that does not have the workload's lengths.
-    ``gaps_s``: the gaps between the chunks of all requests in one row, of which ``gap_counts`` belong to each request.
-    ``errors``: the place of each one's error among ``error_texts`` (at 0: None). ``replayed``: which of a compiled
-    workload each is.
+    Times are in seconds since the level began. NaN: it did not happen, or is unknown. ``finish_s`` is NaN for a request
+    without an answer. ``ended_s``: when the client stopped waiting, with or without an answer. ``asked_input`` and
+    ``asked_output``: tokens asked of a request whose lengths are not the workload's. ``gaps_s``: the gaps between
+    chunks, ``gap_counts`` of them per request, one after the other. ``errors``: the place of each request's error in
+    ``error_texts``, where None is at 0.
     """
 
     arrival_s: Column
@@ -144,7 +143,7 @@ class LevelData:
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
-        """All that records hold. Each is looked at once, and not kept."""
+        """All that the records hold. Each record is read once and not kept."""
         table = Table({name: "q" if name in ("gap_counts", "errors") else "d" for name in _COLUMNS})
         gaps_s, replayed = Growing("d"), _ReplayedColumns()
         numbers: dict[str | None, int] = {None: 0}
@@ -174,7 +173,7 @@ class LevelData:
         output_tokens: Sequence[float] | Column,
         input_tokens: Sequence[float] | Column | None = None,
     ) -> LevelData:
-        """Requests, in any order, of which only this is known; each answer is one chunk at its first token."""
+        """Requests in any order of which only these columns are known. Each answer is one chunk at its first token."""
         import numpy as np
 
         order = np.argsort(np.asarray(arrival_s, dtype=np.float64), kind="stable")
@@ -263,7 +262,7 @@ class LevelData:
         return self if selected.all() else self.taken(selected.nonzero()[0])
 
     def taken(self, order: Codes) -> LevelData:
-        """The requests with those places, in that order."""
+        """Some of the requests, or all of them in another order."""
         return LevelData(
             **{name: taken(getattr(self, name), order) for name in _COLUMNS},
             gaps_s=runs_taken(self.gaps_s, self.gap_counts, order),

@@ -1,4 +1,4 @@
-"""Short texts, such as ids of requests, as one array: a Python object of each takes some ten times as much."""
+"""Short texts, such as ids of requests, as one array: Python objects take about ten times as much memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Texts:
-    """Texts that are added one by one, for an array with so many bytes of each as the longest has."""
+    """Texts that are added one by one, for an array whose elements have the length of the longest text."""
 
     def __init__(self) -> None:
         self._bytes, self._counts, self._longest = Growing("B"), Growing("q"), 1
@@ -47,7 +47,7 @@ class Texts:
 
 
 class Places:
-    """Where each of an array of texts stands in it; of equal ones the last."""
+    """Index of each text in an array; of equal texts the last."""
 
     def __init__(self, texts: TextColumn) -> None:
         self._places = sorted_order(texts)

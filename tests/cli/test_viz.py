@@ -151,52 +151,6 @@ def test_published_h100_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "different workloads" in capsys.readouterr().out
 
 
-BAD: list[tuple[str, list[str], list[str]]] = [
-    ("slo-quantile", ["--exps", COLLOCATED, "--slo", "ttft_ms=2", "--slo-quantile", "2"], ["quantile"]),
-    ("price", ["--exps", COLLOCATED, "--price-per-gpu-hour", "-1"], ["--price-per-gpu-hour", "-1", "above 0"]),
-    ("no-role", ["--exps", COLLOCATED, "--per-role", "prefill"], ["--per-role prefill", "no experiment has"]),
-    ("a-file", ["--exps", f"{COLLOCATED}/conc2.json"], ["conc2.json", "is a file"]),
-    ("parent-folder", ["--exps", str(PUBLISHED)], ["several deployments", "pdlab describe"]),
-    ("name-without-gpus", ["--exps", TUESDAY], ["results-of-tuesday", "--gpus results-of-tuesday=N"]),
-    ("gpus-other-name", ["--exps", TUESDAY, "--gpus", "monday=8"], ["'monday'", "results-of-tuesday"]),
-    ("latency-mode", ["--exps", COLLOCATED, "--latency-mode", "ttft"], ["'ttft'", "first_token"]),
-    ("throughput-metric", ["--exps", COLLOCATED, "--throughput-metric", "tokens"], ["'tokens'", "output"]),
-    ("stat", ["--exps", COLLOCATED, "--stat", "median"], ["'median'", "p50"]),
-    ("stat-unknown", ["--exps", COLLOCATED, "--stat", "p95"], ["p95 of TPOT", "--stat"]),
-    ("chunk-size-zero", ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "0"], ["--chunk-size", "1"]),
-    ("chunk-size-word", ["--exps", COLLOCATED, "--chunk-size", "x"], ["--chunk-size", "'x'"]),
-    ("format", ["--exps", COLLOCATED, "--format", "gif"], ["'gif'", "svg"]),
-    ("no-plot-with-path", ["--exps", COLLOCATED, "--no-plot", "--plot-path", "p.png"], ["--no-plot"]),
-    ("unwritable", ["--exps", COLLOCATED, "--no-show-tables", "--plot-path", "/proc/x/p.png"], ["cannot be written"]),
-    ("prefill-only-tpot", ["--exps", PREFILL, "--latency-mode", "token"], ["no level has the p50 of TPOT"]),
-    ("unknown-flag", ["--exps", COLLOCATED, "--normalised"], ["--normalised"]),
-    ("shortened-flag", ["--exps", COLLOCATED, "--no-pl"], ["--no-pl"]),
-]
-
-
-@pytest.mark.parametrize(("words", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_input_is_one_line(
-    words: list[str],
-    messages: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        code: object = viz.main(words)
-    except SystemExit as end:
-        code = end.code
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert err.startswith("error: ")
-    for part in messages:
-        assert part in err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_tables_alone_load_no_matplotlib() -> None:
     program = (
         f"import sys; from pdlab.cli import viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import (
@@ -79,22 +80,6 @@ def spawn() -> Iterator[Spawn]:
     for process in started:
         process.kill()
         process.wait()
-
-
-def alive(pid: int) -> bool:
-    """Running, and not just waiting for its parent to notice its end."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class TestProcesses:

@@ -158,7 +158,7 @@ def test_engines_that_take_no_work_get_none_unless_there_is_no_other(role: str) 
     assert asked(router({"a": "prefill", "b": "decode"}), None) == {"b"}, "of whom nobody has told"
 
 
-def test_a_session_stays_with_one_engine_that_decodes() -> None:
+async def test_a_session_stays_with_one_engine_that_decodes() -> None:
     common = quietly(f"{ROUTERS}.common")
     private = quietly("ray.serve._private.common")
 
@@ -171,17 +171,14 @@ def test_a_session_stays_with_one_engine_that_decodes() -> None:
             found.add((await ours.choose_replicas([], made))[0][0].replica_id.unique_id)
         return found
 
-    async def run() -> None:
-        ours, another = router(ROLES, by_session=True), router(ROLES, by_session=True)
-        homes = [await of(ours, f"s{number}") for number in range(12)]
-        assert homes == [await of(another, f"s{number}") for number in range(12)], "each router finds the same"
-        assert all(len(home) == 1 for home in homes) and set().union(*homes) == {"b", "d"}
-        left = router({**ROLES, "d": "draining"}, by_session=True)
-        moved = [await of(left, f"s{number}") for number in range(12)]
-        assert moved == [{"b"}] * 12
-        assert set().union(*[await of(router(ROLES), f"s{number}") for number in range(4)]) == {"b", "d"}
-
-    asyncio.run(run())
+    ours, another = router(ROLES, by_session=True), router(ROLES, by_session=True)
+    homes = [await of(ours, f"s{number}") for number in range(12)]
+    assert homes == [await of(another, f"s{number}") for number in range(12)], "each router finds the same"
+    assert all(len(home) == 1 for home in homes) and set().union(*homes) == {"b", "d"}
+    left = router({**ROLES, "d": "draining"}, by_session=True)
+    moved = [await of(left, f"s{number}") for number in range(12)]
+    assert moved == [{"b"}] * 12
+    assert set().union(*[await of(router(ROLES), f"s{number}") for number in range(4)]) == {"b", "d"}
 
 
 def test_the_engine_with_fewest_requests_decodes() -> None:

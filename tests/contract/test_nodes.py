@@ -26,9 +26,8 @@ from pdlab.core.nodes import NODE_NAME_LABEL
 from pdlab.deploy import launch, serve_config, serving_path
 from pdlab.deploy.application import APP
 from pdlab.placement.place import place
-from pdlab.remote.gpus import machine_facts
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
-from pdlab.remote.node import node_facts, quick
+from pdlab.remote.node import machine_facts, node_facts, quick
 from pdlab.remote.weights import local_weights
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pdlab.core.errors import UsageError
 from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import FOLDER, FaultPlan, describe, load_plan, schedule
 
@@ -120,10 +119,3 @@ def test_the_dry_run(name: str) -> None:
 def test_wrong_plans(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         FaultPlan.model_validate({"faults": ("all",), **change})
-
-
-def test_a_plan_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="neither a file nor a plan of configs/faults/; did you mean short"):
-        load_plan("shrot")
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot be read"):
-        load_plan("nowhere.yaml")

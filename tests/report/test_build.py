@@ -12,7 +12,7 @@ import pytest
 from support import folders
 
 import pdlab
-from pdlab.analysis.curves import of_point
+from pdlab.analysis.curves import per_million_tokens
 from pdlab.cli import viz
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.mixes import parse_mixes
@@ -71,7 +71,9 @@ def test_the_facts_are_values(three: list[Path]) -> None:
     assert [each.kind for each in report.crossovers] == [None]
     assert len(report.costs) == sum(len(curve.points) for curve in report.curves)
     first = report.costs[0]
-    assert first.per_million["input"] == of_point(first.curve, first.point, "input", 2)
+    assert first.per_million["input"] == per_million_tokens(
+        2, first.curve.gpus.whole or 0, first.point.rate_estimate("input")
+    )
     assert pdlab.build_report(pdlab.load(*three)).costs == ()
 
 
