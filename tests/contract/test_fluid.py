@@ -387,21 +387,3 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
         input=cloudpickle.dumps((role_board.RoleBoard, fluid.SwitchesRoles, role_board.board, FluidSpec, EngineReport)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-
-
-def test_the_router_travels_to_nodes_without_pdlab() -> None:
-    config = quietly("ray.serve.config").RequestRouterConfig(
-        request_router_class=FLUID_ROUTER, request_router_kwargs={"board": "b", "prefill": 1}
-    )
-    load = (
-        "import sys\n"
-        "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
-        "from ray import cloudpickle\n"
-        "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
-        "assert router.__name__ == 'FluidRouter' and 'pdlab' not in sys.modules, router\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], input=config.get_serialized_request_router_cls(),
-        capture_output=True, cwd="/", timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()

@@ -17,6 +17,7 @@ from contract.test_guarded_servers import answer, built, decode_server
 
 from pdlab.deploy.serve_config import KV_DRAIN_S, PREFILL_ROUTER, SHUTDOWN_WINDOW_S
 from pdlab.deploy.serving import prefill_call
+from pdlab.deploy.serving.builders import FLUID_ROUTER
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 ROUTERS = "ray.serve._private.request_router"
@@ -37,18 +38,21 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
     assert found["Decode"]._deployment_config.request_router_config.request_router_class != PREFILL_ROUTER
 
 
-def test_the_router_travels_to_nodes_without_pdlab() -> None:
-    config = quietly("ray.serve.config").RequestRouterConfig(request_router_class=PREFILL_ROUTER)
+@pytest.mark.parametrize(
+    ("router", "told"), [(PREFILL_ROUTER, {}), (FLUID_ROUTER, {"board": "b", "prefill": 1})], ids=["prefill", "fluid"]
+)
+def test_the_router_travels_to_nodes_without_pdlab(router: str, told: dict[str, Any]) -> None:
+    config = quietly("ray.serve.config").RequestRouterConfig(request_router_class=router, request_router_kwargs=told)
     load = (
         "import sys, pickle\n"
         "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
         "from ray import cloudpickle\n"
         "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
-        "assert router.__name__ == 'PrefillRouter' and 'pdlab' not in sys.modules, router\n"
+        "assert router.__name__ == sys.argv[2] and 'pdlab' not in sys.modules, router\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], input=config.get_serialized_request_router_cls(),
-        capture_output=True, cwd="/", timeout=300,
+        [sys.executable, "-W", "ignore", "-c", load, str(ROOT), router.rpartition(".")[2]],
+        input=config.get_serialized_request_router_cls(), capture_output=True, cwd="/", timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
 
@@ -77,13 +81,15 @@ def router() -> Iterator[Any]:
     module = quietly("pdlab.deploy.serving.prefill_router")
     common = quietly("ray.serve._private.common")
 
-    def made(*replicas: Replica) -> Any:
-        found = module.PrefillRouter(
+    def made(*replicas: Replica, kind: str = "PrefillRouter") -> Any:
+        found = getattr(module, kind)(
             deployment_id=common.DeploymentID(name="Prefill:m"),
             handle_source=common.DeploymentHandleSource.REPLICA,
             initial_backoff_s=0.001,
             max_backoff_s=0.002,
         )
+        if kind == "PrefillBySession":
+            found.initialize_state()
         found.update_replicas(list(replicas))
         return found
 
@@ -166,17 +172,9 @@ def test_another_replica_that_is_full_is_waited_for(router: Any) -> None:
     assert asyncio.run(run()) == "r1"
 
 
-async def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided() -> None:
-    module, common = quietly("pdlab.deploy.serving.prefill_router"), quietly("ray.serve._private.common")
-    requests = quietly(f"{ROUTERS}.common")
-    ours = module.PrefillBySession(
-        deployment_id=common.DeploymentID(name="Prefill:m"),
-        handle_source=common.DeploymentHandleSource.REPLICA,
-        initial_backoff_s=0.001,
-        max_backoff_s=0.002,
-    )
-    ours.initialize_state()
-    ours.update_replicas([Replica(f"r{number}", number) for number in range(4)])
+async def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided(router: Any) -> None:
+    common, requests = quietly("ray.serve._private.common"), quietly(f"{ROUTERS}.common")
+    ours = router(*(Replica(f"r{number}", number) for number in range(4)), kind="PrefillBySession")
 
     async def of(session: str, avoid: frozenset[str] = frozenset()) -> str | None:
         route = prefill_call.Route(avoid)

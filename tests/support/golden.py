@@ -9,6 +9,5 @@ from pathlib import Path
 def compare(text: str, stored: Path) -> None:
     """PDLAB_UPDATE_GOLDEN=1 rewrites the stored text; read the difference before keeping it."""
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        stored.parent.mkdir(exist_ok=True)
         stored.write_text(text, encoding="utf-8")
-    assert text == stored.read_text(encoding="utf-8"), "where that is meant: PDLAB_UPDATE_GOLDEN=1, and read git diff"
+    assert text == stored.read_text(encoding="utf-8"), "where that is meant: `make golden`, and read git diff"

@@ -64,7 +64,7 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
     (done / file.name).mkdir(parents=True)
     kept = ExperimentRecord(name=file.name, file="x", experiment=schedule.settings_of(file), visits=())
     write_record(done / file.name, kept)
-    assert "is refused: " in last("--out", str(done)) and "go on with --resume" in last("--out", str(done))
+    assert "is refused: " in last("--out", str(done)) and "continue it with --resume" in last("--out", str(done))
     assert "refused" not in last("--out", str(done), "--resume")
     fixed = file.model_copy(update={"workloads": (NamedWorkload(input_tokens=256, output_tokens=64),)})
     earlier = kept.model_copy(update={"experiment": schedule.settings_of(fixed)})
@@ -73,7 +73,7 @@ def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pyte
     assert "refused" not in last("--out", str(tmp_path))
     (tmp_path / "local-pack-vs-spread").mkdir()
     (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
-    assert "holds results of something else" in last("--out", str(tmp_path), "--resume")
+    assert "has other results" in last("--out", str(tmp_path), "--resume")
 
 
 def test_bounds_of_the_headline_are_part_of_the_file_and_may_change(
