@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from measured_replays import Replayed, main, milliseconds, percent
+from measured_replays import Replayed, main, milliseconds, percent, predicted
 
 PROMPT, TENANTS = 1536, 6
 SHARES = (0, 25, 50, 75, 90)
@@ -63,7 +63,7 @@ COLUMNS = {
     "deployment": lambda row: row.configuration,
     "shared": lambda row: f"{row.workload.removeprefix('shared-')} %",
     "hits": lambda row: percent(row.facts.hit_share),
-    "foreseen": lambda row: percent(row.foreseen),
+    "predicted": predicted,
     "TTFT p50, ms": lambda row: milliseconds(row.run.whole.ttft.percentiles_s["p50"] if row.run.whole.ttft else None),
     "p50 of hits / misses": by_hit,
     "TPOT p50, ms": lambda row: milliseconds(

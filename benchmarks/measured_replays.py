@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.analysis.replays import ReplayFacts, replay_facts  # noqa: E402
 from pdlab.bench.experiment.schedule import make_schedule  # noqa: E402
-from pdlab.results.schema import Run  # noqa: E402
+from pdlab.results.schema import RequestRecord, Run  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
 from pdlab.steps.runner import StepRunner  # noqa: E402
 
@@ -25,13 +25,14 @@ TOLD = {"enable_prompt_tokens_details": True}
 
 
 class Replayed(NamedTuple):
-    """One level. ``foreseen``: share of prompt tokens that the rules say were cached (None: nobody can follow them)."""
+    """One level. ``predicted``: least and most of the share of prompt tokens that was cached by vLLM's rules (None:
+    nobody can follow them)."""
 
     configuration: str
     workload: str
     run: Run
     facts: ReplayFacts
-    foreseen: float | None
+    predicted: tuple[float, float] | None
 
 
 def measured(name: str, deployments: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any], out: Path) -> int:
@@ -66,11 +67,28 @@ def levels(name: str, out: Path) -> Iterator[Replayed]:
                 records = store.read_records(run.key)
                 facts = replay_facts(records)
                 if facts is not None:
-                    own = [each.replayed.foreseen_tokens for each in records if each.ok and each.replayed]
-                    known = [tokens for tokens in own if tokens is not None]
-                    prompts = sum(each.input_tokens for each in records if each.ok)
-                    foreseen = sum(known) / prompts if prompts and len(known) == len(own) else None
-                    yield Replayed(visit.configuration.name, part.workload.name, run, facts, foreseen)
+                    yield Replayed(visit.configuration.name, part.workload.name, run, facts, _predicted(records))
+
+
+def _predicted(records: Iterable[RequestRecord]) -> tuple[float, float] | None:
+    least, most, prompts = 0, 0, 0
+    for record in records:
+        own = record.replayed
+        if own is None or not record.ok:
+            continue
+        known = own.foreseen_bounds if own.foreseen_tokens is None else (own.foreseen_tokens,) * 2
+        if known is None:
+            return None
+        least, most, prompts = least + known[0], most + known[1], prompts + record.input_tokens
+    return (least / prompts, most / prompts) if prompts else None
+
+
+def predicted(row: Replayed) -> str:
+    """One share, or both bounds."""
+    if row.predicted is None:
+        return "unknown"
+    least, most = row.predicted
+    return percent(least) if least == most else f"{100 * least:.1f} to {percent(most)}"
 
 
 def percent(share: float | None) -> str:

@@ -4,8 +4,8 @@ and fluid deployments of this machine's CPUs under each policy.
 
     python benchmarks/routing_policies.py --out DIR
 
-Every row is one launch and one replay: no interval. *Foreseen* are the hits by vLLM's rules, of the engines that served
-the requests (docs/traffic.md). What DIR has is not measured again.
+Every row is one launch and one replay: no interval. *Predicted* are the hits by vLLM's rules, of the engines that
+served the requests, or their bounds (docs/traffic.md). What DIR has is not measured again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from measured_replays import Replayed, main, milliseconds, percent
+from measured_replays import Replayed, main, milliseconds, percent, predicted
 
 CONVERSATIONS = {
     "seed": 7,
@@ -52,9 +52,9 @@ def ttft(row: Replayed, name: str) -> str:
 
 
 COLUMNS = {
-    "deployment, policy": lambda row: row.configuration,
+    "deployment, routing": lambda row: row.configuration,
     "hits": lambda row: percent(row.facts.hit_share),
-    "foreseen": lambda row: percent(row.foreseen),
+    "predicted": predicted,
     "TTFT p50, ms": lambda row: ttft(row, "p50"),
     "p90": lambda row: ttft(row, "p90"),
     "p50 of turn 1 / last": follow_ups,

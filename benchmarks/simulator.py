@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -88,7 +89,8 @@ def planned(checkout: Path) -> tuple[float, str]:
     """(CPU seconds of one plan by that checkout, what it printed)."""
     before_s = children_cpu_s()
     command = [sys.executable, "plan.py", *PLAN]
-    printed = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    printed = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True).stdout
     return children_cpu_s() - before_s, printed
 
 

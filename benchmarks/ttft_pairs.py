@@ -8,8 +8,8 @@ counts nothing (*off*; what the KV guard notes in the engine core stays, about 7
 prefill's (*early*, *reused*) against the same kind of requests that fall back (*late*: they set a field that means
 nothing here and is not known to be exact).
 
-Rounds alternate (asked, counted, counted, asked, ...): the ratio of each turn has a 95 % interval over turns, by a
-BCa bootstrap. Prompts are new in each. Where the deployment is on local nodes, the CPU time of their
+A turn has a round of each kind, and the turns have all orders of the kinds: the ratio of each turn has a 95 % interval
+over turns, by a BCa bootstrap. Prompts are new in each. Where the deployment is on local nodes, the CPU time of their
 processes per token is compared too: it hears less of what else the machine does. With --texts as many prompts are asked
 twice, early and not, and their texts compared. Wants an idle machine.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -151,9 +152,10 @@ async def measure(args: argparse.Namespace, switch: Path | None) -> None:
             if reply.told:
                 raise SystemExit("the servers note times although they were told not to")
         rounds = []
+        orders = list(itertools.permutations(kinds))  # each kind is in each place, and behind each other kind
         for number in range(args.pairs):
             found = {}
-            for kind in kinds if number % 2 == 0 else kinds[::-1]:
+            for kind in orders[number % len(orders)]:
                 before_s = cpu_s(nodes)
                 replies, seconds = await load(kind)
                 wrong = sum(bool(reply.told) is not (early or kind == "asked") for reply in replies)

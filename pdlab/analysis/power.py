@@ -1,6 +1,6 @@
-"""Which difference a number of repeats can see, and how several looks share the error.
+"""The difference that a number of repeats can resolve, and how several looks share the error.
 
-Pure, and free of heavy imports: a dry run prints it.
+Pure, and without heavy imports: a dry run prints it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import random
 
 from pydantic import Field
 
-from pdlab.analysis.student import student_t
 from pdlab.core.schema import Frozen
 
 # Repeats of one configuration on different days differed by 4 % in requests/s and 5 % in TPOT (medians,
@@ -21,6 +20,16 @@ from pdlab.core.schema import Frozen
 SINGLE_REPEAT_SD: dict[str, float] = {"gpu": 0.05, "cpu": 0.15}
 POWER = 0.8
 DRAWS, STEPS = 2000, 20
+
+
+def student_t(probability: float, dof: float) -> float:
+    """Quantile of Student's t: the x with P(T <= x) = ``probability``, which is in (0, 1).
+
+    ``dof`` is above 0; infinity gives the normal distribution.
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(dof, probability))
 
 
 class LookSchedule(Frozen):
@@ -34,17 +43,17 @@ class LookSchedule(Frozen):
         return max(1, self.cap - self.first + 1)
 
     def level(self, confidence: float) -> float:
-        """Of the interval at each look, so that all of them together hold with ``confidence`` (union bound)."""
+        """Confidence of the interval at each look so that all of them together hold with ``confidence`` (union
+        bound)."""
         return 1 - (1 - confidence) / self.count
 
 
 def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> float:
-    """The ratio above 1 of two deployments that `pdlab.analysis.intervals.compare` tells from 1 with probability
-    `POWER`.
+    """The smallest ratio above 1 of two deployments that `compare` distinguishes from 1 with probability `POWER`.
 
-    ``sd`` is that of the logarithm of one repeat of either, between starts. Drawn, with a fixed seed: of three repeats
-    the scatter of the scatter matters, which no formula with normal quantiles has. Of one repeat each, whose scatter
-    is assumed, the quantiles are normal.
+    ``sd``: standard deviation between starts of the logarithm of one repeat. The result is simulated with a fixed seed,
+    because with three repeats the scatter of the scatter matters, which formulas with normal quantiles lack. With one
+    repeat each, whose scatter is assumed, the quantiles are normal.
     """
     tail = (1 - level) / 2 / max(1, comparisons)
     if repeats < 2:
@@ -66,7 +75,7 @@ def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> f
 
 
 def repeats_for(ratio: float, sd: float, level: float, comparisons: int = 1, most: int = 1000) -> int | None:
-    """The fewest repeats, at least two, that see a ratio; None where ``most`` do not."""
+    """The fewest repeats, at least two, that resolve a ratio; None if ``most`` do not."""
     if detectable(sd, most, level, comparisons) > ratio:
         return None
     low, high = 1, most

@@ -44,7 +44,7 @@ OPTIONAL = ("concurrency", "rate_rps", "per", "gpus_per_node", "model", "tp", *R
 def load(path: Path) -> list[Curve]:
     """One curve per source, configuration, lengths and model, in the order of the table.
 
-    Raises StoreError when it cannot be read, UsageError naming line, column and rule.
+    Raises StoreError if it cannot be read, UsageError with line, column and rule.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -175,7 +175,7 @@ def _rates(
     )
     requests = published_rates["requests_per_s"] * factors["prefill"] if "requests_per_s" in published_rates else None
     if requests is None:
-        # Every request makes its output at the end: a published output rate is of finished requests.
+        # A published output rate is that of finished requests.
         requests = (
             output_tokens / workload.output_tokens
             if output_tokens is not None

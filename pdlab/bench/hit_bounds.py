@@ -2,14 +2,15 @@
 
 - An engine hits blocks alone that it computed or was sent. Another request had every one of them in its prompt or
   answer, and came before the first token of the request that hits them. Windowed layers and evictions make hits fewer.
-- Where all layers have full attention, more blocks in a cache never mean fewer hits. While nothing is evicted, an
-  engine holds every prompt that it has computed.
+- Where all layers have full attention, more blocks in a cache never mean fewer hits. An engine holds every prompt that
+  it has computed, and every prompt and answer that it has decoded, until it has been given about a pool of others: vLLM
+  takes the free blocks first that were free longest (`vllm/v1/core/block_pool.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.bench.client.protocol import ComputedTokens
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.int64]
 
-# Of a KV pool: what the replay may fill for nothing of it to be evicted. The rest is for what is held beside it, such
-# as prompts that wait for the end of a lease.
+# Of a KV pool: what an engine may have been given since for a block to be held. The rest is for what is held beside it,
+# such as prompts that wait for the end of a lease.
 ROOM = 0.5
 # How often a block's key came is counted in so many bytes. Two keys that share one make an upper bound larger.
 PLACES = 2**25
 
 
 class SentPrompts(NamedTuple):
-    """Requests of a replay that were sent, in the order in which they came. ``first_token_s``: NaN: not answered.
-    ``engines``: that computed their prompts (None: not known)."""
+    """Requests of a replay that were sent, in the order in which they came. ``first_token_s``, ``finish_s``: NaN: not
+    answered. ``engines``: that computed their prompts; ``decodes``: that decoded them, the same one or another (None:
+    not known)."""
 
     arrival_s: Sequence[float]
     first_token_s: Sequence[float]
+    finish_s: Sequence[float]
     engines: Sequence[str | None]
+    decodes: Sequence[str | None]
     prompts: Sequence[ComputedTokens]
 
     def by_first_token(self) -> list[int]:
@@ -64,36 +68,95 @@ def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Counts:
     return most
 
 
-def least_tokens(sent: SentPrompts, block_tokens: int) -> Counts:
-    """Of each answered request the tokens of its prompt that the cache had at least, if nothing is evicted and all
-    layers have full attention."""
+def least_tokens(sent: SentPrompts, block_tokens: int, pool_blocks: int) -> Counts:
+    """Of each answered request the tokens of its prompt that the cache had at least, if all layers have full attention
+    and no engine's pool has fewer than ``pool_blocks``."""
     import numpy as np
 
-    least, ended, after = np.zeros(len(sent.arrival_s), dtype=np.int64), sent.by_first_token(), 0
-    held: dict[str, set[int]] = {}
-    for at, engine in enumerate(sent.engines):
-        while after < len(ended) and sent.first_token_s[ended[after]] <= sent.arrival_s[at]:
-            if (other := sent.engines[ended[after]]) is not None:
-                held.setdefault(other, set()).update(_prompt_keys(sent.prompts[ended[after]], block_tokens))
-            after += 1
-        if engine in held and not math.isnan(sent.first_token_s[at]):
+    least = np.zeros(len(sent.arrival_s), dtype=np.int64)
+    blocks = np.array([-(-each.computed // block_tokens) + 1 for each in sent.prompts], dtype=np.int64)
+    for engine in sorted({each for each in sent.engines if each is not None}):
+        given, ends = _Given.of(sent, engine, blocks), _Ends.of(sent, engine)
+        after, held = 0, dict[int, int]()  # key -> blocks that were gone when the latest request with it came
+        for at, other in enumerate(sent.engines):
+            if other != engine or math.isnan(sent.first_token_s[at]):
+                continue
+            while after < len(ends.at) and ends.moment_s[after] <= sent.arrival_s[at]:
+                each, gone = sent.prompts[ends.at[after]], given.gone(sent.arrival_s[ends.at[after]])
+                for key in each.keys if ends.answer[after] else _prompt_keys(each, block_tokens):
+                    held[key] = max(held.get(key, gone), gone)
+                after += 1
+            # What was in flight when a request came, and what came since, may have taken its blocks.
+            since = given.come(sent.first_token_s[at]) - int(ROOM * pool_blocks)
             prompt = sent.prompts[at]
-            blocks = _beginning(_prompt_keys(prompt, block_tokens), held[engine])
-            least[at] = min(blocks, (prompt.tokens - 1) // block_tokens) * block_tokens
+            found = _beginning(_prompt_keys(prompt, block_tokens), held, since)
+            least[at] = min(found, (prompt.tokens - 1) // block_tokens) * block_tokens
+            if len(held) > pool_blocks:
+                earliest = given.come(sent.arrival_s[at]) - int(ROOM * pool_blocks)
+                held = {key: then for key, then in held.items() if then >= earliest}
     return least
 
 
-def nothing_evicted(prompts: Iterable[ComputedTokens], block_tokens: int, pool_blocks: int) -> bool:
-    """Whether each engine could have been given all requests, to compute the prompt and to decode it, in `ROOM` of its
-    pool. Then none of their blocks has made room for another: vLLM takes the free blocks first that were free longest.
-    """
-    return sum(2 * (-(-each.computed // block_tokens) + 1) for each in prompts) <= ROOM * pool_blocks
+class _Given(NamedTuple):
+    """Blocks of the requests that one engine computes or decodes, or may do so: when these came and ended, and the sum
+    until then, from 0."""
+
+    came_s: NDArray[np.float64]
+    come_blocks: Counts
+    gone_s: NDArray[np.float64]
+    gone_blocks: Counts
+
+    @classmethod
+    def of(cls, sent: SentPrompts, engine: str, blocks: Counts) -> _Given:
+        import numpy as np
+
+        pairs = zip(sent.engines, sent.decodes, strict=True)
+        here = np.flatnonzero([engine in pair or None in pair for pair in pairs])
+        finish_s = np.asarray(sent.finish_s, dtype=float)[here]
+        order = np.argsort(finish_s, kind="stable")[: int((~np.isnan(finish_s)).sum())]  # NaN is last
+        return cls(
+            np.asarray(sent.arrival_s, dtype=float)[here],
+            np.concatenate(([0], np.cumsum(blocks[here]))),
+            finish_s[order],
+            np.concatenate(([0], np.cumsum(blocks[here][order]))),
+        )
+
+    def come(self, moment_s: float) -> int:
+        """Blocks of the requests that came until then."""
+        return int(self.come_blocks[self.came_s.searchsorted(moment_s, "right")])
+
+    def gone(self, moment_s: float) -> int:
+        """Blocks of the requests that ended until then."""
+        return int(self.gone_blocks[self.gone_s.searchsorted(moment_s, "right")])
+
+
+class _Ends(NamedTuple):
+    """From when one engine has held which prompts, by time: the places of their requests, and whether it then also held
+    the answer."""
+
+    moment_s: NDArray[np.float64]
+    at: Counts
+    answer: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sent: SentPrompts, engine: str) -> _Ends:
+        """What decode reads may come to it after the client's first token."""
+        import numpy as np
+
+        first_s, finish_s = np.asarray(sent.first_token_s, dtype=float), np.asarray(sent.finish_s, dtype=float)
+        computed, decoded = (
+            np.flatnonzero([each == engine for each in engines] & ~np.isnan(moments_s))
+            for engines, moments_s in ((sent.engines, first_s), (sent.decodes, finish_s))
+        )
+        moment_s, at = np.concatenate((first_s[computed], finish_s[decoded])), np.concatenate((computed, decoded))
+        order = np.argsort(moment_s, kind="stable")
+        return cls(moment_s[order], at[order], order >= len(computed))
 
 
 def _prompt_keys(each: ComputedTokens, block_tokens: int) -> tuple[int, ...]:
     return each.keys[: each.tokens // block_tokens]
 
 
-def _beginning(keys: Sequence[int], held: Set[int]) -> int:
-    """Keys, first to last, until one is not held."""
-    return next((at for at, key in enumerate(keys) if key not in held), len(keys))
+def _beginning(keys: Sequence[int], held: Mapping[int, int], since: int) -> int:
+    """Keys, first to last, until one is not held ``since`` then."""
+    return next((at for at, key in enumerate(keys) if held.get(key, since - 1) < since), len(keys))

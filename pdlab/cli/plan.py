@@ -71,7 +71,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "gpt-oss-120b"
 FORMATTED = ("gemm", "moe", "kvcache", "fmha")
-CPUS_PER_GPU = 24  # of a node that nobody described: as of p5.48xlarge, more than engines need
 MAX_GPUS = 1024  # more are copies of what is best on fewer
 MAX_IN_FLIGHT = 20_000
 MOST_UNREAD = 12  # names of columns in a note
@@ -568,6 +567,7 @@ def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
     For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
     """
     from pdlab.core.nodes import ClusterNode, ClusterView
+    from pdlab.placement.copies import CPUS_PER_GPU
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))

@@ -1,4 +1,4 @@
-"""Modules of others, changed right after they are imported. Imports only the standard library."""
+"""Change modules of other packages right after their import. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Changes = Mapping[str, Callable[[Any], None]]
 
 
 def change_after_import(changes: Changes) -> None:
-    """Call each change with its module: now, where that is loaded, else once it is."""
+    """Call each change with its module: now if the module is loaded, else right after its import."""
     sys.meta_path.insert(0, _AfterImport(changes))
     for name, change in changes.items():
         if name in sys.modules:
@@ -21,7 +21,7 @@ def change_after_import(changes: Changes) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds those modules as Python does, and changes them once they are executed."""
+    """Finds the modules as Python does and changes each module after its execution."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes

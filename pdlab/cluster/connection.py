@@ -1,12 +1,11 @@
-"""The connection to Ray: connect, see the nodes, run functions on them.
+"""The connection to Ray: connect, list the nodes, run functions on the nodes.
 
-Imports Ray inside functions: a command line that ends before it needs a cluster stays fast.
+Functions import Ray, so that a command that needs no cluster starts fast.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import logging
 import os
@@ -23,19 +22,21 @@ from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
-from pdlab.remote.gpus import machine_facts
+from pdlab.core.text import first_line
+from pdlab.remote.node import machine_facts
 
 _log = logging.getLogger(__name__)
 
-# For a node that neither joins nor ends.
+# Limit for a node that neither joins nor ends.
 JOIN_TIMEOUT_S = 300.0
-# A node that has not joined that long after the one before it is started once more.
+# A node is started once more if it has not joined this long after the previous node joined.
 SILENT_S = 100.0
-# A first task starts a worker process, which imports Ray: 3 s of CPU, and many times that where others want the CPU.
+# The first task starts a worker process, which imports Ray: 3 s of CPU time, and much longer on a busy machine.
 TASK_TIMEOUT_S = 180.0
 TOKEN_TIMEOUT_S = 10.0
-# Packages of others that Ray Serve LLM's classes import: most of the time that they take. None imports Ray or vLLM,
-# which read this process's environment. SHARED: what of them ``ray.serve`` imports too. A contract test holds both.
+# Packages that Ray Serve LLM's classes import; they take most of its import time. None of them imports Ray or vLLM,
+# because Ray and vLLM read this process's environment at import. ``ray.serve`` imports SHARED too. A contract test
+# checks both lists.
 SHARED = (
     *("aiohttp", "cloudpickle", "fastapi", "filelock", "google.protobuf.message", "grpc", "jsonschema", "numpy.ma"),
     *("numpy.random", "numpy.typing", "opentelemetry.sdk.metrics", "packaging.version", "prometheus_client", "psutil"),
@@ -48,17 +49,16 @@ AHEAD = (
 )
 
 
-# Torch writes this variable when it is imported. It is there before, for others may read the environment just then.
+# Torch sets this variable at its import. It is set earlier here, because another thread may read the environment then.
 WRITTEN = ("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
 class Cluster:
     """A connection to one Ray cluster; use as a context manager.
 
-    ``local`` are pdlab's own nodes on this machine; None connects to the Ray of this machine's
-    cluster (RAY_ADDRESS or the running one). ``env`` is set for every process that this driver
-    starts there, the Serve controller and its proxies included. ``warn`` is told of a local node that had to be
-    started once more. Raises ClusterError.
+    ``local``: pdlab's own nodes on this machine; None connects to the cluster of this machine's Ray (RAY_ADDRESS or
+    the running one). ``env``: environment of every process that this driver starts, also of the Serve controller and
+    its proxies. ``warn`` gets a line if a local node is started once more. Raises ClusterError.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Cluster:
             loopback.install_in_driver()
         if self.local and self.local.two_hosts and INSIDE not in os.environ:
             raise ClusterError(
-                "the local Ray nodes are on two hosts, and what uses them has to run there: "
+                "the local Ray nodes are on two hosts; run the command there: "
                 "python -m pdlab two-hosts shell -- COMMAND"
             )
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -90,12 +90,11 @@ class Cluster:
         try:
             ray.init(address=address, **options)
         except Exception as error:  # Ray raises what its layers raise: ConnectionError, ValueError, RuntimeError
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ClusterError(
-                f"no Ray cluster answers at {address} ({reason}); start Ray on its nodes (docs/setup.md), "
+                f"no Ray cluster answers at {address} ({first_line(error)}); start Ray on its nodes (docs/setup.md), "
                 "or serve on this machine with --local"
             ) from error
-        hush()
+        quiet_logs()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,8 +103,11 @@ class Cluster:
         ray.shutdown()
 
     def _await_nodes(self, count: int) -> None:
-        """Until all local nodes are alive. `ray start` does not report a raylet that ends with status 0, as it does
-        on SIGTERM: such a node, and one that stays silent, is started once more."""
+        """Return when ``count`` local nodes are alive. Raises ClusterError.
+
+        A node is started once more if its raylet ended or if the node stays silent. `ray start` does not report a
+        raylet that ends with status 0, as a raylet does on SIGTERM.
+        """
         assert self.local is not None
         began = changed = time.monotonic()
         up, again = -1, set[int]()
@@ -131,7 +133,7 @@ class Cluster:
             time.sleep(0.05)
 
     def _missing(self, silent: bool) -> dict[int, str]:
-        """Numbers of the local nodes that Ray counts as dead, and why; ``silent``: and of those that never joined."""
+        """Local node number -> reason, for dead nodes; with ``silent`` also for nodes that never joined."""
         import ray
 
         assert self.local is not None
@@ -153,13 +155,13 @@ class Cluster:
         return [node for node in ray.nodes() if node["Alive"]]
 
     def view(self) -> ClusterView:
-        """The nodes as they are now, with what is free on them.
+        """The nodes and their free resources now. Raises ClusterError.
 
-        Ray counts free GPUs but does not say which: the lowest indexes stand for them.
+        Ray reports the number of free GPUs but not their indexes; the view takes the lowest indexes.
         """
         if self.local:
             self._await_nodes(self.local.count)
-        alive = self.alive()  # before they are asked: a node that joins meanwhile is no silent one
+        alive = self.alive()  # read before the facts: a node that joins meanwhile is not a node without an answer
         _refuse_one_name_for_two(alive)
         facts = self._local_facts() if self.local else self.call_nodes(machine_facts)
         free = importlib.import_module(STATE).available_resources_per_node()
@@ -204,7 +206,7 @@ class Cluster:
         return "two-hosts" if self.local.two_hosts else f"local-{self.local.count}"
 
     def _local_facts(self) -> dict[str, Any]:
-        """As `machine_facts` would answer on every node, without asking."""
+        """Node id -> facts of local nodes in the form of `machine_facts`, without a call to the nodes."""
         if self.local and self.local.made_up:
             made_up = {node.id: node for node in self.local.made_up.nodes}
             return {node: _facts_of_made_up(made_up[name]) for node, name in self.names().items()}
@@ -216,40 +218,39 @@ class Cluster:
         return {node["NodeID"]: {"host": names[node["NodeManagerAddress"]], "nic": nic} for node in self.alive()}
 
     def names(self) -> dict[str, str]:
-        """Node id -> the name that `ray start` gave it, else the beginning of its id. Raises ClusterError where two
-        nodes have one name."""
+        """Node id -> the name from `ray start`, else the first 8 characters of the id.
+
+        Raises ClusterError if two nodes have the same name.
+        """
         alive = self.alive()
         _refuse_one_name_for_two(alive)
         return {node["NodeID"]: (node.get("Labels") or {}).get(NODE_NAME_LABEL, node["NodeID"][:8]) for node in alive}
 
     def call_nodes(self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S) -> dict[str, Any]:
-        """Node id -> what ``function`` returns there; nodes that cannot be asked are left out.
+        """Node id -> result of ``function`` on that node; nodes without an answer are left out.
 
-        `pdlab.remote` and the function's module travel by value, for the nodes may have no pdlab.
+        `pdlab.remote` and the function's module are sent by value, because nodes may not have pdlab.
         """
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for module in ("pdlab.remote", function.__module__):
             ray.cloudpickle.register_pickle_by_value(importlib.import_module(module))
         task = ray.remote(num_cpus=0)(function)
-        tasks = {}
-        for node in self.alive():
-            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            tasks[node["NodeID"]] = task.options(scheduling_strategy=on_node).remote(*args)
+        nodes = [node["NodeID"] for node in self.alive()]
+        tasks = {node: task.options(scheduling_strategy=pinned_to(node)).remote(*args) for node in nodes}
         ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
         answers = {}
         for node_id, answer in tasks.items():
-            with contextlib.suppress(Exception):  # it did not answer in time, or died meanwhile
+            with contextlib.suppress(Exception):  # the node did not answer in time, or died meanwhile
                 answers[node_id] = ray.get(answer, timeout=0)
         return answers
 
     def call_every_node(
         self, function: Callable[..., Any], *args: Any, timeout_s: float = TASK_TIMEOUT_S, otherwise: str = ""
     ) -> dict[str, Any]:
-        """Node's name (`names`) -> what ``function`` returns there, as `call_nodes`.
+        """Node name (`names`) -> result of ``function`` on that node, as `call_nodes`.
 
-        Raises ClusterError that names the nodes that do not answer, and what to do ``otherwise``.
+        Raises ClusterError with the names of the nodes that do not answer; ``otherwise``: more advice for its end.
         """
         names = self.names()
         answers = self.call_nodes(function, *args, timeout_s=timeout_s)
@@ -261,11 +262,11 @@ class Cluster:
         return {names[node]: answer for node, answer in answers.items() if node in names}
 
     def requires_token(self) -> bool:
-        """Whether Ray's head refuses a caller without a token: asked without one. Raises ClusterError."""
+        """Whether Ray's head refuses a call without a token; makes such a call. Raises ClusterError."""
         import ray
 
         if _uses_tls():
-            return True  # Ray's TLS is mutual: a caller without a certificate is not heard
+            return True  # Ray's TLS is mutual: the head refuses a caller without a certificate
         address = ray.get_runtime_context().gcs_address
         status = _status_of_call(address)
         if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
@@ -273,33 +274,42 @@ class Cluster:
         return status == "UNAUTHENTICATED"
 
     def metrics_urls(self) -> tuple[str, ...]:
-        """The Prometheus page of every node."""
+        """URLs of the Prometheus page of every node."""
         return tuple(f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in self.alive())
 
 
+def pinned_to(node_id: str) -> Any:
+    """Ray's scheduling strategy of a task or an actor that must run on this node (Ray's node id)."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
 class BackgroundImports:
-    """What a driver imports in the background, one thing after the other: in two threads at once some packages fail."""
+    """Imports of a driver in one background thread, in sequence: some packages fail if two threads import them."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1)
         self._shared: Future[None] | None = None
 
     def ahead(self) -> None:
-        """Begin with what does not depend on this process's environment: nodes that start meanwhile leave a core idle.
-        The caller imports nothing large until `shared`."""
-        _collect_seldom()
-        fast_start.leave_out([fast_start.NO_FRAMES])
+        """Import packages that do not depend on this process's environment, while the nodes start.
+
+        The caller imports nothing large until `shared` returns.
+        """
+        fast_start.collect_seldom()
+        fast_start.leave_out([fast_start.UNUSED_MODULE])
         set_own(*WRITTEN)
         self._shared = self._pool.submit(_import_all, SHARED)
         self._pool.submit(_import_all, AHEAD)
 
     def shared(self) -> None:
-        """Returns when this thread and that one may import side by side."""
+        """Return when the caller may import packages in its own thread again."""
         if self._shared is not None:
             self._shared.result()
 
     def last(self, name: str) -> Future[Any]:
-        """Import this too, and nothing after it."""
+        """Import this module last; returns its future."""
         loading = self._pool.submit(importlib.import_module, name)
         self._pool.shutdown(wait=False)
         return loading
@@ -307,50 +317,48 @@ class BackgroundImports:
 
 def _import_all(names: Sequence[str]) -> None:
     for name in names:
-        with contextlib.suppress(ImportError):  # whoever needs it says so
+        with contextlib.suppress(ImportError):  # the code that needs the package reports its absence
             importlib.import_module(name)
 
 
-def _collect_seldom() -> None:
-    gc.set_threshold(200_000, 50, 50)  # as in pdlab/cluster/site/sitecustomize.py: a quarter of the import
-
-
 def prepare(local: LocalNodes | None, env: Mapping[str, str], imports: BackgroundImports | None = None) -> Future[Any]:
-    """Set this process up as a driver and import Ray Serve LLM in the background (8 s of CPU).
+    """Set this process up as a driver and import Ray Serve LLM in the background (8 s of CPU time).
 
-    The environment comes first: Ray reads it when it is imported. ``ray.serve`` is imported here
-    and now, because answers of its controller import it too, and two threads must not do that at
-    once. Wait for the result before anything of ``ray.serve.llm`` is used. ``imports``: those that have begun.
+    The environment is set first, because Ray reads it at its import. ``ray.serve`` is imported before this returns:
+    answers of its controller import it too, and two threads must not import it at once. Wait for the result before
+    you use ``ray.serve.llm``. ``imports``: background imports that have begun.
     """
     imports = imports or BackgroundImports()
     if local:
         become_driver(local)
-        if at_start := local.env.get(AT_START):  # as in the nodes' own processes
+        if at_start := local.env.get(AT_START):  # the nodes' own processes call it too
             importlib.import_module(at_start).at_start()
     os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"  # a driver has no event loop to share
     os.environ.update(env)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    _collect_seldom()
+    fast_start.collect_seldom()
     imports.shared()
     importlib.import_module("ray.serve")
     return imports.last("ray.serve.llm")
 
 
-def hush() -> None:
-    """Ray Serve sets its logger up again and again; warnings are enough for a person at the launcher."""
+def quiet_logs() -> None:
+    """Show only warnings of Ray and vLLM. Call it again after Ray Serve has set its logger up anew."""
     for name in ("ray", "ray.serve", "vllm"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _refuse_unanswered(address: str) -> None:
-    """Raises ClusterError where Ray's head does not answer, or requires a token that this process lacks, as local nodes
-    of another cache folder do: ``ray.init`` would go on asking for many minutes."""
+    """Raises ClusterError if Ray's head does not answer, or requires a token that this process lacks.
+
+    Local nodes of another cache folder require such a token. ``ray.init`` would retry for many minutes.
+    """
     if _uses_tls():
         return
     services = importlib.import_module(SERVICES)
     try:
         head = services.canonicalize_bootstrap_address(address)
-    except Exception:  # an address that is none: ray.init says so
+    except Exception:  # not an address: ray.init reports it
         return
     if head is None:
         return
@@ -369,14 +377,14 @@ def _refuse_unanswered(address: str) -> None:
 
 
 def _facts_of_made_up(node: ClusterNode) -> dict[str, Any]:
-    """As `machine_facts` would answer on a node that is like this one."""
+    """Facts of a fake node in the form of `machine_facts`."""
     memory_bytes = None if node.gpu_memory_gb is None else 1e9 * node.gpu_memory_gb
     gpus = {"memory_bytes": memory_bytes, "link": node.gpu_link}
     return {"host": node.host, "nic": node.nic.model_dump(), "gpus": gpus}
 
 
 def _refuse_one_name_for_two(alive: list[dict[str, Any]]) -> None:
-    """Raises ClusterError where two of Ray's nodes carry one name: a selector by it would mean either."""
+    """Raises ClusterError if two of Ray's nodes have the same name: a label selector would match both."""
     addresses: dict[str, list[str]] = {}
     for node in alive:
         if name := (node.get("Labels") or {}).get(NODE_NAME_LABEL):
@@ -391,10 +399,10 @@ def _refuse_one_name_for_two(alive: list[dict[str, Any]]) -> None:
 
 
 def _status_of_call(address: str, metadata: tuple[tuple[str, str], ...] = ()) -> str:
-    """How Ray's head answers a call, as the name of gRPC's status."""
+    """Name of the gRPC status with which Ray's head answers a call."""
     grpc = importlib.import_module("grpc")
     with grpc.insecure_channel(address) as channel:
-        # An empty request for a key that does not exist; the bytes are the message.
+        # An empty request for a key that does not exist: an empty protobuf message has no bytes.
         get = channel.unary_unary("/ray.rpc.InternalKVGcsService/InternalKVGet")
         try:
             get(b"", timeout=TOKEN_TIMEOUT_S, metadata=metadata)

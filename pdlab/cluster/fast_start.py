@@ -1,18 +1,16 @@
-"""Loaded into every Python process of the local nodes: nothing that is not used is imported or runs, and what can be
-done once is not done a thousand times.
+"""Changes to every Python process of the local nodes, so that a small machine starts and serves faster.
 
-- `ray start` leaves out the commands that are others than ``start``: they import all of Ray Serve;
-- Ray imports itself to read a worker's environment, and then becomes the worker, which imports it again: the
-  environment is read without Ray;
-- pandas, which ``ray.serve`` imports in each of its processes to encode data frames, is not there for it;
-- torch, which Ray Serve LLM's helpers import in the router too, is imported when it is first used;
-- Ray's agents are told how often each bucket of a histogram was observed, and record every observation by itself (one
-  per token for the times between tokens): here they record a bucket at once;
-- on two hosts direct streaming's router runs only on the head's host and not on every node with a replica:
-  HAProxy, which is there, asks none on another host;
-- HAProxy, which wakes for every chunk, does not take the core from what runs there (``SCHED_BATCH``, sched(7)), and
-  where one replica answers clients, it hands requests to that one without a call of a router;
-- Ray Serve's control loop looks once a second when everything has been running for a while.
+- The garbage collector runs seldom (`collect_seldom`).
+- `ray start` does not import the other commands of ``ray``: they import all of Ray Serve.
+- A worker's process imports Ray once. Ray itself imports it twice: to read the worker's environment, and in the worker.
+- ``ray.serve`` does not import pandas, which it uses only to encode data frames.
+- Ray Serve LLM's helpers import torch at its first use, so that the router does not import it.
+- Ray's agents record a bucket of a histogram in one call. Ray itself makes one call per observation, which is one per
+  token for inter-token latencies.
+- On two hosts the router of direct streaming runs only on the head's host. HAProxy runs there and uses no other router.
+- HAProxy wakes for every chunk; ``SCHED_BATCH`` (sched(7)) keeps it from interrupting other processes.
+- HAProxy calls no router where one replica answers clients.
+- Ray Serve's control loop runs once a second after the application has been running for a while.
 
 Imports only the standard library.
 """
@@ -22,6 +20,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -39,9 +38,9 @@ from pdlab.cluster.after_import import change_after_import
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
 from pdlab.cluster.ray_names import COMMANDS, CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER, SETUP_WORKER
 
-LATER, NO_FRAMES = "torch", "pandas"
+LAZY_MODULE, UNUSED_MODULE = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
-AT_REST_S = 10.0  # longer than anything takes that follows once an application runs
+AT_REST_S = 10.0  # longer than every action that follows the start of an application
 SELDOM_S = 1.0
 # Where Ray's Lua for HAProxy begins to choose a replica, and what is done there first.
 CHOOSES = "local function _route_via_ingress_request_router(txn, app, pool, replica_map)\n"
@@ -55,12 +54,17 @@ ONLY_REPLICA = """\
 """
 
 
+def collect_seldom() -> None:
+    """Collect garbage seldom: the import of vLLM makes ten million objects, and collections take a quarter of it."""
+    gc.set_threshold(200_000, 50, 50)
+
+
 def install() -> None:
-    """Change this process."""
+    """Make the changes of this module in this process, but `collect_seldom`."""
     script, arguments = _script(sys.orig_argv)
     if script == f"{SETUP_WORKER.rpartition('.')[2]}.py":
         _become_worker(arguments)
-    leave_out([NO_FRAMES])
+    leave_out([UNUSED_MODULE])
     if script == "ray" and arguments[:1] == ["start"]:
         leave_out(COMMANDS)
     changes = {
@@ -74,15 +78,14 @@ def install() -> None:
 
 
 def leave_out(names: Iterable[str]) -> None:
-    """Importing them raises ImportError, as if they were not installed."""
+    """Let the import of these modules raise ImportError, as if they were not installed."""
     modules: Any = sys.modules
     for name in names:
         modules.setdefault(name, None)
 
 
 def _script(command: Sequence[str]) -> tuple[str, list[str]]:
-    """Name of the script that Python was started with, and what follows it. Ray and its scripts give options of Python
-    that are one word."""
+    """(name of the script that Python runs, its arguments). Ray passes Python only options of one word."""
     words = list(command[1:])
     while words and words[0].startswith("-"):
         if words.pop(0) in ("-c", "-m"):
@@ -91,8 +94,10 @@ def _script(command: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _become_worker(arguments: Sequence[str]) -> None:
-    """As ``RuntimeEnvContext.exec_worker`` does, where the worker differs only in its environment; returns where Ray
-    has to do it itself."""
+    """Replace this process by the worker, as Ray's ``RuntimeEnvContext.exec_worker`` does.
+
+    Returns if the worker differs in more than its environment; Ray then does it.
+    """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--serialized-runtime-env-context")
     parser.add_argument("--language")
@@ -107,7 +112,7 @@ def _become_worker(arguments: Sequence[str]) -> None:
         return
     for name, value in (context.get("env_vars") or {}).items():
         os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
-    with contextlib.suppress(OSError):  # the shell says why
+    with contextlib.suppress(OSError):  # the shell reports the reason
         os.execvp(python[0], [*python, *command])
 
 
@@ -115,7 +120,7 @@ def _import_later(module: Any) -> None:
     at_once = module.try_import
 
     def try_import(name: str, error: bool = False) -> Any:
-        if name != LATER or name in sys.modules or importlib.util.find_spec(name) is None:
+        if name != LAZY_MODULE or name in sys.modules or importlib.util.find_spec(name) is None:
             return at_once(name, error)
         return _LazyModule(name)
 
@@ -123,7 +128,7 @@ def _import_later(module: Any) -> None:
 
 
 class _LazyModule(ModuleType):
-    """Stands for a module until something of it is used."""
+    """Replaces a module until its first use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
@@ -151,7 +156,7 @@ def _record_at_once(module: Any) -> None:
             instrument = self._registered_instruments.get(name)
             midpoints = self._histogram_bucket_midpoints.get(name) or ()
         fitting = [point for point in data_points if len(point["bucket_counts"]) == len(midpoints)]
-        if len(fitting) < len(data_points):  # of these Ray only says that it leaves them out
+        if len(fitting) < len(data_points):  # Ray logs that it leaves these points out
             one_by_one(self, name, [point for point in data_points if len(point["bucket_counts"]) != len(midpoints)])
         dropped = module.MetricCardinality.get_high_cardinality_labels_to_drop(name)
         for point in fitting:
@@ -164,7 +169,7 @@ def _record_at_once(module: Any) -> None:
 
 
 def _count_times(module: Any) -> None:
-    """Change OpenTelemetry's histograms: a `CountedValue` counts as often as it was observed."""
+    """Change OpenTelemetry's histograms: a `CountedValue` counts ``times`` times."""
     histogram = module._ExplicitBucketHistogramAggregation
     once = histogram.aggregate
 
@@ -173,7 +178,7 @@ def _count_times(module: Any) -> None:
         value = measurement.value
         if isinstance(value, CountedValue) and value.times > 1:
             with self._lock:
-                if self._value is None:  # collected since
+                if self._value is None:  # a collection emptied it meanwhile
                     self._value = self._get_empty_bucket_counts()
                 self._sum += float(value) * (value.times - 1)
                 self._value[bisect.bisect_left(self._boundaries, value)] += value.times - 1
@@ -189,7 +194,7 @@ def _change_controller(module: Any) -> None:
 
 
 def _look_seldom_at_rest(module: Any) -> None:
-    """A step of the control loop costs milliseconds of CPU, whether there is something to do or not."""
+    """Run the control loop seldom at rest: each step takes milliseconds of CPU time, also without work."""
     controller = module.ServeController
     step = controller.run_control_loop_step
     often_s = module.CONTROL_LOOP_INTERVAL_S
@@ -210,8 +215,10 @@ def _look_seldom_at_rest(module: Any) -> None:
 
 
 def _route_on_the_head(module: Any) -> None:
-    """The controller is where HAProxy is. Nodes with a router are those that may have a proxy, and of proxies there is
-    one (``HeadOnly``)."""
+    """Run the router only on the controller's node, where HAProxy is.
+
+    Ray Serve starts a router on every node that may have a proxy. There is one proxy (``HeadOnly``).
+    """
     controller = module.ServeController
     every_node = controller._update_proxy_nodes
 
@@ -242,13 +249,13 @@ def _choose_the_only_replica(module: Any) -> None:
 
 
 def _let_others_run(module: Any) -> None:
-    """HAProxy has one thread here."""
+    """Start HAProxy with ``SCHED_BATCH``; it has one thread here."""
     api = module.HAProxyApi
     start = api._start_and_wait_for_haproxy
 
     async def _start_and_wait_for_haproxy(self: Any, *args: Any, **kwargs: Any) -> Any:
         process = await start(self, *args, **kwargs)
-        with contextlib.suppress(OSError):  # sandboxes that have no such policy
+        with contextlib.suppress(OSError):  # some sandboxes do not have this policy
             os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
         return process
 

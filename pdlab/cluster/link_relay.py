@@ -1,12 +1,9 @@
-"""A link with a delay between two network namespaces, for kernels without netem: ``link_relay.py FD NAME DELAY_S``.
+"""A link with a delay between two network namespaces: ``link_relay.py FD NAME DELAY_S [FOLDER]``. Needs no netem.
 
-With a folder as fourth word it loses the share of frames that the file `DROP_FILE` there names, which it reads at
-SIGHUP.
-
-Makes a TAP device NAME in its own network namespace and one in that of the open file FD, says so on
-standard output, and carries frames between them, each DELAY_S seconds after it came. Frames are as
-large as the kernel makes them (segmentation stays in the kernel), so that one Python process keeps
-up with several Gbit/s. Imports nothing of pdlab.
+Makes a TAP device NAME in its own network namespace and another one in the namespace of the open file FD. Prints
+``ready``, then forwards each frame DELAY_S seconds after its arrival. The kernel does the segmentation, so frames are
+large, and one Python process forwards several Gbit/s. With FOLDER it drops a share of the frames: at SIGHUP it reads
+the share from the file `DROP_FILE` of that folder. Imports nothing of pdlab.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 = 1, 2, 4
 CLONE_NEWNET = 0x40000000
 FRAME_BYTES = 1 << 17
-BURST = 64  # frames that are read before those that are due are written
+BURST = 64  # frames to read before due frames are written
 DROP_FILE = "link.drop"
 
 
 class FrameLoss:
-    """Which frames are lost: a share of them, by a fixed seed."""
+    """Drops a share of the frames, with a fixed seed."""
 
     def __init__(self, folder: str | None) -> None:
         self.share = 0.0
@@ -42,7 +39,7 @@ class FrameLoss:
         self._rng = random.Random(0)
 
     def read(self, *_: object) -> None:
-        """The share from the folder's file; 0 where it holds none. A handler of SIGHUP."""
+        """Read the share from the folder's file; 0 if the file has none. Is the handler of SIGHUP."""
         try:
             with open(os.path.join(self._folder or "", DROP_FILE), encoding="utf-8") as file:  # noqa: PTH118, PTH123
                 self.share = min(1.0, max(0.0, float(file.read())))
@@ -50,12 +47,12 @@ class FrameLoss:
             self.share = 0.0
 
     def lost(self) -> bool:
-        """Of the next frame."""
+        """Whether to drop the next frame."""
         return self.share > 0 and self._rng.random() < self.share
 
 
 def tap(name: str) -> int:
-    """The file of a new TAP device of this thread's network namespace; the device goes with it."""
+    """File descriptor of a new TAP device in this thread's network namespace; the device exists while it is open."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(file, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6)
@@ -63,7 +60,7 @@ def tap(name: str) -> int:
 
 
 def carry(ends: tuple[int, int], delay_s: float, losses: FrameLoss | None = None) -> None:
-    """Until one of the devices is gone."""
+    """Forward frames between the two devices until one of them is removed, which raises OSError."""
     other = {ends[0]: ends[1], ends[1]: ends[0]}
     # All frames wait equally long, so one queue in order of arrival holds both directions.
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
@@ -82,7 +79,7 @@ def carry(ends: tuple[int, int], delay_s: float, losses: FrameLoss | None = None
             try:
                 os.write(target, frame)
             except OSError as error:
-                # A full queue, or an interface that is not up (yet): lost, as on any wire.
+                # A full queue, or an interface that is not up: the frame is lost, as on any wire.
                 if error.errno not in (errno.EAGAIN, errno.EIO):
                     raise
 

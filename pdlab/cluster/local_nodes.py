@@ -1,9 +1,8 @@
-"""Ray nodes on this machine for ``--local``: started with `ray start`, found again, stopped to the last process.
+"""Ray nodes on this machine for ``--local``: start them with `ray start`, find them again, stop all their processes.
 
-Every process that the nodes start inherits the marker ``PDLAB_LOCAL=<id>`` and writes to the nodes'
-own folder, so that stopping ends exactly those, whatever they are called and whoever their parent
-is by then. The nodes share this machine's loopback interface, or they are on the two hosts of
-`pdlab.cluster.two_hosts`, with a link between them.
+Every process of the nodes inherits the marker ``PDLAB_LOCAL=<id>`` and writes to the nodes' own folder. So `stop` ends
+exactly these processes, whatever their names and parents are. The nodes share this machine's loopback interface, or
+they are on the two hosts of `pdlab.cluster.two_hosts`.
 """
 
 from __future__ import annotations
@@ -43,30 +42,33 @@ from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShap
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
 
 MARKER = "PDLAB_LOCAL"
-# Names a module whose ``at_start`` runs before anything of Ray's is imported (pdlab/cluster/site/sitecustomize.py).
+# Names a module whose ``at_start`` runs before the import of Ray (pdlab/cluster/site/sitecustomize.py).
 AT_START = "PDLAB_AT_START"
-# Start-up timeout on a loaded machine, for a head that neither listens nor ends; one that has ended is seen at once.
+# Start-up timeout for a loaded machine; the end of a node's process is seen at once.
 START_TIMEOUT_S = 300.0
-# `ray start` gives up when its node is not there after 30 s, as where a dozen of them start on two cores.
+# Nodes that start at once: `ray start` gives up after 30 s, which is too short for a dozen starts on two cores.
 AT_ONCE = 4
 LAST_LINES = 3
-# What `ray start` prints once its node stands in the GCS (ray/scripts/scripts.py; a contract test holds it).
+# `ray start` prints this after its node has joined the GCS (ray/scripts/scripts.py; a contract test checks it).
 JOINED = "Ray runtime started."
 TERM_WAIT_S = 5.0
 KILL_WAIT_S = 10.0
 LONGEST_TITLE = 300
-FIRST_SERVE_PORT = 24_000  # NIXL's side channels are below, ports that the kernel gives above
+FIRST_SERVE_PORT = 24_000  # NIXL's side channels have ports below these ranges, the kernel's ephemeral ports are above
 OBJECT_STORE_BYTES = 100_000_000
-# Python's semaphores and shared memory, UCX's segments; never a file that somebody put there, such as a model.
+# Python's semaphores and shared memory, and segments of UCX and vLLM; no file of a user, such as a model.
 _SHARED = re.compile(
     r"/dev/shm/(?:sem\.mp-\w{8}|psm_[0-9a-f]{8}|ucx_shm_posix_\w+|(?:vllm_dist_[0-9a-f]{32}|\d+)-[^/]+-cpushm_\d+)"
 )
 TOKEN_FILE = "ray-token"
-NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")  # of another cluster, and read before what `environment` says
-# UCX opens a TCP listener on every network device, torch's gloo one at the host's name.
+OTHER_CLUSTERS = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_TOKEN",
+)  # of another cluster; they have priority over the settings of `environment`
+# UCX opens a TCP listener on every network device, and torch's gloo opens one at the host's name.
 LOOPBACK_ONLY = {"UCX_NET_DEVICES": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-# A raylet that is not told these ports waits until its agents have chosen them, and ends when one has not after 15 s:
-# two Python processes that import more than a thousand modules. `ray start` does not see that and gives up after 30 s.
+# Without these ports a raylet waits 15 s for its agents to choose them, and then ends. The agents are two Python
+# processes that import more than a thousand modules. `ray start` does not see the end and gives up after 30 s.
 # `ray start` gives the listening port only to the agent: see pdlab/cluster/loopback.py.
 AGENT_PORTS = (
     "metrics-export-port",
@@ -75,21 +77,21 @@ AGENT_PORTS = (
     "runtime-env-agent-port",
 )
 
-# What raylets look at ten, four and four times a second.
-SELDOM = {
+# Raylets check these ten, four and four times a second by default.
+SLOW_POLLING = {
     "RAY_raylet_check_gc_period_milliseconds": "1000",
     "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_local_fs_monitor_interval_ms": "5000",
 }
 
-_own: set[str] = set()  # variables
-# Held so that Python does not warn of a dropped child; the nodes outlive a launch that detaches.
+_own: set[str] = set()  # names of variables that `set_own` has set
+# Kept so that Python does not warn of an unreaped child: the nodes live longer than a launch that detaches.
 _children: list[subprocess.Popen[bytes]] = []
 
 
 class Template(NamedTuple):
-    """A process beside the nodes, of which workers are forked: its module, the variable that names its socket to them,
-    and what it has in its environment beside that of the nodes."""
+    """A process from which workers are forked: its module, the variable with the name of its socket for the workers,
+    and its environment in addition to that of the nodes."""
 
     module: str
     socket: str
@@ -97,11 +99,11 @@ class Template(NamedTuple):
 
 
 class LocalNodes(Frozen):
-    """``count`` Ray nodes of this machine; ``pids`` are their `ray start` processes.
+    """``count`` Ray nodes of this machine. ``pids``: their `ray start` processes.
 
-    ``two_hosts``: where they run, the head on the first (None: side by side on the loopback interface). ``made_up``:
-    the nodes of a cluster that they stand for, with its GPUs, which nobody has; ``env``: what their processes have in
-    their environment beside `environment`.
+    ``two_hosts``: the hosts that they run on, the head on the first; None: all on the loopback interface.
+    ``made_up``: the cluster whose nodes and GPUs they pretend to be. ``env``: environment of their processes in
+    addition to `environment`.
     """
 
     id: str
@@ -118,36 +120,38 @@ class LocalNodes(Frozen):
         return f"{self.host(1).address if self.two_hosts else LOOPBACK}:{self.gcs_port}"
 
     def host(self, number: int) -> Host:
-        """The host of node 1 or 2, where there are two."""
+        """The host of node 1 or 2; only on two hosts."""
         assert self.two_hosts is not None
         return self.two_hosts.hosts[number - 1]
 
     def node(self, number: int) -> ClusterNode:
-        """What node ``number``, from 1, is to Ray."""
+        """Ray's view of node ``number`` (from 1)."""
         if self.made_up:
             return self.made_up.nodes[number - 1]
         return ClusterNode(id=f"local-{number}", cpus=LOCAL_NODE_CPUS)
 
     def number_of(self, name: str) -> int | None:
-        """The number of the node of that name; None: there is none."""
+        """The number of the node with that name; None without such a node."""
         return next((number for number in range(1, self.count + 1) if self.node(number).id == name), None)
 
     @property
     def logs(self) -> Path:
-        """Where Ray and the engines write their logs."""
+        """Folder of the logs of Ray and the engines."""
         return Path(self.temp_dir) / "session_latest" / "logs"
 
 
 def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict[str, str]:
-    """Environment of a node at that address and of the driver there: a Ray that starts no process and takes
-    no core for nothing, listens at that address only, and answers nobody without the nodes' token."""
-    left_out = {*NOT_OURS, *_own, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
+    """Environment of a node at that address and of its driver.
+
+    With it Ray starts no unneeded process, listens only at that address, and requires the nodes' token.
+    """
+    left_out = {*OTHER_CLUSTERS, *_own, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
     env = {key: value for key, value in os.environ.items() if key not in left_out}
     return (
         env
         | {
             MARKER: cluster_id,
-            # Sockets and folders that Ray Serve, vLLM and torch make go with the nodes' own.
+            # `stop` removes this folder with the sockets and folders of Ray Serve, vLLM and torch.
             "TMPDIR": _scratch(temp_dir),
             "VLLM_RPC_BASE_PATH": _scratch(temp_dir),
             "PYTHONPATH": python_path(str(PACKAGE / "cluster" / "site")),
@@ -157,26 +161,26 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "VLLM_HOST_IP": address,
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_usage_stats_enabled": "0",
-            **SELDOM,
-            "RAY_event_stats": "0",  # Ray's processes time each event of their loops, for a log that nobody reads
+            **SLOW_POLLING,
+            "RAY_event_stats": "0",  # no timing of each event in the loops of Ray's processes
             "VLLM_NO_USAGE_STATS": "1",
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
-            # Of 60: the process of a replica imports vLLM before it registers (pdlab/deploy/cpu_engine/prefork.py).
+            # Ray: 60. A replica's process imports vLLM before it registers (pdlab/deploy/cpu_engine/prefork.py).
             "RAY_worker_register_timeout_seconds": "600",
-            "RAY_worker_niceness": "0",  # Ray's 15 lets any other program of a small machine starve the engines
+            "RAY_worker_niceness": "0",  # Ray: 15, with which another program of a small machine starves the engines
             "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
-            "RAY_metrics_report_interval_ms": "5000",  # of engines, whose counts are waited for, 1000: cpu_env
-            "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # of 100: every replica and router wakes for it
-            "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "1",  # of 10: Ray drops a gauge after two exports
-            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # at 0.1 s an idle controller takes 5 % of a core
+            "RAY_metrics_report_interval_ms": "5000",  # 1000 for engines, because pdlab waits for their counts: cpu_env
+            "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # Ray: 100; every replica and router wakes for it
+            "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": "1",  # Ray: 10; Ray drops a gauge after two exports
+            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # with 0.1 s an idle controller takes 5 % of a core
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per replica, gRPC between them, buffered logs
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
-            "RAY_SERVE_LOG_TO_STDERR": "1",  # where a failing replica says why
-            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s, three times, are too few on a busy machine
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray: 30 s, for a load balancer in front
+            "RAY_SERVE_LOG_TO_STDERR": "1",  # a failing replica writes its reason there
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray: three times 5 s, too short on a busy machine
             "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
-            "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line for each request, which a Python process counts
-            "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # of 4, which wake each other for every chunk that one would pass on
+            "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # Ray: a line per request, counted by a Python process
+            "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # Ray: 4; these threads wake each other for every chunk
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{temp_dir}/haproxy/metrics.sock",
@@ -189,8 +193,11 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
 
 
 def serve_ports(cluster_id: str) -> dict[str, str]:
-    """Ports at which HAProxy finds replicas and Ray Serve's own proxy: one of 20 ranges of 390. Ray's own are the same
-    for every cluster. Where a replica has ended, HAProxy would send its requests to another cluster's."""
+    """Variables for the ports of replicas and of Ray Serve's own proxy: one of 20 ranges of 390 ports.
+
+    Ray's default ports are the same for every cluster: after the end of a replica HAProxy could send its requests to
+    a replica of another cluster.
+    """
     first = FIRST_SERVE_PORT + 390 * (zlib.crc32(cluster_id.encode()) % 20)
     ends = {"MIN_HTTP": first + 2, "MAX_HTTP": first + 289, "MIN_GRPC": first + 290, "MAX_GRPC": first + 389}
     return {f"RAY_SERVE_DIRECT_INGRESS_{end}_PORT": str(port) for end, port in ends.items()} | {
@@ -200,24 +207,24 @@ def serve_ports(cluster_id: str) -> dict[str, str]:
 
 
 def set_own(name: str, value: str) -> None:
-    """Set a variable of this process, where nobody has set it, that the nodes do not inherit."""
+    """Set an unset variable of this process only: the nodes do not inherit it."""
     if name not in os.environ:
         os.environ[name] = value
         _own.add(name)
 
 
 def environment_on(host: Host, nodes: LocalNodes) -> dict[str, str]:
-    """Environment of a process on that host: the nodes' own, with Ray's address and the host's."""
+    """Environment of a process on that host: that of the nodes, with the addresses of Ray and of the host."""
     own = {INSIDE: host.name, "RAY_ADDRESS": nodes.address}
     return environment(nodes.id, nodes.temp_dir, host.address) | own
 
 
 def become_driver(nodes: LocalNodes) -> None:
-    """Give this process the nodes' environment: Ray reads it when it is imported."""
+    """Give this process the nodes' environment. Ray reads it at its import."""
     this_host = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
     own = environment_on(this_host, nodes) if this_host else environment(nodes.id, nodes.temp_dir) | nodes.env
     os.environ.update(own)
-    for name in NOT_OURS:
+    for name in OTHER_CLUSTERS:
         os.environ.pop(name, None)
 
 
@@ -230,14 +237,15 @@ def start_made_up(
     env: Mapping[str, str],
     announce: Callable[[str, str], None] | None = None,
 ) -> LocalNodes:
-    """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has, and with
-    ``env`` in the environment of their processes. Announces, returns and raises as `start`."""
+    """Start a Ray node for every node of ``cluster``, with its CPUs, GPUs and name, whatever this machine has.
+
+    ``env``: in the environment of their processes. Announces, returns and raises as `start`.
+    """
     with _lock(fcntl.LOCK_EX):
-        if _verified(recorded()):
-            raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        # The head's node is the first of them.
+        _refuse_running()
+        # The head must be node 1.
         nodes = tuple(sorted(cluster.nodes, key=lambda node: not node.head))
-        return _start(len(nodes), None, announce or _tell_nobody, cluster.model_copy(update={"nodes": nodes}), env)
+        return _start(len(nodes), None, announce, cluster.model_copy(update={"nodes": nodes}), env)
 
 
 def start(
@@ -246,37 +254,38 @@ def start(
     announce: Callable[[str, str], None] | None = None,
     template: Template | None = None,
 ) -> LocalNodes:
-    """Start ``count`` Ray nodes; returns when the head answers, the others join meanwhile.
+    """Start ``count`` Ray nodes; returns when the head answers. The other nodes may still be joining.
 
-    ``announce`` is told their id and their folder before anything of them is made. With ``link`` they are two, on two
-    hosts with that link between them. ``template``: of which the nodes' workers are forked; on two hosts there is
-    none, for a fork stays in its template's network. Raises UsageError when other local nodes are up or just being
-    started, or where two hosts cannot be made, ClusterError when Ray does not start.
+    ``announce`` gets the nodes' id and folder before anything is made. With ``link`` there are two nodes, on two hosts
+    with that link. ``template``: the process from which workers are forked; it is not used on two hosts, because a fork
+    stays in the network of its template. Raises UsageError if other local nodes are up or starting, or if two hosts
+    cannot be made. Raises ClusterError if Ray does not start.
     """
     if link is not None:
         two_hosts.require()
     with _lock(fcntl.LOCK_EX):
-        if _verified(recorded()):
-            raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
-        return _start(count, link, announce or _tell_nobody, template=None if link else template)
+        _refuse_running()
+        return _start(count, link, announce, template=None if link else template)
 
 
-def _tell_nobody(cluster_id: str, folder: str) -> None:
-    """Stands for ``announce`` where nobody listens."""
+def _refuse_running() -> None:
+    if _verified(recorded()):
+        raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
 
 
 def _start(
     count: int,
     link: LinkShape | None,
-    announce: Callable[[str, str], None],
+    announce: Callable[[str, str], None] | None,
     made_up: ClusterView | None = None,
     env: Mapping[str, str] | None = None,
     template: Template | None = None,
 ) -> LocalNodes:
     cluster_id = uuid.uuid4().hex[:12]
-    # Unix socket paths end at 107 characters, so Ray's folder sits right under the temporary folder.
+    # A Unix socket path has at most 107 characters, so Ray's folder is directly in the temporary folder.
     temp_dir = f"{tempfile.gettempdir()}/pdlab-{cluster_id[:8]}"
-    announce(cluster_id, temp_dir)
+    if announce is not None:
+        announce(cluster_id, temp_dir)
     Path(temp_dir).mkdir(mode=0o700)
     Path(_scratch(temp_dir)).mkdir()
     _write_token(Path(temp_dir) / TOKEN_FILE)
@@ -302,7 +311,7 @@ def _start_template(nodes: LocalNodes, template: Template) -> None:
     env = environment(nodes.id, nodes.temp_dir) | nodes.env | dict(template.env)
     with (Path(nodes.temp_dir) / "template.log").open("w") as log:
         options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        # A fork's title takes the place of the command: as long as those of Ray's workers.
+        # A fork writes its title over the command: make the command as long as the titles of Ray's workers.
         command = [sys.executable, "-u", "-m", template.module, nodes.id.ljust(LONGEST_TITLE)]
         _children.append(subprocess.Popen(command, start_new_session=True, **options))
 
@@ -312,7 +321,7 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
         port = next(iter(ports))
         nodes = nodes.model_copy(update={"gcs_port": port})
         flags = ["--head", f"--port={port}", f"--temp-dir={nodes.temp_dir}", "--include-dashboard=false"]
-        # The monitor is the autoscaler's, and these nodes neither grow nor shrink.
+        # The monitor belongs to the autoscaler, which these nodes do not need.
         head = _ray_start(1, [*flags, "--no-monitor"], nodes, ports)
     nodes = nodes.model_copy(update={"pids": (head.pid,)})
     _write(nodes)
@@ -327,11 +336,13 @@ def _start_ray(nodes: LocalNodes) -> LocalNodes:
 
 
 def restart(nodes: LocalNodes, number: int) -> LocalNodes:
-    """Start node ``number`` once more and end what is left of it; returns when it is one of Ray's again. Raises
-    ClusterError where it does not start, UsageError for the head node, and on one of two hosts, which are entered from
-    outside."""
+    """End the remaining processes of node ``number`` and start it again; returns when it has joined.
+
+    Raises ClusterError if it does not start. Raises UsageError for the head node, and for a process on one of the two
+    hosts: only a process outside the hosts can enter both.
+    """
     if number == 1 or INSIDE in os.environ:
-        why = "it is the head" if number == 1 else "that takes a process outside of the two hosts"
+        why = "it is the head" if number == 1 else "only a process outside the two hosts can do that"
         raise UsageError(f"local Ray node {number} cannot be started again: {why}")
     for pid in _left_of(nodes, number):
         with contextlib.suppress(ProcessLookupError):
@@ -351,7 +362,7 @@ def restart(nodes: LocalNodes, number: int) -> LocalNodes:
 
 
 def _left_of(nodes: LocalNodes, number: int) -> list[int]:
-    """Processes of that node: `ray start`, and what began below it and still shows its environment."""
+    """Processes of that node: its `ray start`, and processes whose environment still has the node's number."""
     started = nodes.pids[number - 1]
     left = [started] if _belongs(started, nodes) else []
     for pid in processes(nodes):
@@ -362,21 +373,23 @@ def _left_of(nodes: LocalNodes, number: int) -> list[int]:
 
 
 def _await_room(nodes: LocalNodes, started: Iterable[int]) -> None:
-    """Until fewer than `AT_ONCE` of the nodes that were started have yet to join, or time is over. Whoever needs a node
-    says so when it does not come."""
+    """Return when fewer than `AT_ONCE` of the ``started`` nodes are still joining, or after the start timeout.
+
+    The code that needs a node reports its absence.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while sum(JOINED not in _log(nodes, number) for number in started) >= AT_ONCE and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _write_token(path: Path) -> None:
-    """A new token for Ray, in a file that only its owner can read."""
+    """Write a new token for Ray to a file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
 
 
 def shape_link(link: LinkShape) -> LocalNodes:
-    """Give the link between the two hosts another rate and delay. Raises UsageError where there are none."""
+    """Change the rate and delay of the link between the two hosts. Raises UsageError without two hosts."""
     with _lock(fcntl.LOCK_EX):
         nodes = on_two_hosts(_verified(recorded()))
         assert nodes.two_hosts is not None
@@ -387,14 +400,14 @@ def shape_link(link: LinkShape) -> LocalNodes:
 
 
 def on_two_hosts(nodes: LocalNodes | None) -> LocalNodes:
-    """The same nodes. Raises UsageError unless they are on two hosts."""
+    """``nodes`` itself. Raises UsageError unless the nodes are on two hosts."""
     if nodes is None or nodes.two_hosts is None:
         raise UsageError("no two hosts are up; start them with python -m pdlab two-hosts up")
     return nodes
 
 
 def end_strays() -> None:
-    """End two hosts that no record tells of any more."""
+    """End hosts that are not in the record."""
     for pid, folder in two_hosts.strays(_owner()).items():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -402,16 +415,16 @@ def end_strays() -> None:
 
 
 def running() -> LocalNodes | None:
-    """The local nodes that a launch left up; None when there are none (stale traces are removed).
+    """The local nodes that a launch left up; None without any. Removes the rest of nodes that have ended.
 
-    Raises UsageError when another launch is just starting them, or when their record is damaged.
+    Raises UsageError if another launch is starting nodes, or if the record is damaged.
     """
     with _lock(fcntl.LOCK_SH):
         return _verified(recorded())
 
 
 def running_or_salvaged() -> LocalNodes | None:
-    """For stopping: the same, whoever is starting them, and from a damaged record what can still be read of it."""
+    """As `running`, for a stop: also during another launch, and with what is readable of a damaged record."""
     try:
         return _verified(recorded())
     except UsageError:
@@ -423,7 +436,7 @@ def running_or_salvaged() -> LocalNodes | None:
 
 
 def _verified(nodes: LocalNodes | None) -> LocalNodes | None:
-    # On one of two hosts the processes' numbers say nothing; whoever started this one knows that they are up.
+    # On one of two hosts process numbers differ. The process outside that started this one has checked the nodes.
     inside = nodes is not None and INSIDE in os.environ and os.environ.get(MARKER) == nodes.id
     if nodes is None or inside or any(_belongs(pid, nodes) for pid in nodes.pids):
         return nodes
@@ -448,29 +461,31 @@ def stop(nodes: LocalNodes) -> None:
     two_hosts.reap()
     shutil.rmtree(nodes.temp_dir, ignore_errors=True)
     if left:
-        raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
+        raise ClusterError(f"processes {left} of the local Ray nodes do not end; kill them")
     with contextlib.suppress(UsageError):
         kept = recorded()
         if kept is not None and kept.id != nodes.id:
-            return  # other nodes, which were started since
+            return  # the record of other nodes, started meanwhile
     _state_file().unlink(missing_ok=True)
 
 
 def processes(nodes: LocalNodes) -> list[int]:
-    """Processes of the nodes, this one left out."""
+    """Process numbers of the nodes, without this process."""
     return sorted(pid for pid in _all_pids() if pid != os.getpid() and _belongs(pid, nodes))
 
 
 def note_shared_memory(nodes: LocalNodes) -> None:
-    """Write down the semaphores and segments in /dev/shm that the nodes' processes use now, so that `stop` can remove
-    them also when those processes were killed: nothing else tells then whose they were."""
+    """Record the semaphores and segments in /dev/shm that the nodes' processes use now.
+
+    With this record `stop` can remove them also after the processes were killed.
+    """
     names = "".join(f"{path}\n" for path in sorted(_shared_memory(nodes)))
     with contextlib.suppress(OSError):
         (Path(nodes.temp_dir) / "shared-memory").write_text(names, encoding="utf-8")
 
 
 def _shared_memory(nodes: LocalNodes) -> set[Path]:
-    """What the nodes' processes have in /dev/shm: by their maps now, and as noted. Two hosts have a /dev/shm each."""
+    """Files of the nodes in /dev/shm: mapped now, and recorded. Empty on two hosts, which have their own /dev/shm."""
     if nodes.two_hosts is not None:
         return set()
     noted = Path(nodes.temp_dir) / "shared-memory"
@@ -480,8 +495,11 @@ def _shared_memory(nodes: LocalNodes) -> set[Path]:
 
 
 def _mapped(pids: Iterable[int]) -> set[Path]:
-    """Those of Python's, UCX's and vLLM's names in /dev/shm that these processes have mapped. By inode: glibc makes a
-    semaphore under another name, links it to its own and removes the first, which is what the maps go on showing."""
+    """Files of Python, UCX and vLLM in /dev/shm that these processes have mapped.
+
+    Found by inode: glibc creates a semaphore under a temporary name, links it to its own name and removes the first.
+    The maps keep the first name.
+    """
     inodes = machine.mapped_shared_inodes(pids)
     paths = set()
     for path in Path("/dev/shm").glob("*"):
@@ -498,25 +516,25 @@ def _all_pids() -> list[int]:
 
 
 def _scratch(temp_dir: str) -> str:
-    """Temporary folder of the nodes' processes; a short name, for it is the beginning of socket paths."""
+    """Temporary folder of the nodes' processes. The name is short, because socket paths begin with it."""
     return f"{temp_dir}/t"
 
 
 def keep_logs(nodes: LocalNodes) -> Path | None:
-    """Copy the logs to the cache folder before `stop` removes them; returns where they are (None: there are none)."""
+    """Copy the logs to the cache folder before `stop` removes them; returns their new folder (None without logs)."""
     kept = cache_dir() / "logs" / "last-failure"
     shutil.rmtree(kept, ignore_errors=True)
-    with contextlib.suppress(OSError):  # no logs yet; a file that went meanwhile, after all others were copied
+    with contextlib.suppress(OSError):  # no logs yet; or a file was removed meanwhile, and copytree copied the others
         shutil.copytree(nodes.logs, kept, ignore_dangling_symlinks=True)
     return kept if kept.is_dir() else None
 
 
 def hold_port() -> tuple[socket.socket, int]:
-    """A TCP port that is free on every interface, and the socket that keeps it so until it is closed.
+    """(socket, port): a TCP port that is free on every interface, reserved until the socket is closed.
 
-    The socket is bound and does not listen. The kernel gives its port to nobody who asks for any port (bind to
-    port 0, connect); a server that is told to listen on it can, if it sets SO_REUSEADDR as HAProxy, gRPC, Ray
-    Serve's proxy, vLLM and ZeroMQ do. Until then connections are refused.
+    The socket is bound and does not listen, so the kernel does not choose its port for another socket (bind to port 0,
+    connect). A server can listen on the port if it sets SO_REUSEADDR, as HAProxy, gRPC, Ray Serve's proxy, vLLM and
+    ZeroMQ do. Until then connections are refused.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -526,7 +544,7 @@ def hold_port() -> tuple[socket.socket, int]:
 
 @contextlib.contextmanager
 def _held(count: int, nodes: LocalNodes, number: int) -> Iterator[dict[int, socket.socket]]:
-    """So many ports of the network of that node with the sockets that hold them during the block."""
+    """Reserve ``count`` ports in the network of that node for a block: port -> the socket that holds it."""
     with contextlib.ExitStack() as sockets:
         with network_of(nodes.host(number).pid if nodes.two_hosts else None):
             held = [hold_port() for _ in range(count)]
@@ -536,8 +554,10 @@ def _held(count: int, nodes: LocalNodes, number: int) -> Iterator[dict[int, sock
 def _ray_start(
     number: int, args: list[str], nodes: LocalNodes, ports: Mapping[int, socket.socket]
 ) -> subprocess.Popen[bytes]:
-    """`ray start` as node ``number``. It inherits what holds ``ports`` and the node's own, and so holds them itself:
-    Ray listens there seconds later, and HAProxy when something is deployed, and again when something else is."""
+    """Start `ray start` as node ``number``. It inherits the sockets of ``ports`` and of the node's own ports.
+
+    So the ports stay reserved: Ray listens on them seconds later, HAProxy when an application is deployed.
+    """
     ray = shutil.which("ray", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if ray is None:
         raise ClusterError(not_installed("ray"))
@@ -546,7 +566,7 @@ def _ray_start(
     env.pop("RAY_ADDRESS", None)  # `ray start --head` refuses it
     with (Path(nodes.temp_dir) / f"node-{number}.log").open("w") as log, _held(6, nodes, number) as own:
         metrics, stats, *agents = own
-        # Fixed ports by default, so another program's HAProxy, or another pdlab's, would keep ours from starting.
+        # The default ports are fixed: HAProxy would not start beside another HAProxy.
         env |= {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats)}
         env[NODE_NUMBER] = str(number)
         command = [
@@ -554,7 +574,7 @@ def _ray_start(
             *_resources(nodes.node(number)), f"--object-store-memory={OBJECT_STORE_BYTES}",
             f"--node-ip-address={host.address if host else LOOPBACK}",
             *(f"--{flag}={port}" for flag, port in zip(AGENT_PORTS, agents, strict=True)),
-            "--min-worker-port=0", "--max-worker-port=0",  # chosen by each worker: two nodes of one machine, one range
+            "--min-worker-port=0", "--max-worker-port=0",  # each worker chooses: two nodes would use the same range
         ]  # fmt: skip
         options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         options["pass_fds"] = [held.fileno() for held in (*ports.values(), *own.values())]
@@ -565,7 +585,7 @@ def _ray_start(
 
 
 def _resources(node: ClusterNode) -> list[str]:
-    """What `ray start` is told that the node has, and its name."""
+    """Flags of `ray start` for the node's resources and name."""
     flags = [f"--num-cpus={node.cpus:g}", f"--num-gpus={node.gpus}", f"--labels={NODE_NAME_LABEL}={node.id}"]
     if node.gpus and node.gpu_type:
         flags.append(f"--resources={json.dumps({f'accelerator_type:{node.gpu_type}': 1})}")
@@ -586,7 +606,7 @@ def _wait_for(nodes: LocalNodes, head: subprocess.Popen[bytes]) -> None:
 
 
 def await_joined(nodes: LocalNodes) -> None:
-    """Until every node is one of Ray's. Raises ClusterError for one that has ended or takes longer than Ray waits."""
+    """Return when every node has joined. Raises ClusterError if a node ends or does not join in time."""
     deadline = time.monotonic() + START_TIMEOUT_S
     for number in range(1, nodes.count + 1):
         while JOINED not in _log(nodes, number):
@@ -598,7 +618,7 @@ def await_joined(nodes: LocalNodes) -> None:
 
 
 def ended(nodes: LocalNodes) -> int | None:
-    """Number of a node whose `ray start` has ended; None: there is none, or it cannot be seen (on one of two hosts)."""
+    """Number of a node whose `ray start` has ended; None without one, and always on one of the two hosts."""
     if INSIDE in os.environ:
         return None
     up = [_belongs(pid, nodes) for pid in nodes.pids]
@@ -606,7 +626,7 @@ def ended(nodes: LocalNodes) -> int | None:
 
 
 def last_words(nodes: LocalNodes, number: int) -> str:
-    """The end of what a node's `ray start` printed, in one line."""
+    """The last lines that a node's `ray start` printed, in one line."""
     lines = [" ".join(line.split()) for line in _log(nodes, number).splitlines() if line.strip()]
     return " / ".join(lines[-LAST_LINES:]) if lines else "it logged nothing"
 
@@ -619,19 +639,21 @@ def _log(nodes: LocalNodes, number: int) -> str:
 
 
 def _belongs(pid: int, nodes: LocalNodes) -> bool:
-    """By the marker, or by output that goes to the nodes' folder: a process that changes its title
-    (Ray's workers and agents, vLLM's engines) overwrites the environment that others can read of it."""
+    """Whether the process has the nodes' marker or writes its output to the nodes' folder.
+
+    A process that changes its title overwrites its readable environment, as Ray's workers and vLLM's engines do.
+    """
     with contextlib.suppress(OSError):
         if machine.inherited(pid, f"{MARKER}={nodes.id}"):
             return True
-    # An agent of Ray writes to pipes at first; the raylet's log, which it inherits, gives it away.
+    # An agent of Ray first writes to pipes; it is found by the raylet's log, which it inherits.
     agent = "".join(machine.command_line(pid)[:1]).startswith("ray::")
     return machine.writes_below(pid, nodes.temp_dir, through_any=agent)
 
 
 @contextlib.contextmanager
 def _lock(kind: int) -> Iterator[None]:
-    """One launch at a time starts local nodes, unseen by the others. Raises UsageError in the others."""
+    """Let only one launch at a time start local nodes. Raises UsageError in another one."""
     lock = cache_dir() / "local.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
@@ -639,20 +661,19 @@ def _lock(kind: int) -> Iterator[None]:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder_text = holder(launch_lock(local=True)) or "another process"
-            raise UsageError(f"{holder_text} is just starting local Ray nodes; try again when it is ready") from error
+            raise UsageError(f"{holder_text} is starting local Ray nodes; try again when it is ready") from error
         yield
 
 
 def recorded() -> LocalNodes | None:
-    """The nodes that the record tells of, up or not; None where there is no record. Raises UsageError for a damaged
-    one."""
+    """The nodes of the record, up or not; None without a record. Raises UsageError if the record is damaged."""
     state = _state_file()
     if not state.exists():
         return None
     try:
         return load_yaml(state, LocalNodes)
     except UsageError as error:
-        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it, and the processes that it names") from error
+        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and ends its processes") from error
 
 
 def _write(nodes: LocalNodes) -> None:
@@ -660,7 +681,7 @@ def _write(nodes: LocalNodes) -> None:
 
 
 def _salvage() -> LocalNodes:
-    """The nodes of a damaged record: by their marker, by their folder, or by neither."""
+    """The nodes of a damaged record, with its marker and folder if they are readable."""
     state = _state_file()
     try:
         text = state.read_text(encoding="utf-8", errors="replace")

@@ -1,21 +1,19 @@
-"""Loaded into every Python process of the local nodes: what they open is at one address, and the deployment's alone.
+"""Changes to every Python process of the local nodes: they listen only at the node's address.
 
-A node started with ``--node-ip-address=127.0.0.1`` would listen only on loopback (Ray's C++ servers
-look at exactly that), but Ray's Python replaces the address by the machine's outward one, and the
-other listeners take no address at all. Ray has no option for any of it, so these modules are changed right
-after they are imported:
+Ray's C++ servers listen at the address of ``--node-ip-address=127.0.0.1``. But Ray's Python replaces this address by
+the machine's outward one, and the other listeners take no address. Ray has no option for this, so these modules are
+changed right after their import:
 
-- ``ray._private.services``: 127.0.0.1 stays what it is; the raylet is told that its agent has no HTTP server;
-- ``ray._private.node``: no Ray Client server; sockets have names that no other node of this machine takes;
-- ``ray.serve._private.replica``: replicas' gRPC listens at the node's address, not at ``[::]``;
-- ``ray.serve._private.haproxy_templates``: HAProxy's metrics and statistics listen on loopback (and
-  a client that leaves costs no core);
-- ``ray.dashboard.http_server_agent``: the agents' HTTP server, which is the job API, is not started;
-- ``torch.distributed.rendezvous``: the store of a process group listens at the node's address;
-- vLLM's NIXL connector: the side channel, which asks nobody who they are, answers only clients with the nodes' token.
+- ``ray._private.services``: 127.0.0.1 is kept; the raylet gets the information that its agent has no HTTP server
+- ``ray._private.node``: no Ray Client server; socket names are different for each node of this machine
+- ``ray.serve._private.replica``: a replica's gRPC server listens at the node's address, not at ``[::]``
+- ``ray.serve._private.haproxy_templates``: HAProxy's metrics and statistics listen on loopback; a client that closes
+  its connection costs no core
+- ``ray.dashboard.http_server_agent``: the agents do not start their HTTP server, which is the job API
+- ``torch.distributed.rendezvous``: the store of a process group listens at the node's address
+- vLLM's NIXL connector: the side channel, which has no authentication, accepts only clients with the nodes' token
 
-A module that is not as expected raises RuntimeError: its process ends rather than listening to everybody.
-Imports only the standard library.
+A change raises RuntimeError if its module is not as expected, and the process ends. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -34,19 +32,19 @@ from pdlab.cluster.ray_names import AGENT, HAPROXY_TEMPLATES, NODE, REPLICA, SER
 from pdlab.cluster.vllm_names import SIDE_CHANNEL
 
 LISTEN = "PDLAB_LISTEN"  # the node's address
-NODE_NUMBER = "PDLAB_NODE"  # of the nodes side by side on this machine
+NODE_NUMBER = "PDLAB_NODE"  # number of a node among the local nodes of this machine, from 1
 LOOPBACK = "127.0.0.1"
-# With it Ray's HAProxy (2.8.25) takes a whole core from when a client leaves until its answer is there.
+# With this option Ray's HAProxy (2.8.25) uses a whole core from the client's close until the answer is complete.
 ABORT = "    option abortonclose\n"
 
 
 def install() -> None:
-    """Change the modules above, those that are loaded already and those that will be."""
+    """Change the modules of `CHANGES`: loaded modules now, the others after their import."""
     change_after_import(CHANGES)
 
 
 def install_in_driver() -> None:
-    """The same without the side channel, which is an engine's: a driver has neither its ends nor always the token."""
+    """As `install`, without the side channel: a driver has no side channel and may not have the token."""
     change_after_import({name: change for name, change in CHANGES.items() if change is not _side_channel})
 
 
@@ -61,8 +59,8 @@ def _services(module: Any) -> None:
     start = module.start_ray_process
 
     def start_ray_process(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
-        # Ray tells the agent this port, not the raylet, which then waits until the agent has said it: at most 15 s,
-        # after which it ends. The agent has imported more than a thousand modules by then: on a busy machine, or not.
+        # Ray gives this port to the agent and not to the raylet. The raylet waits 15 s for the port from the agent,
+        # and then ends. The agent first imports more than a thousand modules, which takes longer on a busy machine.
         if process_type == "raylet":
             command = [*command, "--dashboard_agent_listen_port=-1"]
         return start(command, process_type, *args, **kwargs)
@@ -77,7 +75,7 @@ def _node(module: Any) -> None:
     number = os.environ.get(NODE_NUMBER)
     if number is None:
         return
-    # Ray takes the first name that no file has, and two nodes that start side by side take the same one.
+    # Ray takes the first free file name; two nodes that start at the same time take the same name.
     _need(module.Node, "_make_inc_temp")
     make = module.Node._make_inc_temp
 
@@ -116,7 +114,7 @@ def _agent(module: Any) -> None:
     _need(module.HttpServerAgent, "start")
 
     async def start(self: Any, _: Sequence[Any]) -> None:
-        # Modules of the agent send with it; Ray takes port -1 for an agent that serves nothing.
+        # Modules of the agent send with this session. Ray takes port -1 for an agent without a server.
         self.http_session = module.aiohttp.ClientSession()
         self.http_port = -1
 
@@ -137,7 +135,7 @@ def _rendezvous(module: Any) -> None:
         try:
             listening = socket.create_server((_address(), kwargs["port"]))
         except OSError as error:
-            # As torch says it: of data parallel ranks vLLM takes another port then.
+            # torch's own exception: with it vLLM takes another port for a data-parallel rank.
             torch = importlib.import_module("torch.distributed")
             error_name = errno.errorcode.get(error.errno or 0, "")
             raise torch.DistNetworkError(f"port {kwargs['port']} of {_address()}: {error} ({error_name})") from error
@@ -147,8 +145,11 @@ def _rendezvous(module: Any) -> None:
 
 
 def _side_channel(module: Any) -> None:
-    """vLLM's sockets with CURVE, ZeroMQ's encryption. The listener's key pair comes from the token, so a caller without
-    it knows not even the public key, and CURVE hears nobody without that: neither metadata nor garbage passes."""
+    """Encrypt vLLM's side-channel sockets with CURVE, ZeroMQ's encryption.
+
+    The listener's key pair is derived from the token. A caller without the token does not know the public key, and
+    CURVE accepts no message from it.
+    """
     _need(module, "zmq_ctx")
     _need(module, "make_zmq_socket")
     zmq, make = module.zmq, module.make_zmq_socket
@@ -165,7 +166,7 @@ def _side_channel(module: Any) -> None:
         else:
             public, own = zmq.curve_keypair()
             options = {zmq.CURVE_SERVERKEY: listener, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: own}
-        for option, value in options.items():  # of the sockets to be made: CURVE has to be there before they connect
+        for option, value in options.items():  # on the context: a socket needs CURVE before it connects
             ctx.setsockopt(option, value)
         return make(ctx=ctx, path=path, socket_type=socket_type, bind=bind)
 

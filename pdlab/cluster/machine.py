@@ -1,9 +1,8 @@
-"""What this machine can give right now (cores, memory, disk), and what its processes hold.
+"""Free cores, memory and disk of this machine, and facts of its processes.
 
-The limits of the control group are included. What is not known is None. ``root`` is the folder in which the control
-groups are looked for: under /proc and /sys. psutil answers the questions that it can. It has no control groups, no
-inodes of mapped files, no open pipes and no network of another process, and it stops reading an environment at the
-first byte that a process has overwritten.
+The limits of the control group are included. An unknown value is None. ``root``: folder whose /proc and /sys have the
+control groups. psutil is used where it has the fact. It does not have control groups, inodes of mapped files, open
+pipes or the network of another process. It reads an environment only up to the first byte that the process overwrote.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class BusyProcess(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """``cores`` that this process may use, ``idle_cores`` of them unused while observed; bytes of memory that can be
-    had without swapping, and in all; ``busy``: the processes that used most, descending."""
+    """``cores``: usable by this process; ``idle_cores``: unused ones during the observation. ``memory_free_bytes``:
+    available without swapping; ``memory_bytes``: in total. ``busy``: processes with the most CPU use, descending."""
 
     cores: float
     idle_cores: float | None
@@ -55,7 +54,7 @@ def observe(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
     busy = sorted((each for each in every if each.cores >= BUSY_CORES), key=lambda each: -each.cores)
     cores = usable_cores(root)
     free, total = memory(root)
-    # By what is not used of our cores, and by what is idle: other containers' processes cannot be seen.
+    # The lower of two figures: processes of other containers are not visible, but their CPU use is.
     idle = [cores - sum(each.cores for each in every)] if after else []
     if idle_before_s is not None and idle_after_s is not None:
         idle.append((idle_after_s - idle_before_s) / elapsed_s)
@@ -70,7 +69,7 @@ def observe(root: Path = Path("/"), observe_s: float = LOOK_S) -> Machine:
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Cores that this process may run on, or fewer where its control group has a quota."""
+    """Cores that this process may run on, limited by the quota of its control group."""
     cores = float(len(os.sched_getaffinity(0)))
     for folder in _control_groups(root, "cpu"):
         quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
@@ -82,14 +81,14 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 class FreeMemory(NamedTuple):
-    """Bytes: what can be had without swapping, and in all."""
+    """Bytes available without swapping, and in total."""
 
     free: int
     total: int
 
 
 def memory(root: Path = Path("/")) -> FreeMemory:
-    """Of this machine, within the limits of the control groups."""
+    """Memory of this machine, within the limits of the control groups."""
     import psutil
 
     whole = psutil.virtual_memory()
@@ -100,14 +99,14 @@ def memory(root: Path = Path("/")) -> FreeMemory:
         if not limit.isdigit() or not used.isdigit() or int(limit) >= total:
             continue
         stat = _counts(folder / "memory.stat")
-        cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # it gives way
+        cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))  # the kernel frees it on demand
         left = max(0, int(limit) - int(used) + cache)
         free, total = min(free, left), int(limit)
     return FreeMemory(free, total)
 
 
 def disk_free_bytes(path: Path) -> int | None:
-    """Free bytes where ``path`` is, or will be."""
+    """Free bytes of the file system that has, or will have, ``path``."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -118,13 +117,15 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def inherited(pid: int, variable: str) -> bool:
-    """Whether ``NAME=VALUE`` was in the environment with which the process began, as far as it has not overwritten
-    that. Raises OSError if the process is gone or another user's."""
+    """Whether ``NAME=VALUE`` is in the process's initial environment. A process may have overwritten parts of it.
+
+    Raises OSError if the process is gone or belongs to another user.
+    """
     return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def writes_below(pid: int, folder: str, *, through_any: bool = False) -> bool:
-    """Whether standard output or error of the process is a file in ``folder``; ``through_any``: or any open file."""
+    """Whether standard output or error of the process is a file in ``folder``; with ``through_any``: any open file."""
     opened = Path(f"/proc/{pid}/fd")
     with contextlib.suppress(OSError):
         for path in opened.iterdir() if through_any else (opened / "1", opened / "2"):
@@ -160,7 +161,7 @@ def interfaces(pid: int) -> set[str]:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those above it, of version 2 and of version 1."""
+    """Folders of this process's control group and its parents, of versions 2 and 1."""
     mounted = root / "sys/fs/cgroup"
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -175,14 +176,13 @@ def _control_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Lines of a name and a whole number."""
+    """Name -> whole number, from lines of the form ``NAME NUMBER``."""
     lines = (line.split() for line in (_text(path) or "").splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def _idle_seconds() -> float | None:
-    """Seconds in which a core had nothing to do, of all cores together, waiting for a disk included. None where the
-    kernel counts nothing (some sandboxes)."""
+    """Idle seconds of all cores, with waits for a disk. None if the kernel does not count them (some sandboxes)."""
     import psutil
 
     times = psutil.cpu_times()
@@ -190,7 +190,7 @@ def _idle_seconds() -> float | None:
 
 
 def _cpu_seconds() -> dict[Any, float]:
-    """Process (of psutil, with its name as info) -> CPU seconds, for every process that can be seen."""
+    """psutil's process, with its name in ``info`` -> CPU seconds, for every visible process."""
     import psutil
 
     found = {process: process.info["cpu_times"] for process in psutil.process_iter(["name", "cpu_times"])}

@@ -1,11 +1,9 @@
-"""PID 1 of a host made of namespaces: ``namespace_init.py NAME FOLDER OWNER``.
+"""PID 1 of a host made of namespaces: ``namespace_init.py NAME FOLDER OWNER``. Imports nothing of pdlab.
 
-OWNER only tells whose it is. Imports nothing of pdlab.
-
-It gives the host its name and its own /proc, /sys (where UCX looks for NICs), /dev/shm and
-/etc/hosts, says so on standard output, and waits for a line on standard input. Without that line
-(whoever made the host died before it was complete) it ends, and with it everything in its
-namespaces. Afterwards it only reaps, until SIGTERM.
+OWNER marks the process; `pdlab.cluster.two_hosts.strays` finds it by this word. The process gives the host its name
+and its own /proc, /sys (where UCX looks for NICs), /dev/shm and /etc/hosts. It prints ``ready`` and waits for a line on
+standard input. If the input ends without a line, its parent died: it ends, and the kernel ends everything in its
+namespaces. After the line it only reaps child processes, until SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0) -> 
 
 
 def furnish(name: str, folder: Path) -> None:
-    """``folder`` holds the file ``hosts`` and an empty folder ``NAME``."""
+    """Mount the host's own file systems. ``folder`` has the file ``hosts`` and an empty folder ``NAME``."""
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc")
     mount("tmpfs", "/dev/shm", "tmpfs")
     sys_mount = str(folder / name)
     mount("sysfs", sys_mount, "sysfs")
     cgroups = Path("/sys/fs/cgroup")
-    if cgroups.is_dir():  # Ray reads there how much memory it may use
+    if cgroups.is_dir():  # Ray reads its memory limit there
         with contextlib.suppress(OSError):
             mount(str(cgroups), f"{sys_mount}/fs/cgroup", flags=MS_BIND | MS_REC)
     mount(sys_mount, "/sys", flags=MS_MOVE)
@@ -53,7 +51,7 @@ def reap() -> None:
 
 
 def main() -> None:
-    # The kernel keeps from a PID 1 the signals that it does not handle. Handlers only wake the loop below.
+    # The kernel does not deliver signals without a handler to PID 1. The handlers only wake the loop below.
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -72,7 +70,7 @@ def main() -> None:
             if not os.read(0, 512):
                 return
             watched.remove(0)
-            for stream in (0, 1, 2):  # nothing of a terminal or a pipe is kept open
+            for stream in (0, 1, 2):  # keep no terminal or pipe open
                 os.dup2(os.open(os.devnull, os.O_RDWR), stream)
 
 

@@ -1,7 +1,7 @@
-"""Linux namespaces: start a process that is PID 1 of new ones, start processes in those of another, visit a network.
+"""Linux namespaces: start PID 1 of new ones, start a process in existing ones, enter a network for a block.
 
-The wrappers are thin (unshare(2), setns(2), both through libc, for Python has them since 3.12 only) and
-change only the calling thread, for as long as their block lasts. All of it needs root.
+The calls are unshare(2) and setns(2) of libc, because Python has them only since 3.12. They change the calling thread,
+for the length of a block. All of them need root.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# The flags of <sched.h>, named as the files of /proc/PID/ns are.
+# The flags of <sched.h>, with the names of the files of /proc/PID/ns.
 FLAGS = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000, "mnt": 0x00020000}
-# A process's root folder belongs to its mount namespace, so that one is entered last.
+# The mount namespace is entered last: it replaces the root folder.
 ALL = ("net", "ipc", "uts", "mnt")
 INSIDE = "PDLAB_HOST"  # set for processes on a host made of namespaces: its name
 _PR_SET_PDEATHSIG = 1
 
 
 def unavailable() -> str | None:
-    """Why this process cannot make namespaces; None when it can."""
+    """Why this process cannot make namespaces; None if it can."""
     if sys.platform != "linux":
         return f"namespaces are Linux's, this is {sys.platform}"
     if os.geteuid() != 0:
@@ -40,9 +40,9 @@ def unavailable() -> str | None:
 
 
 def spawn_init(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start ``command`` as PID 1 of a new PID namespace, with network, IPC, UTS and mount namespaces of its own.
+    """Start ``command`` as PID 1 of new PID, network, IPC, UTS and mount namespaces.
 
-    ``options`` are Popen's. Whatever is started in these namespaces ends with it. Raises OSError.
+    ``options`` are Popen's. When it ends, the kernel ends every process in these namespaces. Raises OSError.
     """
     with _pid_namespace(lambda: _unshare("pid")):
         return subprocess.Popen(command, preexec_fn=lambda: _unshare(*ALL), start_new_session=True, **options)
@@ -53,8 +53,8 @@ def spawn_in(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in all namespaces of the process ``pid``; ``options`` are Popen's.
 
-    It is a child of this process, known here by a number of this PID namespace: signals, waiting and
-    its exit code are as for any other. ``dies_with_parent``: SIGTERM when this thread ends. Raises OSError.
+    The result is a child of this process with a number of this PID namespace, so signals, waits and exit codes work as
+    for any child. ``dies_with_parent``: it gets SIGTERM when this thread ends. Raises OSError.
     """
     with contextlib.ExitStack() as opened:
         folder = Path.cwd()
@@ -63,7 +63,7 @@ def spawn_in(
         def enter() -> None:
             for kind in ALL:
                 _setns(files[kind], kind)
-            # Where there is no such folder it stays at the root, where setns puts it.
+            # Without such a folder the process stays at the root, where setns puts it.
             with contextlib.suppress(OSError):
                 os.chdir(folder)
             if dies_with_parent:
@@ -75,9 +75,9 @@ def spawn_in(
 
 @contextlib.contextmanager
 def network_of(pid: int | None) -> Iterator[None]:
-    """Within the block this thread, and what it starts, is in the network namespace of the process ``pid``.
+    """Put this thread, and what it starts, into the network namespace of the process ``pid`` for a block.
 
-    None: it stays where it is. Sockets keep the namespace that they were made in. Raises OSError.
+    None changes nothing. A socket stays in the namespace in which it was made. Raises OSError.
     """
     if pid is None:
         yield
@@ -93,7 +93,7 @@ def network_of(pid: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pid_namespace(switch: Callable[[], None]) -> Iterator[None]:
-    """Children that are started in the block are in the PID namespace that ``switch`` switches to."""
+    """Start the block's children in the PID namespace that ``switch`` selects."""
     with _namespace_file(os.getpid(), "pid") as own:
         switch()
         try:
@@ -104,7 +104,7 @@ def _pid_namespace(switch: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _namespace_file(pid: int, kind: str) -> Iterator[int]:
-    # The thread's own, for a thread may be in another network than its process.
+    # The thread's own file: a thread may be in another network than its process.
     path = f"/proc/thread-self/ns/{kind}" if pid == os.getpid() else f"/proc/{pid}/ns/{kind}"
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

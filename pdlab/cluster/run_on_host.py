@@ -1,7 +1,6 @@
-"""Run a module of pdlab on a host made of namespaces as if it were a function: its errors come back as they were.
+"""Run a module of pdlab on a host made of namespaces like a function that raises its errors here.
 
-A Ray driver has to be in the namespaces of its node: Ray watches it by its process number and
-shares memory with it.
+A Ray driver must be in the namespaces of its node: Ray watches it by its process number and shares memory with it.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from pdlab.core.errors import PdlabError
 from pdlab.core.failure import attach_logs, attached_logs
 
 INTERRUPTED = 130
-# Held back from before the child is started until each side stands where it can answer them: a child that
-# is interrupted while it imports would end without a word of its own, and be taken for a failure.
+# Both sides block these signals until they can handle them. A child that is interrupted during its imports would end
+# without a message and would look like a failure.
 HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 POLL_S = 0.05
 
 
 def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
-    """Run ``python -m MODULE`` on the host whose PID 1 is ``pid``, with ``text`` as its standard input.
+    """Run ``python -m MODULE`` on the host with PID 1 ``pid`` and with ``text`` as standard input.
 
-    Raises the PdlabError that `answering` caught there, KeyboardInterrupt when it was interrupted (an
-    interrupt here is passed on and waited for). The child ends with this process, however that ends.
+    Raises the PdlabError that `answering` caught there, and KeyboardInterrupt if the child was interrupted. An
+    interrupt of this process is passed on to the child, and this waits for its end. The child ends with this process.
     """
     theirs, ours = os.pipe()
     with open(theirs) as answers, contextlib.ExitStack() as writing, _holding() as release:  # noqa: PTH123
@@ -56,7 +55,7 @@ def call(pid: int, module: str, text: str, env: Mapping[str, str]) -> None:
 
 
 def answering(work: Callable[[str], None]) -> int:
-    """The other side of `call`: run ``work`` on standard input; returns the exit code."""
+    """The child's side of `call`: call ``work`` with the text of standard input; returns the exit code."""
     channel = int(sys.argv[1])
     os.set_inheritable(channel, False)
     try:
@@ -74,10 +73,10 @@ def answering(work: Callable[[str], None]) -> int:
 
 @contextlib.contextmanager
 def _holding() -> Iterator[Callable[[], None]]:
-    """Hold back HELD in the block, and in what it starts; yields what ends that and raises what came meanwhile.
+    """Block the signals HELD in the block and in processes that it starts.
 
-    The mask is for the child, which inherits it. Here a signal may be delivered to any other thread, and Python
-    then raises in this one all the same: so the handlers only note it.
+    Yields a function that ends this and raises KeyboardInterrupt if a signal came. The child inherits the mask. In this
+    process another thread may take a signal, and Python then raises in this thread. So the handlers only record it.
     """
     came: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
@@ -105,7 +104,7 @@ def _wait(child: subprocess.Popen[bytes], text: str, release: Callable[[], None]
     while True:
         try:
             release()
-            # Not in one system call: a signal that another thread took does not end it, and Python raises in this one.
+            # Poll, because a signal that another thread takes does not end a wait in this thread.
             while child.poll() is None:
                 time.sleep(POLL_S)
             return int(child.returncode)

@@ -1,13 +1,10 @@
-"""Two hosts on one machine, made of namespaces, and the link between them, which can be made slow.
+"""Two hosts on one machine, made of namespaces, with a link of a given rate and delay between them.
 
-A host is a process (`pdlab.cluster.namespace_init`) that is PID 1 of namespaces of its own: network, PID, IPC,
-UTS, mount. UCX, NIXL, Ray and vLLM take two of them for two machines. Nothing of a host has a life
-of its own: no named namespace, no interface outside. When its PID 1 ends, the kernel removes
-whatever ran in it and both ends of the link. The link is a veth pair, or, where it is to have a
-delay, two TAP devices with a process between them (`pdlab.cluster.link_relay`); `tc tbf` sets its rate.
-
-The file system is the machine's, as if both hosts had mounted it; /dev/shm, /proc and /sys are
-their own. Everything here needs root and iproute2 (`ip`, `tc`).
+A host is a process (`pdlab.cluster.namespace_init`) that is PID 1 of its own network, PID, IPC, UTS and mount
+namespaces. UCX, NIXL, Ray and vLLM treat two hosts as two machines. There is no named namespace and no interface
+outside a host: when PID 1 ends, the kernel ends its processes and removes both ends of the link. The link is a veth
+pair. With a delay it is two TAP devices with a process between them (`pdlab.cluster.link_relay`). `tc tbf` sets the
+rate. The hosts share the machine's file system, but not /dev/shm, /proc and /sys. Needs root and iproute2 (`ip`, `tc`).
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ from pdlab.core.schema import Frozen
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "pdlab0"
-MTU_BYTES = 9000  # as inside a data centre; 1500 would spend 4 % of the rate on headers
-QUEUE_S = 0.05  # what the shaper holds back at most before it drops
+MTU_BYTES = 9000  # usual inside a data centre; with 1500 headers take 4 % of the rate
+QUEUE_S = 0.05  # longest queue of the shaper before it drops
 BURST_S, LEAST_BURST_BYTES = 0.001, 16_384
 END_TIMEOUT_S = 10.0
 
@@ -40,12 +37,12 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", re.IGNORECASE)
 _GBIT = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
 _FOLDER = Path(__file__).resolve().parent
 
-# Held so that Python does not warn of a dropped child; hosts outlive the command that makes them.
+# Kept so that Python does not warn of an unreaped child: hosts live longer than the command that makes them.
 _children: list[subprocess.Popen[bytes]] = []
 
 
 class Host(Frozen):
-    """One host; ``pid`` is its PID 1 as the machine counts."""
+    """One host. ``pid``: the machine's number of its PID 1."""
 
     name: str
     address: str
@@ -53,7 +50,7 @@ class Host(Frozen):
 
 
 class TwoHosts(Frozen):
-    """Two hosts and their link; ``relay`` is the process that delays it (None: nothing does)."""
+    """Two hosts and their link. ``relay``: the process that delays the link; None: no delay."""
 
     hosts: tuple[Host, Host]
     shape: LinkShape
@@ -61,7 +58,7 @@ class TwoHosts(Frozen):
 
 
 def parse_shape(rate: str | None, delay_ms: float | None) -> LinkShape:
-    """``1gbit``, ``20mbit``, ``none`` or None (as fast as it goes), and a one-way delay. Raises UsageError."""
+    """Parse a rate (``1gbit``, ``20mbit``; ``none`` or None: unlimited) and a one-way delay. Raises UsageError."""
     gbit_per_s = None
     if rate not in (None, "none"):
         match = _RATE.fullmatch(rate or "")
@@ -74,7 +71,7 @@ def parse_shape(rate: str | None, delay_ms: float | None) -> LinkShape:
 
 
 def require() -> None:
-    """Raises UsageError where two hosts cannot be made: one line with the reason."""
+    """Raises UsageError with the reason if this process cannot make two hosts."""
     why = unavailable()
     if why is None:
         missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -85,11 +82,10 @@ def require() -> None:
 
 @contextlib.contextmanager
 def create_hosts(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: str) -> Iterator[TwoHosts]:
-    """Make two hosts, which stay when the block ends without an error.
+    """Make two hosts. They stay up if the block ends without an error; until then they end with this process.
 
-    Until then they end with this process, however it ends. ``folder`` keeps a few small files of
-    theirs; ``env`` is the environment of their PID 1, by which they are found; ``owner`` is what
-    `strays` finds them by. Raises UsageError where it cannot be done, ClusterError where it fails.
+    ``folder``: has a few small files of the hosts. ``env``: environment of both PID 1. ``owner``: the word by which
+    `strays` finds them. Raises UsageError if this process cannot make hosts, ClusterError if a step fails.
     """
     require()
     with (folder / "hosts").open("w") as file:
@@ -126,8 +122,10 @@ def create_hosts(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: 
 
 
 def reshape(pair: TwoHosts, shape: LinkShape, folder: Path, env: Mapping[str, str]) -> TwoHosts:
-    """Give the link another rate and delay. Another delay means another link: what is under way on
-    the old one is sent again. Raises ClusterError."""
+    """Change the rate and delay of the link. Raises ClusterError.
+
+    A new delay needs a new link: TCP sends again what was in flight on the old link.
+    """
     if shape.delay_s != pair.shape.delay_s:
         return _connect(pair.model_copy(update={"shape": shape}), folder, env)
     _set_rate(pair, shape)
@@ -135,12 +133,12 @@ def reshape(pair: TwoHosts, shape: LinkShape, folder: Path, env: Mapping[str, st
 
 
 def reap() -> None:
-    """Let go of children that have ended: a PID 1 is gone only when whoever started its processes has noticed."""
+    """Reap children that have ended. The kernel ends a PID namespace only after the parents of its processes did so."""
     _children[:] = [child for child in _children if child.poll() is None]
 
 
 def strays(owner: str) -> dict[int, Path]:
-    """PID 1 of every host of that owner, with the folder of its files."""
+    """PID 1 -> folder of its files, for every host of that owner."""
     import psutil
 
     commands = {process.pid: process.info["cmdline"] or [""] for process in psutil.process_iter(["cmdline"])}
@@ -159,9 +157,9 @@ def _end(inits: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _connect(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> TwoHosts:
-    """A link as ``pair.shape`` says, in place of the one there is."""
+    """Replace the link by one with the rate and delay of ``pair.shape``."""
     first, second = pair.hosts
-    if pair.relay is not None:  # its TAP devices go with it
+    if pair.relay is not None:  # its end removes its TAP devices
         with contextlib.suppress(OSError):
             if str(_FOLDER / "link_relay.py") in machine.command_line(pair.relay):
                 os.kill(pair.relay, signal.SIGKILL)
@@ -200,13 +198,13 @@ def _start_relay(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> int:
 
 def _set_rate(pair: TwoHosts, shape: LinkShape) -> None:
     for host in pair.hosts:
-        _net(host, "tc", "qdisc", "del", "dev", INTERFACE, "root", may_fail=True)  # there may be none
+        _net(host, "tc", "qdisc", "del", "dev", INTERFACE, "root", may_fail=True)  # fails without a shaper
         if shape.gbit_per_s is not None:
             _net(host, *shaper(shape.gbit_per_s))
 
 
 def shaper(gbit_per_s: float) -> list[str]:
-    """The `tc` command that limits what a host sends: a token bucket of 1 ms (at least 16 KiB), a queue of 50 ms."""
+    """The `tc` command that limits a host's sending rate: token bucket of 1 ms (at least 16 KiB), queue of 50 ms."""
     bytes_per_s = gbit_per_s * 1e9 / 8
     burst = max(LEAST_BURST_BYTES, round(bytes_per_s * BURST_S))
     limit = burst + max(2 * MTU_BYTES, round(bytes_per_s * QUEUE_S))

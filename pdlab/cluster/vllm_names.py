@@ -1,4 +1,4 @@
-"""The private module of vLLM that pdlab changes on local nodes. A contract test imports it."""
+"""Name of the private module of vLLM that pdlab changes on local nodes. A contract test imports it."""
 
 from __future__ import annotations
 

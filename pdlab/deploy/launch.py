@@ -54,7 +54,7 @@ START_BASE_S, LOAD_BYTES_PER_S, START_PER_NODE_S = 900.0, 250e6, 30.0
 class Substitutes(Protocol):
     """A rehearsal's substitutes for nodes and engines (`pdlab.rehearsal.fake_cluster`)."""
 
-    def start_nodes(self, announce: Callable[[str, str], None] = ...) -> LocalNodes:
+    def start_nodes(self, announce: Callable[[str, str], None] | None = None) -> LocalNodes:
         """``announce`` as `pdlab.cluster.local_nodes.start`. Raises UsageError, ClusterError."""
 
     def environment(self) -> dict[str, str]:
@@ -227,7 +227,7 @@ def _local(
             cleanup.application(up.id)
     elif substitutes is not None:
         progress(f"starting {request.node_count} local Ray nodes with made-up GPUs")
-        up = substitutes.start_nodes(*([cleanup.nodes] if cleanup else []))
+        up = substitutes.start_nodes(cleanup.nodes if cleanup else None)
         undo.callback(local_nodes.stop, up)
     else:
         assert request.local_nodes is not None

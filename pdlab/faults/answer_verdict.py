@@ -1,4 +1,4 @@
-"""What a client got, compared with the reference: right, a clean error, a hang, wrong, or it left itself. Pure."""
+"""Compare a client's answer with the reference: right, a clean error, a hang, wrong, or the client left. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SHOWN_CHARS = 160
 
 
 class ReceivedAnswer(NamedTuple):
-    """What a client got of one request. ``tops``: per token the log-probabilities of the likeliest, by token id; with
-    ``bare`` they were not asked for, and those of the reference alone say what may be rounded.
+    """A client's answer to one request.
 
-    ``status``: of HTTP, None where no answer began. ``done``: the stream was ended as it should be. ``timed_out``:
-    not ended within the limit. ``left``: the client went away on purpose. ``error``: what the server or the
-    connection said of a failure.
+    ``status``: of HTTP; None if no answer began. ``tops``: per token, token id -> log-probability of the likeliest
+    tokens. ``done``: the stream ended properly. ``timed_out``: it did not end within the limit. ``left``: the client
+    closed the connection on purpose. ``error``: message of the server or the connection. ``bare``: the request had no
+    log-probabilities, so only the reference's log-probabilities show whether a difference is rounding.
     """
 
     status: int | None = None
@@ -38,8 +38,7 @@ class AnswerVerdict(NamedTuple):
 
 
 def judge(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float = canary.ROUNDING) -> AnswerVerdict:
-    """The request's outcome. Tokens that a client was sent count whatever came after them: wrong ones are wrong even if
-    an error, the client's leaving or nothing at all followed."""
+    """The request's outcome. Wrong tokens are wrong also if an error, the client's leave or a hang follows them."""
     tokens = received.tokens
     unlike = _unlike(received, reference, rounding) if tokens else None
     if unlike is not None:
@@ -62,7 +61,7 @@ def judge(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float = c
 
 
 def _unlike(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float) -> str | None:
-    """How the tokens so far differ from the reference's beginning; None: they do not, or within rounding."""
+    """The difference between the tokens so far and the reference's beginning; None: equal, or equal within rounding."""
     count = len(received.tokens)
     if count > len(reference.tokens):
         return f"{count} tokens in place of {len(reference.tokens)}"

@@ -1,4 +1,4 @@
-"""Make one fault: its acts, one after the other, on the processes that are there at that moment."""
+"""Make one fault: do its acts in order, on processes that exist at that moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import ClusterError, PdlabError
-from pdlab.faults.kinds import FaultAction, FaultTarget, Role
+from pdlab.faults.kinds import FaultAction, FaultTarget, Role, Verb
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import Load
 from pdlab.faults.on_node import PREPARATION_S
@@ -18,17 +18,20 @@ from pdlab.faults.targets import DeploymentProcess, NodeActors, NodeSurvey, choo
 from pdlab.results.chaos import InjectedFault
 
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
-STILL_S = 1.5  # so long no prefill was finished: whatever was in flight has been
+STILL_S = 1.5  # without a finished prefill for this time, all requests in flight have been prefilled
 CHUNKS_MOST_S, CHUNKS_MORE_S = 20.0, 0.2
 POLL_S, LOOK_AGAIN_S = 0.2, 1.0
-SAFETY_S = 20.0  # beyond what a stop may last before the process goes on by itself
+SAFETY_S = 20.0  # a stopped process continues by itself this long after the longest planned stop
 WIDE = ("raylet", "node")
 
 
 class FaultContext(NamedTuple):
-    """What a fault needs to know and to use. ``look``: processes now. ``prefilled``: prefills finished so far (None:
-    the engines do not say). ``restart``: start a node again, by its name (None: nothing here can). ``names``: of nodes,
-    by Ray's id. ``more``: requests that take the memory of expired blocks."""
+    """Facts and functions for faults.
+
+    ``look``: the processes now. ``prefilled``: number of finished prefills (None: unknown). ``names``: Ray's node id
+    -> name. ``restart``: starts a node again, by its name (None: not possible here). ``replicas``: of every pool.
+    ``more``: number of requests that reuse the memory of expired blocks.
+    """
 
     look: Callable[[], tuple[Sequence[NodeSurvey], Sequence[DeploymentProcess]]]
     prefilled: Callable[[], float | None]
@@ -39,11 +42,11 @@ class FaultContext(NamedTuple):
 
 
 class NoTarget(Exception):
-    """There is nothing to hit now."""
+    """The target of a fault does not exist now."""
 
 
 class Injector:
-    """``undo`` afterwards, whatever happened: nothing stays stopped, slow, lossy or down."""
+    """Makes faults. Call ``undo`` afterwards in any case, so that nothing stays stopped, slow, lossy or down."""
 
     def __init__(
         self, plan: FaultPlan, load: Load, node_actors: NodeActors, link: ShapedLink | None, context: FaultContext
@@ -57,8 +60,7 @@ class Injector:
         self._link_touched = False
 
     def inject(self, due: DueFault) -> InjectedFault:
-        """Make it now; returns what was done. Raises no PdlabError: a fault that could not be made is one that
-        failed."""
+        """Make the fault now; returns the record of its acts. A PdlabError becomes the outcome ``failed``."""
         began_s = self.load.now_s()
         making = _FaultInProgress(self, due)
         outcome, detail = "injected", None
@@ -81,7 +83,7 @@ class Injector:
         )  # fmt: skip
 
     def undo(self) -> None:
-        """Let go on what is stopped, put the link as it was; what cannot be undone goes on by itself later."""
+        """Continue stopped processes and restore the link. An unreachable process continues by itself later."""
         for member in list(self._stopped):
             with contextlib.suppress(ClusterError):
                 self.go_on(member)
@@ -97,7 +99,10 @@ class Injector:
             self._link_touched = False
 
     def stop(self, member: DeploymentProcess, most_s: float) -> None:
-        """SIGSTOP, after a process of its own was told to end that in ``most_s``. Raises NoTarget, ClusterError."""
+        """Send SIGSTOP, after the start of a process that sends SIGCONT after ``most_s``.
+
+        Raises NoTarget, ClusterError.
+        """
         process = [(member.pid, member.started)]
         watcher = self.node_actors.call(member.node, "send_later", process, [(most_s, int(signal.SIGCONT))])
         self._stopped[member] = (watcher[0], watcher[1])
@@ -105,14 +110,14 @@ class Injector:
             raise NoTarget(f"process {member.pid} ended before SIGSTOP reached it")
 
     def go_on(self, member: DeploymentProcess) -> None:
-        """SIGCONT, and nothing that would send another one into a later stop of the same process."""
+        """Send SIGCONT, and end the process that would send another one during a later stop."""
         self.node_actors.call(member.node, "send", [(member.pid, member.started)], int(signal.SIGCONT))
         watcher = self._stopped.pop(member, None)
         if watcher is not None:
             self.node_actors.call(member.node, "send", [watcher], int(signal.SIGKILL))
 
     def link_acts(self) -> ShapedLink:
-        """The link, which `undo` then puts as it was."""
+        """The link; `undo` will restore it. Raises NoTarget without a link."""
         if self.link is None:
             raise NoTarget("there is no link between two hosts")
         self._link_touched = True
@@ -120,7 +125,7 @@ class Injector:
 
 
 class _FaultInProgress:
-    """One fault that is being made."""
+    """One fault during its acts."""
 
     def __init__(self, injector: Injector, due: DueFault) -> None:
         self.injector = injector
@@ -134,8 +139,10 @@ class _FaultInProgress:
         self._node_name = ""
 
     def prepare(self) -> None:
-        """Choose the processes. One that is being started again after an earlier fault, which requests may have found
-        a way around, is waited for as long as a recovery. Raises NoTarget where one is not there then."""
+        """Choose the processes. Raises NoTarget if one does not exist within ``recover_s``.
+
+        A process may still be starting after an earlier fault, although requests already use other replicas.
+        """
         names = self.injector.context.names()
         until_s = self.injector.load.now_s() + self.plan.recover_s
         self._surveys, members = self.injector.context.look()
@@ -161,10 +168,33 @@ class _FaultInProgress:
             self._prefilled_before = self.injector.context.prefilled()
 
     def do(self, act: FaultAction) -> None:
-        """One act. Raises NoTarget, ClusterError, OSError."""
+        """Do one act. Raises NoTarget, ClusterError, OSError."""
         began = self.injector.load.now_s()
-        note = getattr(self, f"_{act.verb}")(act)
+        note = self._work_of(act)()
         self.done.append(f"{began:.2f} s {act.verb}{f' {act.target.text}' if act.target else ''}{note or ''}")
+
+    def _work_of(self, act: FaultAction) -> Callable[[], str | None]:
+        """The work of the act; it may return a note for the record."""
+        link, load, plan = self.injector.link_acts, self.injector.load, self.plan
+        work: dict[Verb, Callable[[], str | None]] = {
+            "kill": lambda: self._kill(act),
+            "stop": lambda: self._stop(act),
+            "continue": lambda: self._continue(act),
+            "restart": self._restart,
+            "wait": lambda: time.sleep(plan.wait_s(act.wait)),
+            "await_prefill": self._await_prefill,
+            "link_down": lambda: link().down(plan.hold_s),
+            "link_up": lambda: link().up(),
+            "link_slow": lambda: link().slow(plan.link_mbit),
+            "link_restore": lambda: link().restore(),
+            "drop": lambda: link().drop(plan.drop_share, self._surveys),
+            "drop_end": lambda: link().drop(0.0, self._surveys),
+            "send_leaving": lambda: load.send_leaving(plan.leavers, self.due.kind.phase or ""),
+            "await_chunks": self._await_chunks,
+            "leave": load.leave,
+            "send_more": self._send_more,
+        }
+        return work[act.verb]
 
     def _kill(self, act: FaultAction) -> None:
         member = self._of(act)
@@ -177,7 +207,7 @@ class _FaultInProgress:
     def _stop(self, act: FaultAction) -> None:
         member = self._of(act)
         if member.part == "raylet":
-            # It may keep its node's processes from being reached: told beforehand when to go on.
+            # A stopped raylet may make its node unreachable, so SIGCONT is ordered beforehand.
             self._later(act, member, [(PREPARATION_S, int(signal.SIGSTOP)), (self.plan.hold_s, int(signal.SIGCONT))])
             time.sleep(PREPARATION_S)
             return
@@ -190,16 +220,13 @@ class _FaultInProgress:
         if member.part != "raylet":
             self.injector.go_on(member)
 
-    def _restart(self, act: FaultAction) -> None:
+    def _restart(self) -> None:
         if self.injector.context.restart is None or not self._node_name:
-            raise NoTarget("nothing here can start that node again")
+            raise NoTarget("pdlab cannot start that node again")
         self.injector.context.restart(self._node_name)
 
-    def _wait(self, act: FaultAction) -> None:
-        time.sleep(self.plan.wait_s(act.wait))
-
-    def _await_prefill(self, act: FaultAction) -> str:
-        """Until the requests in flight have been prefilled: no more of them is finished, or enough time was given."""
+    def _await_prefill(self) -> str:
+        """Wait until the requests in flight have been prefilled: no prefill has finished for a while, or a limit."""
         before = self._prefilled_before
         began = moved = time.monotonic()
         last = before
@@ -217,41 +244,17 @@ class _FaultInProgress:
                 answered = "unknown" if before is None or last is None else f"{last - before:g}"
                 return f" ({answered} prefills since)"
 
-    def _link_down(self, act: FaultAction) -> None:
-        self.injector.link_acts().down(self.plan.hold_s)
-
-    def _link_up(self, act: FaultAction) -> None:
-        self.injector.link_acts().up()
-
-    def _link_slow(self, act: FaultAction) -> None:
-        self.injector.link_acts().slow(self.plan.link_mbit)
-
-    def _link_restore(self, act: FaultAction) -> None:
-        self.injector.link_acts().restore()
-
-    def _drop(self, act: FaultAction) -> None:
-        self.injector.link_acts().drop(self.plan.drop_share, self._surveys)
-
-    def _drop_end(self, act: FaultAction) -> None:
-        self.injector.link_acts().drop(0.0, self._surveys)
-
-    def _send_leaving(self, act: FaultAction) -> None:
-        self.injector.load.send_leaving(self.plan.leavers, self.due.kind.phase or "")
-
-    def _await_chunks(self, act: FaultAction) -> str:
+    def _await_chunks(self) -> str:
         load = self.injector.load
         deadline = time.monotonic() + CHUNKS_MOST_S
         first = True
         while load.streaming < self.plan.leavers and time.monotonic() < deadline:
-            if first and load.streaming:  # the first ones must not have ended when the last ones begin
+            if first and load.streaming:  # the first streams must not end before the last ones begin
                 first, deadline = False, min(deadline, time.monotonic() + CHUNKS_MORE_S)
             time.sleep(0.002)
         return f" ({load.streaming} streams)"
 
-    def _leave(self, act: FaultAction) -> None:
-        self.injector.load.leave()
-
-    def _send_more(self, act: FaultAction) -> str:
+    def _send_more(self) -> str:
         self.injector.load.send_more(self.injector.context.more)
         return f" ({self.injector.context.more} requests)"
 
@@ -269,7 +272,7 @@ class _FaultInProgress:
         if act.target is not None and act.target.part == "node":
             survey = next(each for each in self._surveys if each.node == member.node)
             kills = int(signal.SIGKILL) in [number for _, number in signals]
-            # The one that acts goes on when the node stands still, and goes with it when it is killed.
+            # This actor's own process is not stopped with its node, but it is killed with it.
             below = [pid for pid in survey.below(member.pid) if kills or pid != survey.own]
             processes += [(pid, int(survey.processes[pid]["started"])) for pid in below]
         self.injector.node_actors.call(member.node, "send_later", processes, signals)

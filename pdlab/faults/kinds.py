@@ -1,6 +1,6 @@
-"""Every kind of fault: its acts, one after the other, and what a deployment needs to have it. Pure.
+"""Every kind of fault: its acts in order, and what a deployment needs for it. Pure.
 
-A name is ACTION_ROLE_PART where it acts on an engine's processes (``kill_prefill_engine``), else what it does.
+A fault of an engine's processes has a name ACTION_ROLE_PART (``kill_prefill_engine``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Role = Literal["prefill", "decode", "collocated", "fluid"]
 Part = Literal["replica", "engine", "worker", "router", "board", "proxy", "balancer", "raylet", "node"]
 Verb = Literal[
     "kill",  # SIGKILL
-    "stop",  # SIGSTOP; goes on by itself some seconds after `continue` was due
+    "stop",  # SIGSTOP; the process continues by itself some seconds after `continue` was due
     "continue",  # SIGCONT
-    "restart",  # the node, where this machine can
-    "wait",  # so many seconds
-    "await_prefill",  # until prefill engines have answered, so that decode's reads are due
+    "restart",  # start the node again, if this machine can
+    "wait",
+    "await_prefill",  # wait until prefill engines have answered, so that decode's reads are due
     "link_down", "link_up",
     "link_slow", "link_restore",
     "drop", "drop_end",
     "send_leaving",  # requests whose client will leave
-    "await_chunks",  # until these have begun to stream
-    "leave",  # their client goes away
-    "send_more",  # ordinary requests, beyond the load's
+    "await_chunks",  # wait until these requests stream
+    "leave",  # their client closes the connections
+    "send_more",  # ordinary requests in addition to the load
 ]  # fmt: skip
 ROLES: tuple[Role, ...] = ("prefill", "decode", "collocated", "fluid")
 PART_NAMES: dict[Part, str] = {
@@ -35,11 +35,12 @@ PART_NAMES: dict[Part, str] = {
     "proxy": "Serve proxy", "balancer": "HAProxy process", "raylet": "raylet", "node": "whole node",
 }  # fmt: skip
 PARTS: tuple[Part, ...] = ("replica", "engine", "worker")
-READ_BEGINS_S = 2.0  # decode's first step after it goes on, on a busy machine
+SHARED_PARTS: tuple[Part, ...] = ("router", "board", "proxy", "balancer", "raylet", "node")
+READ_BEGINS_S = 2.0  # time until decode's first step after SIGCONT, on a busy machine
 
 
 class FaultTarget(NamedTuple):
-    """Which processes: ``role`` None where there is one set of them for the whole deployment."""
+    """The processes that an act hits. ``role``: None for a part that the whole deployment shares."""
 
     part: Part
     role: Role | None = None
@@ -50,7 +51,7 @@ class FaultTarget(NamedTuple):
 
 
 class FaultAction(NamedTuple):
-    """One act. ``wait``: for the verb ``wait``, a name of the plan's times (``hold``, ``lease``) or seconds."""
+    """One act. ``wait`` (only of the verb ``wait``): seconds, or the plan's time ``hold`` or ``lease``."""
 
     verb: Verb
     target: FaultTarget | None = None
@@ -58,7 +59,8 @@ class FaultAction(NamedTuple):
 
 
 class FaultKind(NamedTuple):
-    """``phase``: where clients leave. ``needs_link``: two hosts with a link; ``needs_relay``: a link with a delay."""
+    """A kind of fault. ``phase``: of the request when its client leaves. ``needs_link``: it needs two hosts with a
+    link. ``needs_relay``: the link needs a delay."""
 
     name: str
     what: str
@@ -69,119 +71,79 @@ class FaultKind(NamedTuple):
 
     @property
     def targets(self) -> tuple[FaultTarget, ...]:
-        """Whatever it acts on, each once."""
+        """The targets of its acts, each once."""
         return tuple(dict.fromkeys(act.target for act in self.acts if act.target is not None))
 
     @property
     def disaggregated(self) -> bool:
-        """Whether it needs prefill and decode apart."""
+        """Whether it needs separate prefill and decode engines."""
         return any(act.verb == "await_prefill" for act in self.acts)
 
     def leaves_replicas(self, replicas: dict[Role, int]) -> bool:
-        """Whether every pool keeps a replica that it does not touch; ``replicas``: of every pool."""
+        """Whether every pool keeps a replica that the fault does not hit. ``replicas``: number of every pool."""
         hit = {target.role for target in self.targets}
-        whole = {"router", "board", "proxy", "balancer", "raylet", "node"}
-        if not self.targets or any(target.part in whole for target in self.targets) or self.phase:
+        if not self.targets or any(target.part in SHARED_PARTS for target in self.targets) or self.phase:
             return False
         return all(count > 1 for role, count in replicas.items() if role in hit)
 
 
 def _signals() -> Iterator[FaultKind]:
-    targets = [FaultTarget(part, role) for role in ROLES for part in PARTS]
-    targets += [
-        FaultTarget("router"),
-        FaultTarget("board"),
-        FaultTarget("proxy"),
-        FaultTarget("balancer"),
-        FaultTarget("raylet"),
-        FaultTarget("node"),
-    ]
+    targets = [*(FaultTarget(part, role) for role in ROLES for part in PARTS), *map(FaultTarget, SHARED_PARTS)]
     for target in targets:
         name = "_".join(filter(None, [target.role, target.part]))
-        back = (
-            (FaultAction("wait", wait="hold"), FaultAction("restart", target))
-            if target.part in ("raylet", "node")
-            else ()
-        )
+        back = (_HOLD, FaultAction("restart", target)) if target.part in ("raylet", "node") else ()
         yield FaultKind(f"kill_{name}", f"kill -9 of a {target.text}", (FaultAction("kill", target), *back))
-        yield FaultKind(
-            f"stop_{name}",
-            f"SIGSTOP of a {target.text}, SIGCONT later",
-            (FaultAction("stop", target), FaultAction("wait", wait="hold"), FaultAction("continue", target)),
-        )
+        acts = (FaultAction("stop", target), _HOLD, FaultAction("continue", target))
+        yield FaultKind(f"stop_{name}", f"SIGSTOP of a {target.text}, SIGCONT later", acts)
+
+
+def _wait(wait: Literal["hold", "lease"] | float) -> FaultAction:
+    return FaultAction("wait", wait=wait)
 
 
 _P, _D = FaultTarget("engine", "prefill"), FaultTarget("engine", "decode")
-_SEND, _LEAVE = FaultAction("send_leaving"), FaultAction("leave")
+_STOP_P, _CONTINUE_P, _KILL_P = FaultAction("stop", _P), FaultAction("continue", _P), FaultAction("kill", _P)
+_STOP_D, _CONTINUE_D = FaultAction("stop", _D), FaultAction("continue", _D)
+_SEND, _LEAVE, _PREFILLED, _HOLD = (
+    FaultAction("send_leaving"), FaultAction("leave"), FaultAction("await_prefill"), _wait("hold"),
+)  # fmt: skip
 
 
 def _composed() -> Iterator[FaultKind]:
     yield FaultKind(
         "kill_prefill_before_read",
         "kill -9 of a prefill engine core between its answer and decode's read of its KV blocks",
-        (
-            FaultAction("stop", _D),
-            FaultAction("await_prefill"),
-            FaultAction("kill", _P),
-            FaultAction("wait", wait=0.5),
-            FaultAction("continue", _D),
-        ),
+        (_STOP_D, _PREFILLED, _KILL_P, _wait(0.5), _CONTINUE_D),
     )
     yield FaultKind(
         "stop_prefill_before_read",
         "SIGSTOP of a prefill engine core between its answer and decode's read, SIGCONT later",
-        (
-            FaultAction("stop", _D), FaultAction("await_prefill"),
-            FaultAction("stop", _P), FaultAction("continue", _D), FaultAction("wait", wait="hold"),
-            FaultAction("continue", _P),
-        ),
-    )  # fmt: skip
+        (_STOP_D, _PREFILLED, _STOP_P, _CONTINUE_D, _HOLD, _CONTINUE_P),
+    )
     yield FaultKind(
         "expire_before_read",
         "decode's engine core is stopped for longer than the lease of the KV blocks that it must read; other "
         "requests then take their memory",
-        (
-            FaultAction("stop", _D), FaultAction("await_prefill"),
-            FaultAction("wait", wait="lease"), FaultAction("send_more"),
-            FaultAction("await_prefill"), FaultAction("continue", _D),
-        ),
-    )  # fmt: skip
+        (_STOP_D, _PREFILLED, _wait("lease"), FaultAction("send_more"), _PREFILLED, _CONTINUE_D),
+    )
     yield FaultKind(
         "leave_before_prefill",
         "clients leave before prefill has computed their prompts",
-        (
-            FaultAction("stop", _P),
-            _SEND,
-            FaultAction("wait", wait=1.0),
-            _LEAVE,
-            FaultAction("wait", wait=0.5),
-            FaultAction("continue", _P),
-        ),
+        (_STOP_P, _SEND, _wait(1.0), _LEAVE, _wait(0.5), _CONTINUE_P),
         phase="before prefill",
     )
     yield FaultKind(
         "leave_between",
         "clients leave between prefill's answer and decode's read",
-        (
-            FaultAction("stop", _D),
-            _SEND,
-            FaultAction("await_prefill"),
-            _LEAVE,
-            FaultAction("wait", wait=0.5),
-            FaultAction("continue", _D),
-        ),
+        (_STOP_D, _SEND, _PREFILLED, _LEAVE, _wait(0.5), _CONTINUE_D),
         phase="between",
     )
     yield FaultKind(
         "leave_in_transfer",
         "clients leave while decode reads KV blocks of a stopped prefill engine core",
-        (
-            FaultAction("stop", _D), _SEND,
-            FaultAction("await_prefill"), FaultAction("stop", _P), FaultAction("continue", _D),
-            FaultAction("wait", wait=READ_BEGINS_S), _LEAVE, FaultAction("wait", wait=0.5), FaultAction("continue", _P),
-        ),
+        (_STOP_D, _SEND, _PREFILLED, _STOP_P, _CONTINUE_D, _wait(READ_BEGINS_S), _LEAVE, _wait(0.5), _CONTINUE_P),
         phase="in transfer",
-    )  # fmt: skip
+    )
     yield FaultKind(
         "leave_while_streaming",
         "clients leave after the first tokens of their answers",
@@ -191,19 +153,19 @@ def _composed() -> Iterator[FaultKind]:
     yield FaultKind(
         "link_down",
         "the link between the two hosts goes down, and up again",
-        (FaultAction("link_down"), FaultAction("wait", wait="hold"), FaultAction("link_up")),
+        (FaultAction("link_down"), _HOLD, FaultAction("link_up")),
         needs_link=True,
     )
     yield FaultKind(
         "link_slow",
         "the link between the two hosts gets slow, and as fast as before",
-        (FaultAction("link_slow"), FaultAction("wait", wait="hold"), FaultAction("link_restore")),
+        (FaultAction("link_slow"), _HOLD, FaultAction("link_restore")),
         needs_link=True,
     )
     yield FaultKind(
         "relay_drop",
         "the relay that delays the link drops a share of the frames",
-        (FaultAction("drop"), FaultAction("wait", wait="hold"), FaultAction("drop_end")),
+        (FaultAction("drop"), _HOLD, FaultAction("drop_end")),
         needs_link=True,
         needs_relay=True,
     )
@@ -213,15 +175,15 @@ KINDS: dict[str, FaultKind] = {kind.name: kind for kind in (*_composed(), *_sign
 
 
 def kind_of(name: str) -> FaultKind:
-    """Raises UsageError with the nearest names."""
+    """The kind with that name. Raises UsageError with the nearest names."""
     if name not in KINDS:
         raise UsageError(f"fault {name!r} is not known; {choices(name, KINDS)}")
     return KINDS[name]
 
 
 class DeploymentFeatures(NamedTuple):
-    """What a deployment has. ``parts``: role and part of every process found; ``replicas``: of every pool;
-    ``restarts``: whether this machine can start a killed node again; ``link``, ``relay``: between two hosts."""
+    """Features of a deployment. ``parts``: role and part of every process found. ``replicas``: number of every pool.
+    ``restarts``: this machine can start a killed node again. ``link``, ``relay``: between two hosts."""
 
     parts: frozenset[tuple[Role | None, Part]]
     replicas: dict[Role, int]
@@ -231,33 +193,33 @@ class DeploymentFeatures(NamedTuple):
 
 
 def why_not(kind: FaultKind, possible: DeploymentFeatures) -> str | None:
-    """Why a deployment cannot have a kind of fault, in words; None where it can."""
+    """Why a deployment cannot have a kind of fault; None if it can."""
     if kind.needs_link and not possible.link:
         return "there is no link between two hosts here (launch_gptoss.py --local --two-hosts)"
     if kind.needs_relay and not possible.relay:
         return "the link has no relay: it has no delay (python -m pdlab two-hosts shape --delay-ms)"
     if kind.disaggregated and "prefill" not in possible.replicas:
-        return "prefill and decode are not apart"
+        return "prefill and decode are not separate"
     for target in kind.targets:
         if target.role is not None and target.role not in possible.replicas:
-            return f"it has no {target.role} pool"
+            return f"the deployment has no {target.role} pool"
         if (target.role, target.part) not in possible.parts:
             return _missing(target)
     restarts = any(act.verb == "restart" for act in kind.acts)
     if restarts and not possible.restarts:
-        return "nothing here can start that node again, as on local nodes"
+        return "pdlab can start that node again only on local nodes"
     return None
 
 
 def _missing(target: FaultTarget) -> str:
     if target.part == "worker":
-        return f"{target.role} engines have no worker process of their own (TP 1: it is in the engine core's)"
+        return f"{target.role} engines have no separate worker process (TP 1: the engine core runs the worker)"
     if target.part == "balancer":
         return "no HAProxy runs here"
     if target.part in ("raylet", "node"):
-        return "all of it is on the head node, whose end would be the cluster's"
+        return "the only raylet is on the head node, and its end would end the cluster"
     if target.part == "board":
-        return "no engines' roles move here (launch_gptoss.py --pd-fluid)"
+        return "engines do not change roles here (launch_gptoss.py --pd-fluid)"
     if target.part == "router":
         return "no request router or ingress replica runs here"
     return f"no {target.text} runs here"

@@ -1,6 +1,6 @@
-"""``python -m pdlab chaos --launch``: deployments on this machine, one after the other, each broken in every way.
+"""``python -m pdlab chaos --launch``: launch deployments on this machine in turn, and run fault plans on each.
 
-Runs the very commands that a person would type, and prints them.
+Runs the commands that a user would type, and prints them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pdlab.core.commands import python_words
 from pdlab.core.errors import UsageError
 from pdlab.steps.runner import StepRunner
 
-# So small a KV pool that expired blocks are soon used again, and a KV leak is soon seen.
+# A small KV pool: expired blocks are soon reused, and a KV leak is soon visible.
 KV_BYTES = 48 * 2**20
 SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
 HAS_FINDINGS = 3
 
 
 class ChaosDeployment(NamedTuple):
-    """One deployment and the plans for it. ``root``: it needs root, and is left out without."""
+    """One deployment and its fault plans. ``root``: it needs root; without root it is left out."""
 
     name: str
     launch: tuple[str, ...]
@@ -44,8 +44,10 @@ SHORT = (DEPLOYMENTS[0]._replace(plans=("short",)),)
 
 
 def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, short: bool) -> int:
-    """Launch each deployment, make its plans' faults, take it down. ``words``: further flags of chaos; ``flags``: of
-    the launch. Returns the worst exit code."""
+    """Launch each deployment, run its fault plans, and shut it down. Returns the worst exit code.
+
+    ``words``: more flags of ``chaos``. ``flags``: more flags of the launch. ``short``: only the `SHORT` deployments.
+    """
     worst = 0
     runner = StepRunner()
     for deployment in SHORT if short else DEPLOYMENTS:

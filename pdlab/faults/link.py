@@ -1,4 +1,4 @@
-"""The link between two hosts of this machine: down, slow, lossy, and as it was. Runs on the first of the hosts."""
+"""Faults of the link between two hosts of this machine: down, slow, lossy, restored. Runs on the first host."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pdlab.faults.on_node import run
 from pdlab.faults.targets import NodeActors, NodeSurvey
 
 RELAY = "link_relay.py"
-GRACE_S = 30.0  # after which a link that nobody has put up again comes up by itself
+GRACE_S = 30.0  # a link comes up by itself this long after it should have come up
 
 
 class ShapedLink:
-    """Raises ClusterError where a command fails."""
+    """The link. All methods raise ClusterError if a command fails."""
 
     def __init__(self, local: LocalNodes, node_actors: NodeActors) -> None:
         assert local.two_hosts is not None
@@ -32,11 +32,11 @@ class ShapedLink:
         self._node_actors = node_actors
 
     def down(self, most_s: float) -> None:
-        """Until `up`, and for ``most_s`` and half a minute at most, whatever becomes of this process."""
+        """Set the link down until `up`. After ``most_s`` + GRACE_S it comes up by itself, also without this process."""
         later = f"sleep {most_s + GRACE_S:g}; exec ip link set {INTERFACE} up"
         subprocess.Popen(
             ["sh", "-c", later], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, env={"PATH": os.environ.get("PATH", os.defpath)},  # none of the deployment's
+            start_new_session=True, env={"PATH": os.environ.get("PATH", os.defpath)},  # not marked as a node's process
         )  # fmt: skip
         _run_outside(["ip", "link", "set", INTERFACE, "down"])
 
@@ -44,15 +44,15 @@ class ShapedLink:
         _run_outside(["ip", "link", "set", INTERFACE, "up"])
 
     def slow(self, mbit: float) -> None:
-        """Both ways."""
+        """Limit both directions to ``mbit`` Mbit/s."""
         self._shape(shaper(mbit / 1000))
 
     def restore(self) -> None:
-        """The rate that it was made with, and no frame lost."""
+        """Set the original rate."""
         self._shape(None if self.shape.gbit_per_s is None else shaper(self.shape.gbit_per_s))
 
     def drop(self, share: float, surveys: Sequence[NodeSurvey]) -> None:
-        """Have the relay lose that share of the frames; 0: none."""
+        """Let the relay drop this share of the frames (0: none)."""
         relays = [
             (survey, pid, facts["started"])
             for survey in surveys

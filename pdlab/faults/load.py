@@ -1,13 +1,13 @@
-"""The load that faults meet: a closed loop of greedy requests, each compared with its reference. Not a benchmark.
+"""The load during faults: a closed loop of greedy requests, each compared with its reference. Not a benchmark.
 
 The load generator of the sweeps (`pdlab.bench.client`) cannot drive it. vLLM's benchmark keeps the times and the text
-of an answer, but neither its token ids nor their log-probabilities, which show whether the answer is right. It cannot
-send a given list of token ids with a cache salt of its own, close one connection in the middle of an answer, or add
-requests at a moment that a fault chooses.
+of an answer, but not its token ids and log-probabilities, which show whether the answer is right. It also cannot send
+a given list of token ids with its own cache salt, close one connection during an answer, or add requests at a moment
+that a fault chooses.
 
-The load runs in a thread of its own, because the code that makes faults waits for Ray. Every request has a cache salt
-of its own, so that no prefix cache replaces the KV transfer. Every second one asks for no log-probabilities: with them
-decode takes no first token from prefill.
+The load runs in its own thread, because the code that makes faults waits for Ray. Every request has its own cache
+salt, so that no prefix cache replaces the KV transfer. Every second request has no log-probabilities, because with
+them decode takes no first token from prefill.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from pdlab.deploy.http_client import NoAnswer, async_client, streamed_async
 from pdlab.faults.answer_verdict import ReceivedAnswer, judge
 from pdlab.results.chaos import ChaosRequest
 
-BACK_OFF_S = 0.2  # after an error: what is down is not asked a thousand times a second
+BACK_OFF_S = 0.2  # pause after an error, so that the loop does not send thousands of requests to a dead server
 LEAVING_CHUNKS = 2
-LEAVING_TIMES = 8  # as long as the others are answers whose client leaves, so that they still stream when it does
+LEAVING_TIMES = 8  # an answer whose client leaves is this many times longer, so that it still streams at the leave
 JOIN_S = 30.0
 
 
 class Prompt(NamedTuple):
-    """Token ids, and the answer of one engine without KV transfer."""
+    """Token ids, and the reference: the answer of one engine without KV transfer."""
 
     ids: tuple[int, ...]
     reference: CanaryAnswer
 
 
 class LoadTarget(NamedTuple):
-    """Where requests go. ``key``: the endpoint's API key."""
+    """The endpoint and parameters of the requests. ``key``: the endpoint's API key."""
 
     base_url: str
     model_id: str
@@ -52,7 +52,7 @@ class LoadTarget(NamedTuple):
 
 
 def token_prompts(count: int, lengths: Sequence[int], seed: int, most_tokens: int | None = None) -> list[list[int]]:
-    """Prompts of token ids that every vocabulary has, of these lengths in turn, by seed; at most ``most_tokens``."""
+    """Seeded prompts with token ids of every vocabulary. ``lengths`` in tokens, in turn, at most ``most_tokens``."""
     rng = random.Random(f"chaos prompts {seed}")
     most = most_tokens if most_tokens is not None else max(lengths)
     return [[rng.randrange(10, 1000) for _ in range(min(most, lengths[i % len(lengths)]))] for i in range(count)]
@@ -61,7 +61,7 @@ def token_prompts(count: int, lengths: Sequence[int], seed: int, most_tokens: in
 def request_of(
     service: LoadTarget, ids: Sequence[int], salt: str | None, *, stream: bool = True, bare: bool = False
 ) -> dict[str, Any]:
-    """The body of one completion request; ``bare``: without log-probabilities."""
+    """The body of one completion request. ``bare``: without log-probabilities."""
     body = {
         "model": service.model_id, "prompt": list(ids), "max_tokens": service.max_tokens, "temperature": 0.0, "seed": 0,
         "ignore_eos": True, "return_token_ids": True,
@@ -71,7 +71,7 @@ def request_of(
 
 
 class Load:
-    """A closed loop. ``keep`` gets every finished request, in the loop's thread."""
+    """A closed loop. ``keep`` gets every finished request, in the thread of the loop."""
 
     def __init__(
         self, service: LoadTarget, prompts: Sequence[Prompt], concurrency: int, seed: int,
@@ -96,7 +96,7 @@ class Load:
         self.began = 0.0
 
     def start(self) -> None:
-        """Begin the load. Raises BenchError where it cannot."""
+        """Start the load. Raises BenchError if it fails."""
         self._thread.start()
         self._ready.wait(JOIN_S)
         self.check()
@@ -108,10 +108,10 @@ class Load:
     def check(self) -> None:
         """Raises BenchError when the loop itself has failed."""
         if self._failure is not None:
-            raise BenchError(f"the load ended by itself: {self._failure!r}") from self._failure
+            raise BenchError(f"the load ended with an error: {self._failure!r}") from self._failure
 
     def send_more(self, count: int) -> None:
-        """So many ordinary requests at once, beyond the loop's."""
+        """Send ``count`` ordinary requests at once, in addition to those of the loop."""
 
         def begin() -> None:
             for _ in range(count):
@@ -120,7 +120,7 @@ class Load:
         self._call(begin)
 
     def send_leaving(self, count: int, phase: str) -> None:
-        """So many requests whose client goes away at `leave`."""
+        """Send ``count`` requests whose client closes the connection at `leave`."""
 
         def begin() -> None:
             self._leave = asyncio.Event()
@@ -132,19 +132,19 @@ class Load:
 
     @property
     def streaming(self) -> int:
-        """How many of the leaving requests have begun to stream."""
+        """Number of requests of `send_leaving` that have begun to stream."""
         return self._streaming
 
     def leave(self) -> None:
-        """The clients of `send_leaving` close their connections."""
+        """Close the connections of `send_leaving`."""
         self._call(lambda: self._leave.set() if self._leave is not None else None)
 
     def stop(self) -> None:
-        """End the loop: nothing new is sent, what is in flight ends or hangs. Raises BenchError."""
+        """Send nothing more, and wait until the requests in flight end or reach the limit. Raises BenchError."""
         self._stopping = True
         self._thread.join(self.service.limit_s + JOIN_S)
         if self._thread.is_alive():
-            raise BenchError("the load does not end: a request outlives its limit")
+            raise BenchError("the load does not end: a request takes longer than its limit")
         self.check()
 
     def _call(self, act: Callable[[], Any]) -> None:
@@ -192,7 +192,7 @@ class Load:
         if phase is not None:
             body["max_tokens"] *= LEAVING_TIMES
         received = (await reading.ask(self._client, self.service, body))._replace(bare=bare)
-        if phase is not None:  # beyond the reference nothing is known
+        if phase is not None:  # compare only up to the length of the reference
             known = len(prompt.reference.tokens)
             received = received._replace(tokens=received.tokens[:known], tops=received.tops[:known])
         verdict = judge(received, prompt.reference, self.service.rounding)
@@ -213,7 +213,7 @@ class Load:
 
 
 class _RequestReader:
-    """One request and what came of it."""
+    """Sends one request and reads its answer."""
 
     def __init__(self, leave: asyncio.Event | None, streams: Callable[[], None]) -> None:
         self.first: float | None = None
@@ -227,7 +227,7 @@ class _RequestReader:
         self._error: str | None = None
 
     async def ask(self, client: Any, service: LoadTarget, body: dict[str, Any]) -> ReceivedAnswer:
-        """Send it and read until it ends, the limit is over, or the client is to leave."""
+        """Send the request and read until the answer ends, the limit is reached, or the client must leave."""
         work = asyncio.ensure_future(self._read(client, service, body))
         waits = {work} if self._leave is None else {work, asyncio.ensure_future(self._leave.wait())}
         await asyncio.wait(waits, timeout=service.limit_s, return_when=asyncio.FIRST_COMPLETED)

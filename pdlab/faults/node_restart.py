@@ -1,6 +1,6 @@
-"""Starts a killed node of two hosts again: only what is outside of the hosts can, and faults are made inside.
+"""Start a killed node of two hosts again. Faults are made inside a host, and only an outside process can start a node.
 
-The two talk through files in the nodes' own folder, which both see.
+The two processes exchange files in the nodes' own folder.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pdlab.cluster import local_nodes
@@ -23,12 +23,11 @@ ANSWER_TIMEOUT_S = local_nodes.START_TIMEOUT_S + 30.0
 
 @contextlib.contextmanager
 def restarting_nodes(nodes: LocalNodes) -> Iterator[None]:
-    """Within the block a thread of this process, outside of the hosts, serves `request_restart` inside of them."""
-    over = threading.Event()
+    """Serve `request_restart` in a thread of this process, which is outside the hosts, for a block."""
     folder = Path(nodes.temp_dir)
     _forget(folder)
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         now = nodes
         while not over.wait(POLL_S):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -41,18 +40,28 @@ def restarting_nodes(nodes: LocalNodes) -> Iterator[None]:
                     complaint = str(error) or type(error).__name__
                 replace(folder / ANSWER, complaint.encode())
 
-    thread = threading.Thread(target=watch, name="restarting-nodes", daemon=True)
+    try:
+        with in_background(watch, "restarting-nodes", ANSWER_TIMEOUT_S):
+            yield
+    finally:
+        _forget(folder)
+
+
+@contextlib.contextmanager
+def in_background(work: Callable[[threading.Event], None], name: str, join_s: float) -> Iterator[None]:
+    """Run ``work`` in a thread for a block. Its event is set at the end of the block; it then has ``join_s`` to end."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(ANSWER_TIMEOUT_S)
-        _forget(folder)
+        thread.join(join_s)
 
 
 def request_restart(nodes: LocalNodes, number: int) -> None:
-    """Have that node started again; returns when it is. Raises ClusterError where it is not."""
+    """Let the outside process start that node again; returns when the node has joined. Raises ClusterError."""
     folder = Path(nodes.temp_dir)
     (folder / ANSWER).unlink(missing_ok=True)
     replace(folder / WISH, str(number).encode())

@@ -1,7 +1,7 @@
-"""What acts on processes of a node. Sent to the nodes by value: it imports only the standard library, and psutil.
+"""Find and signal processes of a node. Sent to the nodes by value: imports only the standard library and psutil.
 
-A process is named by its number and its start time (clock ticks since boot, field 22 of /proc/PID/stat), so that a
-number that was given again is never signalled. psutil has that time only in seconds of a clock that may be set.
+A process is identified by its number and its start time (clock ticks since boot, field 22 of /proc/PID/stat), because
+the kernel reuses numbers. psutil has this time only in seconds of a clock that may be set.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 RAYLET = "raylet"
-PREPARATION_S = 0.3  # so that whoever ordered it has the answer before its own process is hit
+PREPARATION_S = 0.3  # delay of a signal that may hit this actor, so that the actor can answer first
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-# A process of its own, so that what is stopped goes on in time whatever becomes of the one that stopped it. Takes, as
-# JSON: processes, signals with the seconds to wait before each.
+# Runs in its own process, so that a stopped process continues also if this actor ends. Its argument is JSON: processes,
+# and signals with the seconds to wait before each.
 WATCHER = """
 import contextlib, json, os, signal, sys, time
 order = json.loads(sys.argv[1])
@@ -40,8 +40,7 @@ for wait_s, number in order["signals"]:
 """
 
 
-# Forks once more, so that the watcher is nobody's child and no node's process: a node that is killed does not take it
-# along. Says the watcher's number.
+# Forks, so that the watcher is not a child of a node's process and survives the kill of a node. Prints its number.
 SENDER = """
 import os, sys
 pid = os.fork()
@@ -55,7 +54,7 @@ else:
 
 
 class NodeActor:
-    """Acts on one node; a Ray actor that is pinned there, so that an act needs no process to be started for it."""
+    """A Ray actor on a node: with it an act does not need the start of a process."""
 
     def survey(self, mark: str | None, ports: bool) -> dict[str, Any]:
         return survey(mark, ports)
@@ -71,11 +70,11 @@ class NodeActor:
 
 
 def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
-    """Processes of this node: all below its raylet, and those with ``mark`` (``NAME=VALUE``) in their environment.
+    """Processes of this node: descendants of its raylet, and those with ``mark`` (``NAME=VALUE``) in the environment.
 
-    ``raylet``: its number, None where this process is not a child of one. ``own``: the number of this process.
-    ``processes``: number -> parent, start time in ticks, title, resident bytes, TCP ports on which it listens (none
-    without ``ports``). ``space``: tells this set of process numbers from those of other machines and containers.
+    Returns ``raylet``: its number, None if this process is not its descendant. ``own``: the number of this process.
+    ``processes``: number -> parent, start time in ticks, title, resident bytes, and its listening TCP ports (empty
+    without ``ports``). ``space``: identifies the machine and container of these process numbers.
     """
     table = _table()
     raylet = next((pid for pid in _ancestors(os.getpid(), table) if table[pid]["name"] == RAYLET), None)
@@ -95,7 +94,7 @@ def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
 
 
 def send(processes: list[tuple[int, int]], number: int) -> list[int]:
-    """Send a signal to every (number, start time) that is still that process; returns the numbers that were hit."""
+    """Send a signal to every (number, start time) that still exists; returns the numbers that got it."""
     hit = []
     for pid, started in processes:
         with contextlib.suppress(OSError):
@@ -110,8 +109,10 @@ def send(processes: list[tuple[int, int]], number: int) -> list[int]:
 
 
 def send_later(processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> tuple[int, int]:
-    """Have a process of its own send each signal, so many seconds after the one before; returns that process's number
-    and start time at once: whoever ends it takes the order back."""
+    """Start a process that sends each signal this many seconds after the previous one.
+
+    Returns the number and start time of that process at once; its end cancels the signals.
+    """
     order = json.dumps({"processes": processes, "signals": signals})
     command = [sys.executable, "-I", "-S", "-c", SENDER, order, WATCHER]
     done = subprocess.run(
@@ -123,7 +124,7 @@ def send_later(processes: list[tuple[int, int]], signals: list[tuple[float, int]
 
 
 def run(command: list[str]) -> str:
-    """What a short command prints. Raises OSError with its complaint where it fails."""
+    """Standard output of a short command. Raises OSError with its error output if it fails."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
     if done.returncode:
         complaint = " ".join((done.stderr or done.stdout).split())
@@ -132,13 +133,13 @@ def run(command: list[str]) -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Start time in clock ticks since boot; None: there is no such process, or it has ended and is not yet reaped."""
+    """Start time in clock ticks since boot; None for a process that does not exist or is a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields 3 and on of /proc/PID/stat."""
+    """The fields of /proc/PID/stat from the third on."""
     text = _text(f"/proc/{pid}/stat")
     return text.rsplit(")", 1)[1].split() if ")" in text else None
 

@@ -1,4 +1,4 @@
-"""Which faults, when, under which load: a file of configs/faults/, and the schedule that a seed makes of it. Pure."""
+"""Fault plans (files of configs/faults/) and the seeded schedule of their faults. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FOLDER = CONFIGS / "faults"
 class FaultPlan(Frozen):
     """Faults under a closed loop of requests.
 
-    ``faults``: kinds in this order, or ``[all]``: every kind that the deployment can have. They come ``rounds``
-    times, or with ``duration_s`` drawn in seeded order for so many seconds. The first is due ``warm_s`` after the
-    load begins, each next one ``every_s`` later, at a seeded moment of the first ``spread`` of that time. With
-    ``recover_s`` the next one waits until the deployment has recovered, for so many seconds at most. ``hold_s``: how
-    long something stays stopped, slow or down. ``lease_s``: of KV blocks, as the engines have it. ``limit_s``: a
-    request that takes longer hangs. ``answers``: so many right answers in a row are a recovery. ``leavers``: requests
-    whose client leaves, of a fault of that sort. ``more``: requests that take the memory of expired blocks (None: as
-    many as fill prefill's KV pool once, at most MOST_MORE).
+    ``faults``: kinds in this order, or ``[all]``: every kind that the deployment can have. ``rounds``: repeats of the
+    list. ``duration_s``: length of a run with a seeded order, in place of ``rounds``. The first fault is due ``warm_s``
+    after the start of the load, each other one ``every_s`` after the one before. Each one is delayed by a seeded part
+    of ``spread`` x ``every_s``. With ``recover_s`` a fault waits for the recovery from the one before, at most this
+    long. ``hold_s``: how long something stays stopped, slow or down. ``lease_s``: lease of KV blocks, as in the
+    engines. ``limit_s``: a longer request is a hang. ``answers``: this many right answers in a row are a recovery.
+    ``leavers``: requests whose client leaves, per fault. ``more``: requests that reuse the memory of expired blocks
+    (None: as many as fill prefill's KV pool once, at most MOST_MORE).
     """
 
     about: str = ""
@@ -55,7 +55,7 @@ class FaultPlan(Frozen):
     drop_share: float = Field(default=0.2, gt=0, lt=1)
 
     def slowed(self, slow_down: float) -> FaultPlan:
-        """For engines in whose time a second takes ``slow_down`` seconds: what is theirs takes as many times longer."""
+        """The plan for simulated engines that are ``slow_down`` times slower: longer leases and limits."""
         return self.model_copy(update={"lease_s": slow_down * self.lease_s, "limit_s": slow_down * self.limit_s})
 
     @field_validator("faults")
@@ -92,7 +92,7 @@ class FaultPlan(Frozen):
 
 
 def load_plan(word: str) -> FaultPlan:
-    """The plan of a file, or of the one that configs/faults/ has under that name. Raises UsageError."""
+    """Load a plan from a file, or by its name in configs/faults/. Raises UsageError."""
     path = Path(word)
     if path.suffix.lower() not in (".yaml", ".yml") and not path.exists():
         known = sorted(each.stem for each in FOLDER.glob("*.yaml"))
@@ -103,7 +103,7 @@ def load_plan(word: str) -> FaultPlan:
 
 
 class DueFault(NamedTuple):
-    """``at_s``: seconds after the load begins. ``draw``: from 0 to 1, chooses among replicas."""
+    """One scheduled fault. ``at_s``: seconds after the start of the load. ``draw``: from 0 to 1, selects a replica."""
 
     number: int
     kind: FaultKind
@@ -112,14 +112,14 @@ class DueFault(NamedTuple):
 
 
 class FaultSchedule(NamedTuple):
-    """``impossible``: kinds of the plan that the deployment cannot have, and why."""
+    """The scheduled faults. ``impossible``: kind of the plan that the deployment cannot have -> reason."""
 
     due: tuple[DueFault, ...]
     impossible: dict[str, str]
 
 
 def schedule(plan: FaultPlan, possible: DeploymentFeatures) -> FaultSchedule:
-    """The same plan, seed and deployment give the same schedule."""
+    """Schedule the faults of a plan. The same plan, seed and deployment give the same schedule."""
     names = list(KINDS) if plan.faults == (ALL,) else list(plan.faults)
     impossible = {name: why for name in names if (why := why_not(kind_of(name), possible)) is not None}
     left = [kind_of(name) for name in names if name not in impossible]
@@ -141,7 +141,7 @@ def schedule(plan: FaultPlan, possible: DeploymentFeatures) -> FaultSchedule:
 
 
 def describe(plan: FaultPlan, made: FaultSchedule, subject: str, replicas: dict[str, int]) -> str:
-    """What would be done, and when."""
+    """The schedule as text."""
     pools = ", ".join(f"{count} {role}" for role, count in replicas.items())
     lines = [
         f"{subject}: {pools}",
@@ -149,18 +149,18 @@ def describe(plan: FaultPlan, made: FaultSchedule, subject: str, replicas: dict[
         f"{', '.join(map(str, plan.prompt_tokens))} tokens, {plan.max_tokens} tokens greedy, "
         f"a hang is {plan.limit_s:g} s; seed {plan.seed}",
     ]
-    waits = f", or when it has recovered (at most {plan.recover_s:g} s later)" if plan.recover_s else ""
+    waits = f", or after the recovery (at most {plan.recover_s:g} s later)" if plan.recover_s else ""
     lines.append(f"{len(made.due)} faults, each at its time{waits}:")
     for due in made.due:
         lines.append(f"  {due.at_s:8.1f} s  {due.kind.name}: {act_text(due.kind, plan)}")
     if made.impossible:
-        lines.append("not here:")
+        lines.append("not possible here:")
         lines += [f"  {name}: {why}" for name, why in made.impossible.items()]
     return "\n".join(lines)
 
 
 def act_text(kind: FaultKind, plan: FaultPlan) -> str:
-    """Its acts in words."""
+    """The acts of a kind in words."""
     words = []
     for act in kind.acts:
         target = act.target.text if act.target else ""
@@ -175,13 +175,13 @@ def act_text(kind: FaultKind, plan: FaultPlan) -> str:
                 "link_down": "ip link set down",
                 "link_up": "ip link set up",
                 "link_slow": f"tc tbf {plan.link_mbit:g} Mbit/s",
-                "link_restore": "the link's own rate again",
+                "link_restore": "restore the link's rate",
                 "drop": f"drop {100 * plan.drop_share:g} % of frames",
                 "drop_end": "drop none",
                 "send_leaving": f"send {plan.leavers} requests",
                 "await_chunks": "wait until they stream",
                 "leave": "their clients leave",
-                "send_more": f"send {plan.more or 'so many'} requests more that its memory is used again",
+                "send_more": f"send {f'{plan.more} ' if plan.more else ''}more requests, which reuse the memory",
             }[act.verb]
         )
     return ", ".join(words)

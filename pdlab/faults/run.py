@@ -1,6 +1,6 @@
-"""Faults on a running deployment, from the references to what is left at the end. A Ray driver.
+"""Run a fault plan on a running deployment: references, load, faults, samples, leftovers. A Ray driver.
 
-Run as a module it does so on a host made of namespaces (`pdlab.cluster.run_on_host`).
+As a module it runs on a host made of namespaces (`pdlab.cluster.run_on_host`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.deploy.verify import LaunchProgress
 from pdlab.faults import plan as plans
 from pdlab.faults.inject import FaultContext, Injector
-from pdlab.faults.kinds import DeploymentFeatures, Role
+from pdlab.faults.kinds import ROLES, DeploymentFeatures, Role
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import LEAVING_TIMES, Load, LoadTarget, Prompt, request_of, token_prompts
-from pdlab.faults.node_restart import request_restart
+from pdlab.faults.node_restart import in_background, request_restart
 from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, FaultSchedule
 from pdlab.faults.targets import (
     DeploymentProcess,
@@ -59,25 +59,25 @@ ROLE_OF = {
     "DPServer": "collocated",
 }
 LAST_RECOVERY_S = 180.0
-CALM_S = 5.0  # of ordinary load between a recovery and the next fault
+CALM_S = 5.0  # ordinary load between a recovery and the next fault
 SAMPLE_S = 5.0
 LEFT_POLL_S, LEFT_ASK_S = 0.5, 3.0
 LEFT_ANSWER_S = 10.0
-LEFT_GRACE_S = 5.0  # beyond the lease
+LEFT_GRACE_S = 5.0  # in addition to the lease
 ASK_S = 120.0
-SETTLE_S = 90.0  # for processes that are ending
+SETTLE_S = 90.0  # limit for processes to end
 POOL_GAUGE = "kv_cache_usage_perc"
 COUNTERS = ("nixl_num_failed_transfers", "nixl_num_failed_notifications", "nixl_num_kv_expired_reqs")
 GUARD = "guard_"
-# Ray keeps some to be quick; how many is chance.
+# Ray keeps a varying number of these processes.
 PASSING = ("IDLE", "NodeActor")
 CounterKey = tuple[str, tuple[tuple[str, str], ...]]
 """A counter's name and labels."""
 
 
 class ChaosOrder(Frozen):
-    """What to do. ``name``: the plan's; ``folder``: where results go (None: a dry run). ``not_mine``: also where no
-    launcher of this machine has published what answers there."""
+    """An order for `execute`. ``name``: of the plan. ``folder``: of the results; None: a dry run. ``not_mine``: accept
+    an endpoint that no launcher of this machine has published."""
 
     plan: FaultPlan
     name: str
@@ -101,8 +101,10 @@ class DeploymentUnderTest(NamedTuple):
 
 
 def subject_of(order: ChaosOrder) -> DeploymentUnderTest:
-    """What answers at that address. Raises UsageError where no launcher of this machine has published it, unless told
-    that this is known."""
+    """The deployment at the order's address.
+
+    Raises UsageError if no launcher of this machine has published it and the order does not accept that.
+    """
     running = load_running(order.base_url)
     if running is not None:
         return DeploymentUnderTest(order.base_url, running.model_id, running.manifest, key_of(order.base_url))
@@ -117,7 +119,7 @@ def subject_of(order: ChaosOrder) -> DeploymentUnderTest:
 
 
 def execute(order: ChaosOrder) -> None:
-    """Do it; progress goes to standard error, a dry run's text to standard output. Raises PdlabError."""
+    """Execute the order. Progress goes to standard error, a dry run's text to standard output. Raises PdlabError."""
     subject = subject_of(order)
     with contextlib.ExitStack() as stack:
         if order.folder is not None:
@@ -130,7 +132,7 @@ def execute(order: ChaosOrder) -> None:
         loading = prepare(local, env)
         cluster = stack.enter_context(Cluster(local, env))
         loading.result()
-        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # tells of every raylet that was killed
+        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns of every killed raylet
         faults = _FaultRun(order, subject, cluster, local)
         stack.callback(faults.node_actors.close)
         faults.run()
@@ -157,7 +159,7 @@ class _FaultRun:
     def run(self) -> None:
         state = self.app.state()
         if state.status != "RUNNING":
-            raise ClusterError(f"the application {APP} is {state.status}, not RUNNING: faults need one that is well")
+            raise ClusterError(f"the application {APP} is {state.status}; faults need a RUNNING application")
         _, members = self.look()
         replicas = self._replicas()
         possible = DeploymentFeatures(
@@ -176,10 +178,10 @@ class _FaultRun:
             raise UsageError("none of the plan's faults applies to this deployment; the reasons are above")
         self._make(Path(self.order.folder), made, replicas)
 
-    # What there is
+    # Facts of the deployment
 
     def look(self, *, ports: bool = False) -> tuple[list[NodeSurvey], list[DeploymentProcess]]:
-        """Processes now. Raises ClusterError."""
+        """The surveys and the classified processes now. Raises ClusterError."""
         from ray._private import state as ray_state
 
         surveys = self.node_actors.survey(ports=ports)
@@ -188,7 +190,7 @@ class _FaultRun:
         return surveys, classify(surveys, state.replicas, self._roles(), actors, ray_state.jobs())
 
     def _roles(self) -> dict[str, Role]:
-        """By Serve's names, which Ray Serve LLM makes of the role and the model."""
+        """Serve's name of an engine deployment -> role. Ray Serve LLM makes the name of the role and the model."""
         names = self.app.state().deployments
         return {
             name: cast(Role, ROLE_OF[name.partition(":")[0]]) for name in names if name.partition(":")[0] in ROLE_OF
@@ -197,8 +199,7 @@ class _FaultRun:
     def _replicas(self) -> dict[Role, int]:
         roles = self._roles()
         counts = Counter(roles[r.deployment] for r in self.app.state().replicas if r.deployment in roles)
-        order: tuple[Role, ...] = ("prefill", "decode", "collocated", "fluid")
-        return {role: counts[role] for role in order if counts[role]}
+        return {role: counts[role] for role in ROLES if counts[role]}
 
     def _engines(self) -> dict[str, Role]:
         """Running engine replicas -> role."""
@@ -207,7 +208,7 @@ class _FaultRun:
         return {replica.replica: roles[replica.deployment] for replica in running if replica.deployment in roles}
 
     def prefilled(self) -> float | None:
-        """Requests that prefill engines have finished so far, those of replicas that are gone included."""
+        """Number of requests that prefill engines have finished; None: unknown."""
         try:
             snapshot = parse_snapshot(read_pages(self.cluster.metrics_urls()), (), {})
             prefill = [replica for replica, role in self._engines().items() if role == "prefill"]
@@ -217,7 +218,7 @@ class _FaultRun:
         return sum(counts) if counts else None
 
     def kv_use(self) -> dict[str, float]:
-        """Share of KV blocks in use, of every running engine replica whose gauge is on a page now."""
+        """Running engine replica -> share of KV blocks in use, for replicas whose gauge is on a page now."""
         engines = self._engines()
         use: dict[str, float] = {}
         for page in read_pages(self.cluster.metrics_urls()):
@@ -227,7 +228,7 @@ class _FaultRun:
         return use
 
     def count(self) -> None:
-        """Read the counters; those of engines that are gone keep their last value."""
+        """Read the counters. Counters of engines that have ended keep their last value."""
         with contextlib.suppress(PdlabError):
             for page in read_pages(self.cluster.metrics_urls()):
                 for sample in samples(page, _is_counted):
@@ -241,7 +242,7 @@ class _FaultRun:
         return grown
 
     def _pool_tokens(self) -> float | None:
-        """What one prefill engine's KV pool holds, where the pages say."""
+        """Tokens of one prefill engine's KV pool; None: unknown."""
         with contextlib.suppress(PdlabError):
             engines = self._engines()
             snapshot = parse_snapshot(read_pages(self.cluster.metrics_urls()), tuple(engines), engines)
@@ -268,12 +269,15 @@ class _FaultRun:
     def _only_model(self) -> str:
         names = [name.partition(":")[2] for name in self._roles()]
         if not names:
-            raise UsageError(f"{self.subject.base_url}: nothing there is an engine of Ray Serve LLM")
+            raise UsageError(f"{self.subject.base_url}: no engine of Ray Serve LLM runs there")
         return names[0].replace("--", "/")
 
     def _prompts(self, service: LoadTarget, replicas: Mapping[Role, int]) -> list[Prompt]:
-        """Every prompt with the answer of an engine alone, and each asked once of the whole. Raises CanaryError where
-        that answers wrongly before any fault, DeployError where nothing answers."""
+        """Every prompt with its reference, which is the answer of one engine without KV transfer.
+
+        Also sends each prompt to the deployment. Raises CanaryError if an answer is wrong before any fault, and
+        DeployError without an answer.
+        """
         deployment = self.subject.deployment
         context = deployment.max_model_len if deployment else None
         most = None if context is None else max(1, context - LEAVING_TIMES * self.plan.max_tokens)
@@ -292,7 +296,7 @@ class _FaultRun:
             canary_answers.append(canary.read_answer(self._ask(service, salted)))
         result = canary.compare(canary_answers, references, "an engine alone", rounding=service.rounding, bounded=False)
         if result.equal is False:
-            raise CanaryError(f"the deployment answers wrongly before any fault: {result.detail}")
+            raise CanaryError(f"the deployment gives a wrong answer before any fault: {result.detail}")
         self.progress(f"references: {result.detail}")
         return [Prompt(tuple(each), answer) for each, answer in zip(ids, references, strict=True)]
 
@@ -300,10 +304,10 @@ class _FaultRun:
         try:
             answer: dict[str, Any] = complete(service.base_url, request, service.key, ASK_S)
         except NoAnswer as error:
-            raise DeployError(f"before any fault, a request {error}") from error
+            raise DeployError(f"a request before any fault {error}") from error
         return answer
 
-    # Making them
+    # The faults
 
     def _make(self, folder: Path, made: FaultSchedule, replicas: dict[Role, int]) -> None:
         started = now()
@@ -343,7 +347,7 @@ class _FaultRun:
             run = ChaosRun(
                 label=self.subject.manifest.label, plan=self.order.name, seed=self.plan.seed,
                 concurrency=self.plan.concurrency, limit_s=self.plan.limit_s, answers=self.plan.answers,
-                lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=self._guarded(),
+                lease_s=self.plan.lease_s, loaded_s=round(loaded_s, 3), guarded=guarded(self.subject.manifest),
                 impossible=made.impossible, counters=self._grown(counts), leftovers=leftovers,
                 interrupted=interrupted, command=self.order.command,
                 started_at=started, finished_at=now(),
@@ -352,10 +356,6 @@ class _FaultRun:
             finish(folder, run, manifest)
         if interrupted:
             raise KeyboardInterrupt
-
-    def _guarded(self) -> bool | None:
-        """As `guarded`; simulated engines have none."""
-        return None if self.subject.manifest.rehearsal else guarded(self.subject.deployment)
 
     def _fault_context(self, prompts: Sequence[Prompt], replicas: dict[Role, int]) -> FaultContext:
         more = self.plan.more
@@ -383,7 +383,7 @@ class _FaultRun:
             self.local = local_nodes.restart(self.local, number)
 
     def _await_turn(self, due: DueFault, load: Load, faults: list[InjectedFault]) -> None:
-        """Until the fault is due, and the one before is over where the plan waits for that."""
+        """Wait until the fault is due and, if the plan waits for it, until the recovery from the fault before."""
         last = faults[-1] if faults else None
         waits = last is not None and self.plan.recover_s and last.outcome != "skipped"
         while waits and last is not None and load.now_s() < last.ended_s + self.plan.recover_s:
@@ -399,7 +399,7 @@ class _FaultRun:
             time.sleep(0.1)
 
     def _await_end(self, load: Load, faults: list[InjectedFault]) -> None:
-        """Until the time of a soak is over, and the last fault too."""
+        """Wait for the end of a soak and for the recovery from the last fault."""
         while self.plan.duration_s is not None and load.now_s() < self.plan.duration_s:
             load.check()
             time.sleep(0.1)
@@ -418,16 +418,15 @@ class _FaultRun:
 
     @contextlib.contextmanager
     def _sampled(self, folder: Path, load: Load) -> Iterator[None]:
-        """Memory and KV use, every few seconds of the block."""
-        over = threading.Event()
+        """Sample memory, KV use and counters every few seconds of a block."""
 
-        def sample() -> None:
+        def sample(over: threading.Event) -> None:
             while not over.wait(SAMPLE_S):
                 try:
                     surveys, members = self.look()
                     use = self.kv_use()
                     self.count()
-                except Exception:  # whatever is down at this moment; the next sample comes
+                except Exception:  # something is down at this moment
                     continue
                 engines = self._engines()
                 kv = {f"{engines.get(replica, 'engine')} {replica}": value for replica, value in use.items()}
@@ -437,15 +436,10 @@ class _FaultRun:
                 )  # fmt: skip
                 append(folder, [moment])
 
-        thread = threading.Thread(target=sample, name="chaos-samples", daemon=True)
-        thread.start()
-        try:
+        with in_background(sample, "chaos-samples", SAMPLE_S + 60.0):
             yield
-        finally:
-            over.set()
-            thread.join(SAMPLE_S + 60.0)
 
-    # What is left
+    # Leftovers
 
     def _inventory(
         self, surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]
@@ -466,10 +460,10 @@ class _FaultRun:
         free_s: float | None = None
         requested_at = -math.inf
         short = min(prompts, key=lambda each: len(each.ids))
-        self.progress("waiting for KV blocks, processes and ports to be given back")
+        self.progress("waiting until KV blocks, processes and ports are released")
         while time.monotonic() - ended <= limit_s:
             if time.monotonic() - requested_at > LEFT_ASK_S:
-                # An idle engine says nothing: Ray's pages drop a gauge that is not set again.
+                # Ray's pages drop a gauge that is not set again, as that of an idle engine.
                 requested_at = time.monotonic()
                 for number in range(2 * max(1, len(self._engines()))):
                     request = request_of(service, short.ids, f"after-{time.time_ns()}-{number}", stream=False)
@@ -494,7 +488,7 @@ class _FaultRun:
         )  # fmt: skip
 
     def _more(self, before: tuple[Counter[str], ...]) -> tuple[dict[str, int], ...]:
-        """What there is beyond what there was, by kind: processes, ports, actors."""
+        """(processes, ports, actors) by kind that were not there ``before``."""
         surveys, members = self.look(ports=True)
         after = self._inventory(surveys, members)
         return tuple(added_since(now_there, then) for now_there, then in zip(after, before, strict=True))
@@ -505,24 +499,15 @@ def _is_counted(name: str) -> bool:
 
 
 def added_since(after: Counter[str], before: Counter[str]) -> dict[str, int]:
-    """How many more of each kind, those aside that come and go by themselves."""
+    """Kind -> increase, without kinds whose number varies by itself (`PASSING`)."""
     kinds = {name: count - before[name] for name, count in sorted(after.items()) if name not in PASSING}
     return {name: count for name, count in kinds.items() if count > 0}
 
 
-def guarded(deployment: Deployment | None) -> bool | None:
-    """Whether the engines have a KV guard, by the field ``kv_guard`` wherever the deployment has one; None: it has
-    none."""
-    waiting: list[Any] = [deployment.model_dump()] if deployment is not None else []
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            if isinstance(each.get("kv_guard"), bool):
-                return bool(each["kv_guard"])
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
-    return None
+def guarded(manifest: Manifest) -> bool | None:
+    """Whether the engines have a KV guard; None: unknown, simulated engines, or no KV transfer."""
+    transport = manifest.deployment.transport if manifest.deployment is not None else None
+    return None if transport is None or manifest.rehearsal else transport.kv_guard
 
 
 def _described(fault: InjectedFault) -> str:

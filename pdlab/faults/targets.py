@@ -1,4 +1,4 @@
-"""Which process is what, from Ray Serve, Ray and /proc of every node. Pure but for `NodeActors`."""
+"""Classify the processes of a deployment with facts of Ray Serve, Ray and /proc. Pure, but for `NodeActors`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pdlab.cluster.connection import Cluster
+from pdlab.cluster.connection import Cluster, pinned_to
 from pdlab.core.errors import ClusterError
 from pdlab.deploy.application import ReplicaState
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
@@ -27,8 +27,8 @@ _ENDED = ("DEAD",)
 
 
 class DeploymentProcess(NamedTuple):
-    """One process of the deployment. ``node``: Ray's id of its node; ``started``: in ticks since boot. ``replica``: of
-    Ray Serve, where it belongs to one."""
+    """One process of the deployment. ``node``: Ray's node id. ``started``: clock ticks since boot. ``replica``: its
+    replica of Ray Serve, if it belongs to one."""
 
     node: str
     pid: int
@@ -44,7 +44,7 @@ class DeploymentProcess(NamedTuple):
 
 
 class NodeSurvey(NamedTuple):
-    """`pdlab.faults.on_node.survey` of one node. ``head``: Ray's head node; ``address``: its IP."""
+    """`pdlab.faults.on_node.survey` of one node. ``address``: its IP. ``head``: whether it is Ray's head node."""
 
     node: str
     address: str
@@ -55,7 +55,7 @@ class NodeSurvey(NamedTuple):
     processes: dict[int, dict[str, Any]]
 
     def below(self, pid: int) -> list[int]:
-        """Descendants."""
+        """Descendants of the process."""
         pids: list[int] = []
         waiting = [pid]
         while waiting:
@@ -73,10 +73,10 @@ def classify(
     actors: Iterable[Mapping[str, Any]],
     jobs: Iterable[Mapping[str, Any]] = (),
 ) -> list[DeploymentProcess]:
-    """Every process that a fault may hit, by node and number.
+    """Every process that a fault may hit, sorted by node and number.
 
-    ``roles``: Serve's name of an engine deployment -> its role; other deployments' replicas are routers. ``actors``,
-    ``jobs``: Ray's tables, by which a worker that is a Ray actor is known: the driver of its job is an engine core.
+    ``roles``: Serve's name of an engine deployment -> its role; replicas of other deployments are routers. ``actors``,
+    ``jobs``: Ray's tables. A Ray actor is a worker of an engine if the driver of its job is an engine core.
     """
     by_node = {survey.node: survey for survey in surveys}
     members: dict[tuple[str, int], DeploymentProcess] = {}
@@ -128,55 +128,57 @@ def classify(
 
 
 def present_parts(members: Sequence[DeploymentProcess]) -> frozenset[tuple[Role | None, Part]]:
-    """Role and part of everything there is; a node is there where its raylet is."""
+    """(role, part) of all processes. There is a ``node`` if there is a raylet."""
     present: set[tuple[Role | None, Part]] = {(each.role, each.part) for each in members}
     return frozenset(present | ({(None, "node")} if (None, "raylet") in present else set()))
 
 
 def choose(members: Sequence[DeploymentProcess], target: FaultTarget, draw: float) -> DeploymentProcess | None:
-    """One of them, by a number from 0 to 1; None where there is none. The same for all acts of a fault."""
+    """One process of the target, selected by ``draw`` (0 to 1); None without one. A fault uses one ``draw``."""
     part = "raylet" if target.part == "node" else target.part
     some = sorted(each for each in members if (each.role, each.part) == (target.role, part))
     return some[min(len(some) - 1, int(draw * len(some)))] if some else None
 
 
 def counted(surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]) -> tuple[Counter[str], Counter[str]]:
-    """Processes, and TCP ports that they listen on, by kind of process; each once, also where nodes share a machine."""
-    names = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
+    """(processes, listening TCP ports) by kind of process. Each process counts once, also if nodes share a machine."""
     processes: Counter[str] = Counter()
     ports: Counter[str] = Counter()
-    done: set[tuple[str, int]] = set()
-    # First those that a node knows best: what shares a machine is listed by several, and named by one.
-    listed = [(survey, pid) for survey in surveys for pid in survey.processes]
-    for survey, pid in sorted(listed, key=lambda each: (each[0].node, each[1]) not in names):
-        if (survey.space, pid) in done:
-            continue
-        done.add((survey.space, pid))
-        facts = survey.processes[pid]
-        name = names.get((survey.node, pid)) or short_title(facts["title"])
+    for _, kind, facts in _distinct(surveys, members):
+        name = kind or short_title(facts["title"])
         processes[name] += 1
         ports[name] += len(facts["ports"])
     return processes, ports
 
 
 def resident_mib(surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]) -> dict[str, float]:
-    """Resident MiB by part of the deployment; what is no part of it that a fault hits is ``other``."""
-    names = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
+    """Resident MiB by kind of process; ``other``: processes that no fault hits, but not the actors of the surveys."""
     sums: dict[str, float] = {}
-    done: set[tuple[str, int]] = set()
     own = {(survey.space, survey.own) for survey in surveys}
-    listed = [(survey, pid) for survey in surveys for pid in survey.processes if (survey.space, pid) not in own]
-    for survey, pid in sorted(listed, key=lambda each: (each[0].node, each[1]) not in names):
-        if (survey.space, pid) in done:
-            continue
-        done.add((survey.space, pid))
-        name = names.get((survey.node, pid), "other")
-        sums[name] = sums.get(name, 0.0) + survey.processes[pid]["rss_bytes"] / 2**20
+    for process, kind, facts in _distinct(surveys, members):
+        if process not in own:
+            sums[kind or "other"] = sums.get(kind or "other", 0.0) + facts["rss_bytes"] / 2**20
     return {name: round(value, 1) for name, value in sorted(sums.items())}
 
 
+def _distinct(
+    surveys: Sequence[NodeSurvey], members: Sequence[DeploymentProcess]
+) -> Iterator[tuple[tuple[str, int], str | None, dict[str, Any]]]:
+    """(space and number, kind if it is one of ``members``, facts) of each process, once.
+
+    Nodes of one machine list the same processes, but only one of them has a process as a member: members come first.
+    """
+    kinds = {(each.node, each.pid): FaultTarget(each.part, each.role).text for each in members}
+    listed = [(survey, pid) for survey in surveys for pid in survey.processes]
+    done: set[tuple[str, int]] = set()
+    for survey, pid in sorted(listed, key=lambda each: (each[0].node, each[1]) not in kinds):
+        if (survey.space, pid) not in done:
+            done.add((survey.space, pid))
+            yield (survey.space, pid), kinds.get((survey.node, pid)), survey.processes[pid]
+
+
 def short_title(title: str) -> str:
-    """A process's title without what differs from start to start."""
+    """A process's title without the parts that differ between two starts."""
     words = title.split()
     if not words:
         return "a process without a title"
@@ -188,7 +190,7 @@ def short_title(title: str) -> str:
 
 
 class NodeActors:
-    """An actor on every node that acts on processes there, made when it is first wanted and again after its end."""
+    """A `pdlab.faults.on_node.NodeActor` on every node; started at its first use, and again after its end."""
 
     def __init__(self, cluster: Cluster, mark: str | None) -> None:
         self.cluster = cluster
@@ -198,20 +200,18 @@ class NodeActors:
         self._surveyed = False
 
     def on(self, node: str) -> Any:
-        """The actor of that node (Ray's id)."""
+        """The actor of that node (Ray's node id)."""
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with self._making:
             if node not in self._actors:
                 ray.cloudpickle.register_pickle_by_value(importlib.import_module(on_node.__name__))
-                on_that_node = NodeAffinitySchedulingStrategy(node, soft=False)
                 actor: Any = ray.remote(num_cpus=0, max_concurrency=4)(on_node.NodeActor)
-                self._actors[node] = actor.options(scheduling_strategy=on_that_node).remote()
+                self._actors[node] = actor.options(scheduling_strategy=pinned_to(node)).remote()
             return self._actors[node]
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = HANDS_TIMEOUT_S) -> Any:
-        """What the method of `pdlab.faults.on_node.NodeActor` returns there. Raises ClusterError."""
+        """Result of a method of `pdlab.faults.on_node.NodeActor` on that node. Raises ClusterError."""
         import ray
 
         for attempt in (1, 2):
@@ -220,18 +220,18 @@ class NodeActors:
             except ray.exceptions.RayTaskError as error:
                 raise ClusterError(f"{method} on node {node[:8]} fails: {error.cause}") from error
             except ray.exceptions.RayError as error:
-                self._actors.pop(node, None)  # it went with its node, or with what was done to that
+                self._actors.pop(node, None)  # it ended with its node, or by a fault of the node
                 if attempt == 2 or isinstance(error, ray.exceptions.GetTimeoutError):
                     raise ClusterError(f"node {node[:8]} does not answer: {type(error).__name__}") from error
         raise AssertionError("unreachable")
 
     def survey(self, *, ports: bool = False) -> list[NodeSurvey]:
-        """Of every node that answers; a node that is down is left out. ``ports``: those of each process too."""
+        """The survey of every node that answers; a node that is down is left out. ``ports``: with listening ports."""
         import ray
 
         nodes = {node["NodeID"]: node for node in self.cluster.alive()}
         calls = {node: self.on(node).survey.remote(self.mark, ports) for node in nodes}
-        # The first time each is a process that has yet to start; later one that does not answer is down.
+        # The first survey starts the actors' processes; later an actor without an answer is down.
         timeout_s = LOOK_TIMEOUT_S if self._surveyed else HANDS_TIMEOUT_S
         self._surveyed = True
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
@@ -239,7 +239,7 @@ class NodeActors:
         for node, call in calls.items():
             try:
                 facts = ray.get(call, timeout=0)
-            except Exception:  # down, or so busy that it counts as down
+            except Exception:  # the node is down, or too busy to answer
                 self._actors.pop(node, None)
                 continue
             record = nodes[node]

@@ -1,8 +1,8 @@
-"""Levels in the formats of others: AIPerf's JSON, InferenceX's rows, llm-d's benchmark report; and as a table.
+"""Levels in other tools' formats: AIPerf's JSON, InferenceX's rows, llm-d's benchmark report; and as a table.
 
-The formats of clients have the figures of the whole run, as those clients do. They have no place for the reason why a
-level is not valid, nor for a ramp: such levels are left out. The table, CSV or Parquet, has every level.
-`pdlab.results.readers` reads all of them.
+The clients' formats have the figures of the whole run, as those clients do. They cannot express why a level is invalid,
+nor a ramp, so such levels are left out. The table, CSV or Parquet, has every level. `pdlab.results.readers` reads all
+of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import gpus_of, short_labels
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
@@ -31,7 +32,7 @@ AIPERF_SCHEMA, LLMD_SCHEMA = "1.4", "0.2"
 
 
 class ExportedLevel(NamedTuple):
-    """A level that is written. ``name``: of its curve, as in the tables."""
+    """A level to write. ``name``: of its curve, as in the tables."""
 
     name: str
     experiment: Experiment
@@ -43,7 +44,7 @@ class ExportedLevel(NamedTuple):
 
     @property
     def pools(self) -> tuple[Pool | None, Pool | None]:
-        """Of prefill and of decode; a collocated deployment has the second."""
+        """Of prefill and of decode; a collocated deployment has only the second."""
         topology = self.experiment.manifest.deployment and self.experiment.manifest.deployment.topology
         if isinstance(topology, Disaggregated):
             return topology.prefill, topology.decode
@@ -51,7 +52,7 @@ class ExportedLevel(NamedTuple):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What the formats have no place for."""
+        """What the formats have no field for."""
         deployment = self.experiment.manifest.deployment
         return {
             "version": __version__,
@@ -63,14 +64,14 @@ class ExportedLevel(NamedTuple):
 
 
 class WrittenExport(NamedTuple):
-    """Where one format went, and the line that says so."""
+    """The path of one written format, and the line that reports it."""
 
     path: Path
     line: str
 
 
 def check_exports(exports: Mapping[str, Path]) -> None:
-    """Raises UsageError where a file cannot be written, or what writes it is not installed."""
+    """Raises UsageError if a file cannot be written, or a library is missing."""
     for name, path in exports.items():
         if name in PER_LEVEL:
             check_folder(path, "--export")
@@ -112,7 +113,7 @@ def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written
 
 
 def _left_out(run: Run, name: str) -> str | None:
-    """Why a level cannot be written in the format of a client; None if it can."""
+    """Why a level cannot be written in a client's format; None if it can."""
     if not run.validity.valid:
         return "not valid"
     if isinstance(run.load, Ramp | Replay):
@@ -129,7 +130,7 @@ def _counts(reasons: list[tuple[ExportedLevel, str | None]]) -> str:
 
 
 def _folders(levels: list[ExportedLevel]) -> list[str]:
-    """A folder per level, of another name for each."""
+    """A folder per level, each with another name."""
     found: Counter[str] = Counter()
     names = []
     for level in levels:
@@ -158,14 +159,8 @@ def _mean_tokens(whole: Summary) -> _MeanTokens:
     )
 
 
-def _latencies(whole: Summary, names: Mapping[str, str]) -> dict[str, Distribution]:
-    """Their name -> the latency, of those that are known."""
-    return {theirs: known for ours, theirs in names.items() if (known := getattr(whole, ours)) is not None}
-
-
-def _statistics(latency: Distribution, mean: str, scale: float) -> dict[str, float]:
-    known = {} if latency.mean_s is None else {mean: latency.mean_s * scale}
-    return known | {name: value * scale for name, value in latency.percentiles_s.items()}
+def _in_ms(latency: Distribution) -> dict[str, float]:
+    return {"avg" if name == "mean" else name: value * 1000.0 for name, value in latency.statistics_s.items()}
 
 
 def _aiperf(level: ExportedLevel) -> dict[str, Any]:
@@ -183,13 +178,12 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         phase = {"type": "gamma", "rate": run.load.rate_rps, "smoothness": run.load.burstiness}
         if run.load.burstiness == 1:
             phase = {"type": "poisson", "rate": run.load.rate_rps}
-    names = {
+    names: dict[Metric, str] = {
         "ttft": "time_to_first_token",
         "tpot": "inter_token_latency",
         "itl": "inter_chunk_latency",
         "e2el": "request_latency",
     }
-    latencies = _latencies(whole, names)
     return {
         "schema_version": AIPERF_SCHEMA,
         "pdlab": level.origin,
@@ -197,7 +191,7 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         "request_count": figure("requests", whole.completed),
         "error_request_count": figure("requests", run.failed),
         "benchmark_duration": figure("sec", whole.duration_s),
-        **{name: {"unit": "ms", **_statistics(each, "avg", 1000.0)} for name, each in latencies.items()},
+        **{names[each]: {"unit": "ms", **_in_ms(value)} for each, value in whole.latencies.items()},
         "input_sequence_length": figure("tokens", lengths.input, sum=lengths.input * whole.completed),
         "output_sequence_length": figure("tokens", lengths.output, sum=lengths.output * whole.completed),
         "output_token_throughput": figure("tokens/sec", whole.output_tokens_per_s),
@@ -237,11 +231,9 @@ def _inferencex(level: ExportedLevel) -> dict[str, Any]:
         for role, pool in (("prefill", prefill), ("decode", decode)):
             row[f"{role}_tp"], row[f"{role}_num_workers"] = pool.tp, pool.replicas
             row[f"num_{role}_gpu"] = pool.gpus
-    for metric in ("ttft", "tpot", "itl", "e2el"):
-        latency: Distribution | None = getattr(whole, metric)
-        if latency is not None:
-            statistics = _statistics(latency, "mean", 1.0)
-            row |= {f"{'median' if name == 'p50' else name}_{metric}": value for name, value in statistics.items()}
+    for metric, latency in whole.latencies.items():
+        for name, value in latency.statistics_s.items():
+            row[f"{'median' if name == 'p50' else name}_{metric}"] = value
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -254,17 +246,15 @@ def _llmd(level: ExportedLevel) -> dict[str, Any]:
     else:
         assert isinstance(run.load, Open)
         load = {"rate_qps": run.load.rate_rps}
-    names = {
+    names: dict[Metric, str] = {
         "ttft": "time_to_first_token",
         "tpot": "time_per_output_token",
         "itl": "inter_token_latency",
         "e2el": "request_latency",
     }
-    units = {"tpot": "s/token", "itl": "s/token"}
     latencies = {
-        theirs: {"units": units.get(ours, "s"), **_statistics(latency, "mean", 1.0)}
-        for ours, theirs in names.items()
-        if (latency := getattr(whole, ours)) is not None
+        names[each]: {"units": "s/token" if each in ("tpot", "itl") else "s", **value.statistics_s}
+        for each, value in whole.latencies.items()
     }
     prefill, decode = level.pools
     roles = [("prefill", prefill), ("decode" if prefill else "replica", decode)]

@@ -1,7 +1,7 @@
-"""Results of faults made under load: every request with its outcome, every fault, samples of memory, what was left.
+"""Results of faults injected under load: requests with outcomes, faults, samples of memory, leftovers.
 
-A folder ``bm_results/chaos-<label>/`` has ``chaos.json`` (a `ChaosRun`), ``manifest.json``, and as JSON lines, written
-while it goes on, ``requests.jsonl``, ``faults.jsonl`` and ``samples.jsonl``.
+A folder ``bm_results/chaos-<label>/`` has ``chaos.json`` (a `ChaosRun`) and ``manifest.json``. Three files of JSON
+lines grow during the run: ``requests.jsonl``, ``faults.jsonl`` and ``samples.jsonl``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
@@ -20,7 +20,7 @@ from pdlab.results.store import CHAOS, MANIFEST
 
 REQUESTS, FAULTS, SAMPLES = "requests.jsonl", "faults.jsonl", "samples.jsonl"
 
-# right: the reference's tokens. error: ended in time, and the client was told (status, error in the stream, a closed
+# right: the reference's tokens. error: ended in time with an error for the client (status, error in the stream, closed
 # connection). hang: not ended within the limit. wrong: other tokens than the reference's. left: the client went away.
 RequestOutcome = Literal["right", "error", "hang", "wrong", "left"]
 REQUEST_OUTCOMES: tuple[RequestOutcome, ...] = ("right", "error", "hang", "wrong", "left")
@@ -30,8 +30,8 @@ Outcome = Literal["injected", "skipped", "failed"]
 class ChaosRequest(Frozen):
     """One request; times in seconds since the load began.
 
-    ``prompt``: which of the fixed prompts. ``status``: of HTTP, None where none came. ``tokens``: that were received.
-    ``rounded``: right, but for a token that bfloat16 rounds either way. ``phase``: where the client left on purpose.
+    ``prompt``: number of the fixed prompt. ``status``: of HTTP, None if there was none. ``tokens``: tokens received.
+    ``rounded``: right, except for a token within bfloat16's rounding. ``phase``: when the client left on purpose.
     """
 
     number: int
@@ -41,7 +41,7 @@ class ChaosRequest(Frozen):
     end_s: float
     status: int | None = None
     tokens: int = 0
-    outcome: RequestOutcome = Field(validation_alias=AliasChoices("outcome", "fate"))  # "fate" until 0.1.0
+    outcome: RequestOutcome
     detail: str | None = None
     rounded: bool = False
     phase: str | None = None
@@ -50,9 +50,10 @@ class ChaosRequest(Frozen):
 class InjectedFault(Frozen):
     """One fault; times in seconds since the load began.
 
-    ``planned_s``: when it was due; ``began_s`` and ``ended_s``: its first act and the end of its last. ``targets``:
-    the processes or the link, in words. ``outcome``: ``skipped`` where there was nothing to hit at that moment,
-    ``failed`` where an act failed; ``detail`` says why. ``spared``: every pool kept a replica that it did not touch.
+    ``planned_s``: when it was due. ``began_s`` and ``ended_s``: begin of its first act and end of its last.
+    ``targets``: the processes or the link, in words. ``outcome``: ``skipped`` if there was no target at that moment,
+    ``failed`` if an act failed; ``detail`` has the reason. ``spared``: every pool kept a replica that the fault did not
+    touch.
     """
 
     number: int
@@ -68,8 +69,10 @@ class InjectedFault(Frozen):
 
 
 class ChaosSample(Frozen):
-    """A moment: resident MiB by part of the deployment, share of its KV blocks that each engine uses, engine replicas
-    by role that Ray Serve calls running (empty: not looked at)."""
+    """One moment: resident MiB by part of the deployment, used share of the KV blocks by engine.
+
+    ``running``: engine replicas by role that Ray Serve reports as running; empty: not sampled.
+    """
 
     at_s: float
     rss_mib: dict[str, float] = Field(default_factory=dict)
@@ -80,9 +83,9 @@ class ChaosSample(Frozen):
 class Leftovers(Frozen):
     """What was there at the end and not at the beginning.
 
-    ``kv_use``: by engine, share of its KV blocks in use when it was last read (None: the engine did not say).
-    ``kv_free_after_s``: seconds from the end of the load until all engines said 0 (None: not within the limit).
-    ``actors``, ``processes``, ``ports``: more than before, by name; ports are counted per kind of process.
+    ``kv_use``: by engine, used share of its KV blocks at the last read (None: no value). ``kv_free_after_s``: seconds
+    from the end of the load until all engines reported 0 (None: not within the limit). ``actors``, ``processes``,
+    ``ports``: how many more than before, by name; ports are counted per kind of process.
     """
 
     kv_use: dict[str, float | None] = Field(default_factory=dict)
@@ -98,12 +101,13 @@ class Leftovers(Frozen):
 
 
 class ChaosRun(Frozen):
-    """What was done. ``plan``: its name; ``answers``: so many right ones in a row are a recovery; ``limit_s``: what
-    takes longer hangs; ``loaded_s``: how long the load lasted. ``guarded``: whether the engines had the KV guard
-    (None: unknown). ``impossible``: kinds that this deployment cannot have, and why. ``interrupted``: ended early.
+    """What was done. ``plan``: name of the plan. ``answers``: number of right answers in a row that count as recovery.
+    ``limit_s``: longer requests hang. ``loaded_s``: duration of the load. ``guarded``: whether the engines had the KV
+    guard (None: unknown). ``impossible``: kinds that this deployment cannot have, with the reason. ``interrupted``:
+    ended early.
 
-    ``counters``: by how much the engines' counters of KV transfers that failed or expired, and of a guard's acts, have
-    grown, as far as they were read: not the last seconds of an engine before it was killed.
+    ``counters``: growth of the engines' counters of failed or expired KV transfers and of the guard's acts. The last
+    seconds of an engine before it was killed are missing.
     """
 
     schema_version: Literal[1] = 1
@@ -126,7 +130,7 @@ class ChaosRun(Frozen):
 
 
 class Chaos(NamedTuple):
-    """All of a folder."""
+    """All contents of a folder."""
 
     name: str
     run: ChaosRun
@@ -141,13 +145,12 @@ _FILE_OF: dict[type[Frozen], str] = {ChaosRequest: REQUESTS, InjectedFault: FAUL
 
 
 def is_chaos(folder: Path) -> bool:
-    """Whether the folder holds faults made under load."""
+    """Whether the folder holds faults injected under load."""
     return (folder / CHAOS).is_file()
 
 
 def new_folder(parent: Path, label: str) -> Path:
-    """A folder for a new one, ``chaos-<label>`` or the first with a number behind it that is not there yet. Raises
-    WriteError where it cannot be made."""
+    """Make a new folder: ``chaos-<label>``, or the first unused one with a number appended. Raises WriteError."""
     number = 1
     while True:
         folder = parent / (f"chaos-{label}" if number == 1 else f"chaos-{label}-{number}")
@@ -172,7 +175,7 @@ def append(folder: Path, values: Iterable[ChaosRequest | InjectedFault | ChaosSa
 
 
 def finish(folder: Path, run: ChaosRun, manifest: Manifest) -> None:
-    """Write what makes the folder a whole. Raises WriteError."""
+    """Write the run and the manifest, which complete the folder. Raises WriteError."""
     replace(folder / MANIFEST, manifest.model_dump_json(indent=2).encode())
     replace(folder / CHAOS, run.model_dump_json(indent=2).encode())
 

@@ -1,15 +1,15 @@
-"""Short names of the curves of one folder: what all of them share is left out, and so is what another value determines.
+"""Short names of the curves of one folder, without what all of them share or what another value determines.
 
-A reader compares curves by a few settings (GPU, framework, precision, parallelism, lengths): these are in the name of
-every curve where they differ. Any other setting is in a name only where the curves would have the same name without it.
+Readers compare curves by a few settings: GPU, framework, precision, parallelism, lengths. These are in every name if
+they differ. Any other setting is in a name only if two curves would have the same name without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 MOST_SHOWN = 40  # characters of a value
-# Keys whose values say by themselves what they are, in the order of a name.
+# Keys whose values need no key beside them, in the order of a name.
 _GPU_KEYS = ("gpu", "gpu_type", "hw", "hardware")
 PLAIN = (*_GPU_KEYS, "framework", "engine", "backend", "precision", "dtype")
 _COUNTS = ("tp", "pp", "dp", "ep")
@@ -20,15 +20,16 @@ _COMPARED = (*PLAIN, "tp", "pp", "dp")
 def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: Sequence[str]) -> list[str]:
     """``h200 vllm fp4 tp4, 1024:1024``: a name for each curve, of the ``keys`` that differ between the curves.
 
-    ``values``: key -> value of each curve. ``bare``: keys whose value alone is the name. The names are unique where the
-    values differ in their first `MOST_SHOWN` characters.
+    ``values``: key -> value of each curve. ``bare``: keys whose value is the name, without the key. The names are
+    unique if the values differ in their first `MOST_SHOWN` characters.
     """
     always = [key for key in keys if key in _COMPARED or key in bare]
     shown: list[set[str]] = [set(always) for _ in values]
-    groups = _split(list(range(len(values))), always, values)
+    groups = grouped(range(len(values)), lambda i: tuple(values[i].get(key) for key in always))
     # The GPUs last: the parallelism determines them most of the time.
     for key in sorted((key for key in keys if key not in always), key=lambda key: key == _GPUS):
-        parts = [_split(group, [key], values) for group in groups]
+        column = [value.get(key) for value in values]
+        parts = [grouped(group, column.__getitem__) for group in groups]
         for group, split in zip(groups, parts, strict=True):
             if len(split) > 1:
                 for i in group:
@@ -40,15 +41,16 @@ def short_names(values: Sequence[Mapping[str, str]], keys: Sequence[str], bare: 
     ]
 
 
-def _split(group: Sequence[int], keys: Sequence[str], values: Sequence[Mapping[str, str]]) -> list[list[int]]:
-    parts: dict[tuple[str | None, ...], list[int]] = {}
-    for i in group:
-        parts.setdefault(tuple(values[i].get(key) for key in keys), []).append(i)
-    return list(parts.values())
+def grouped(numbers: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """The numbers in groups of one key, in the order of the first of each group."""
+    groups: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(key(number), []).append(number)
+    return list(groups.values())
 
 
 def _common_tail(values: Sequence[str]) -> str:
-    """The word at the end that all values have, of h100_sxm and h200_sxm the last."""
+    """The last word that all values share, such as sxm of h100_sxm and h200_sxm, with its underscore."""
     tails = {value[value.rindex("_") :] if "_" in value else "" for value in values}
     return tails.pop() if len(tails) == 1 and len(set(values)) > 1 else ""
 

@@ -1,7 +1,7 @@
-"""What a person says of result files that do not say it themselves: GPUs, deployment, label, model.
+"""What a person states about result files: GPUs, deployment, label, model.
 
-It is said by flags (``--gpus PATTERN=N``, ``--label PATTERN=TEXT``) or in a file beside the results, which
-``pdlab describe`` writes from what it finds. A flag counts before the file, the first entry that fits before others.
+The source is a flag (``--gpus PATTERN=N``, ``--label PATTERN=TEXT``) or a file beside the results, which ``pdlab
+describe`` writes. A flag takes precedence over the file, the first entry that fits over later ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DESCRIPTION = "pdlab-describe.yaml"
 
 class DescribedResults(Frozen):
     """One entry of a description. ``match``: a pattern on the path of a result file in its folder, on one part of that
-    path, or on the folder's name (``*`` is any text). ``skip``: these files are no results."""
+    path, or on the folder's name (``*`` is any text). ``skip``: these files are not results."""
 
     match: str = Field(min_length=1)
     deployment: str | None = None
@@ -56,14 +56,14 @@ class ResultsDescription(Frozen):
 
 
 class Stated(NamedTuple):
-    """What flags say of a folder: the GPUs of each experiment in it, and entries for its files."""
+    """What flags state about a folder: the GPUs of each experiment in it, and entries for its files."""
 
     gpus: int | None = None
     entries: tuple[DescribedResults, ...] = ()
 
 
 class FileDescription(NamedTuple):
-    """What is said of a file: the first entry that has each."""
+    """What is stated about a file; each value is that of the first entry that has it."""
 
     deployment: str | None = None
     gpus: int | None = None
@@ -73,7 +73,7 @@ class FileDescription(NamedTuple):
 
 
 def topology_of(label: str) -> Collocated | Disaggregated:
-    """The pools of a deployment's label. Raises UsageError for one that is none, and for roles that move."""
+    """The pools of a deployment's label. Raises UsageError for an invalid label, and for roles that move."""
     topology = parse_label(label)
     if not isinstance(topology, Collocated | Disaggregated):
         raise UsageError(f"deployment {label}: its roles move; give one such as pd-spread-p1xtp4-d2xtp2")
@@ -81,20 +81,20 @@ def topology_of(label: str) -> Collocated | Disaggregated:
 
 
 def of_folder(folder: Path) -> tuple[DescribedResults, ...]:
-    """The entries of the description in a folder; none if it has none. Raises UsageError for a faulty one."""
+    """The entries of the description in a folder; empty without one. Raises UsageError for a faulty one."""
     file = folder / DESCRIPTION
     return load_yaml(file, ResultsDescription).results if file.is_file() else ()
 
 
 def of_flags(gpus: Mapping[str, int], labels: Mapping[str, str]) -> tuple[DescribedResults, ...]:
-    """The same as entries: ``--gpus`` and ``--label``. The pattern with more parts counts first."""
+    """``--gpus`` and ``--label`` as entries. The pattern with more parts comes first."""
     entries = [DescribedResults(match=pattern, gpus=count) for pattern, count in gpus.items()]
     entries += [DescribedResults(match=pattern, label=label) for pattern, label in labels.items()]
     return tuple(sorted(entries, key=lambda entry: -len(Path(entry.match).parts)))
 
 
 def said_of(folder: Path, inside: Path, entries: Sequence[DescribedResults]) -> FileDescription:
-    """What the entries say of one file: of each thing what the first entry that fits says."""
+    """What the entries state about one file; for each value the first entry that fits counts."""
     said = FileDescription()
     for entry in reversed([entry for entry in entries if entry.fits(folder, inside)]):
         stated = entry.model_dump(exclude={"match"}, exclude_none=True)

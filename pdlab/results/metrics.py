@@ -1,26 +1,24 @@
 """The requests of one level (`LevelData`) -> figures. Pure.
 
-**Whole run**: every request that was answered; duration from the first arrival to the last finish.
+**Whole run**: every answered request; duration from the first arrival to the last finish.
 
-**Steady state**: ramp-up and drain cut off by one rule.
+**Steady state**: without ramp-up and drain, by one rule:
 
-- Closed loop with concurrency N: the window opens when the first N requests have all had their
-  first token (the burst of simultaneous prompts at the start is over) and closes when the last
-  request arrives (from then on the number in flight falls). Not defined when fewer than 2 N
-  requests finish inside.
-- Open loop: the window is one of time. It opens when the system has filled: 2 times the 95th percentile of
-  E2EL after the first arrival, and not before the truncation point of MSER-5 (`filled`). It closes so that load is
-  kept up until the last judged request has ended: with the last arrival before the first request that was still
-  in flight when the last one arrived. Not defined when fewer than 20 requests arrive inside.
+- Closed loop with concurrency N: the window opens when the first N requests have all had their first token, which ends
+  the burst of prompts at the start. It closes when the last request arrives; after that the number in flight falls. It
+  is undefined if fewer than 2 N requests finish inside.
+- Open loop: the window opens when the system has filled. That is 2 times the 95th percentile of E2EL after the first
+  arrival, and not before the truncation point of MSER-5 (`filled`). It closes so that the load lasts until the last
+  judged request has ended. That is the last arrival before the first request that was in flight when the last request
+  arrived. It is undefined if fewer than 20 requests arrive inside.
 
-Rates count what happens inside the window: a finish as one request and its input tokens, a received
-chunk as its share of the request's output tokens (a chunk may carry several). Latencies are of
-requests that arrive inside it and, for the closed loop, also finish inside: with equal lengths that
-leaves out the first and the last wave and nothing else. For the open loop later finishes count too,
-because leaving them out would drop the slowest; by its rule they end while load is kept up.
+Rates count events inside the window: a finish as one request and its input tokens, a received chunk as its share of the
+request's output tokens. A chunk may carry several tokens. Latencies are of requests that arrive inside. In a closed
+loop they must also finish inside; with equal lengths that leaves out only the first and the last wave. In an open loop
+later finishes count too, because the slowest requests would be lost otherwise. By the rule they end while the load
+lasts.
 
-A ramp has no steady state, and a replay need not have one. The rules after which a level does not count are in
-`pdlab.bench.gates`.
+A ramp has no steady state, and a replay need not have one. `pdlab.bench.gates` has the rules that make a level invalid.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.core.workload import Closed, Load, Ramp, Replay
+from pdlab.results.columns import AT_ONCE, by_parts, each, sorted_known
 from pdlab.results.schema import PERCENTILES, Distribution, Summary, Trend
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ OPEN_LEAST = 20
 BATCH = 5  # requests whose mean is one value of MSER-5
 CLOSED_LEAST = 2  # times the concurrency
 MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
-AT_ONCE = 10_000  # values
-MOST_T = 1e6  # stands for a fit without any residue
+MOST_T = 1e6  # t of a fit without residue
 
 
 class LoadWindow(NamedTuple):
@@ -56,12 +54,12 @@ class LoadWindow(NamedTuple):
         return self.closes_s - self.opens_s
 
     def holds(self, moment_s: Column) -> Mask:
-        """Whether what happens at a moment counts towards a rate."""
+        """Whether an event at each moment counts towards a rate."""
         return (moment_s > self.opens_s) & (moment_s <= self.closes_s)
 
     def judges(self, requests: LevelData, load: Load) -> Mask:
-        """The requests by which the level is judged: those that arrive in the window, failed ones included; of a
-        closed loop without those that finish after it."""
+        """The requests that judge the level: those that arrive in the window, failed ones included. In a closed loop
+        those that finish after it are left out."""
         arrived = (requests.arrival_s >= self.opens_s) & (requests.arrival_s <= self.closes_s)
         if not isinstance(load, Closed):
             return arrived
@@ -77,27 +75,21 @@ def percentile(ordered: Sequence[float] | Column, q: float) -> float:
 
 
 def distribution(values_s: Iterable[float]) -> Distribution | None:
-    """Mean and percentiles of the values that are not NaN; None when there is none."""
+    """Mean and percentiles of the values that are not NaN; None if there is none."""
     import numpy as np
 
     values = np.asarray(values_s if isinstance(values_s, np.ndarray) else list(values_s), dtype=np.float64)
-    ordered = np.sort(values)
-    ordered = ordered[: np.searchsorted(ordered, math.inf, side="right")]  # NaN is sorted behind all
+    ordered = sorted_known(values)
     if not len(ordered):
         return None
     return Distribution(
-        mean_s=math.fsum(_each(ordered)) / len(ordered),
+        mean_s=math.fsum(each(ordered)) / len(ordered),
         percentiles_s={f"p{q}": percentile(ordered, q) for q in PERCENTILES},
     )
 
 
-def _each(values: Column) -> Iterator[float]:
-    """One after the other: a list of all would take four times the column's memory."""
-    return chain.from_iterable(values[at : at + AT_ONCE].tolist() for at in range(0, len(values), AT_ONCE))
-
-
 def asked_tokens(requests: LevelData) -> tuple[float, float] | None:
-    """Mean input and output tokens asked of all requests; None where their lengths do not vary."""
+    """Mean input and output tokens asked of all requests; None if lengths do not vary."""
     import numpy as np
 
     varied = ~np.isnan(requests.asked_input)
@@ -107,34 +99,42 @@ def asked_tokens(requests: LevelData) -> tuple[float, float] | None:
 
 
 def whole(requests: LevelData) -> Summary:
-    """Figures over all requests that were answered. Rates are 0 when none was."""
+    """Figures over all answered requests. Rates are 0 without answers."""
     answered = requests.answered
     began_s = float(requests.arrival_s[0]) if len(requests) else 0.0
     ended_s = float(answered.finish_s.max()) if len(answered) else began_s
-    return _summary(ended_s - began_s, answered, float(answered.output_tokens.sum()), answered)
+    return _summary(ended_s - began_s, answered.input_tokens, float(answered.output_tokens.sum()), answered)
 
 
 def steady(requests: LevelData, load: Load, window: LoadWindow | None = None) -> Summary | None:
-    """Figures without ramp-up and drain, by the rule above; None where that is not defined. ``window``: the level's
-    own if not given."""
+    """Figures without ramp-up and drain, by the rule above; None if undefined. ``window``: default the level's own."""
     window = window or steady_window(requests, load)
     if window is None:
         return None
-    finished = requests.part(window.holds(requests.finish_s))
+    finished = requests.input_tokens[window.holds(requests.finish_s)]
     counted = requests.part(window.judges(requests, load) & requests.ok)
     if is_short(load, len(finished), len(counted)):
         return None
+    received = chain.from_iterable(tokens.tolist() for _, tokens in _received(requests, window))
+    return _summary(window.length_s, finished, sum(received), counted)
+
+
+def _received(requests: LevelData, window: LoadWindow) -> Iterator[tuple[Column, Column]]:
+    """Moments and tokens of the chunks in the window, part by part."""
     moment_s, tokens = requests.chunks
-    return _summary(window.length_s, finished, sum(_each(tokens[window.holds(moment_s)])), counted)
+    for at in range(0, len(moment_s), AT_ONCE):
+        own_s = moment_s[at : at + AT_ONCE]
+        inside = window.holds(own_s)
+        yield own_s[inside], tokens[at : at + AT_ONCE][inside]
 
 
 def is_short(load: Load, finished: int, judged: int) -> bool:
-    """Whether so many requests are too few for a steady state."""
+    """Whether these numbers of requests are too small for a steady state."""
     return finished < CLOSED_LEAST * load.concurrency if isinstance(load, Closed) else judged < OPEN_LEAST
 
 
 def steady_window(requests: LevelData, load: Load) -> LoadWindow | None:
-    """The window by the rule above; None when it would be empty."""
+    """The window by the rule above; None if it would be empty."""
     import numpy as np
 
     if not len(requests) or isinstance(load, Ramp | Replay):
@@ -149,7 +149,7 @@ def steady_window(requests: LevelData, load: Load) -> LoadWindow | None:
 
 
 def _open_window(requests: LevelData) -> LoadWindow | None:
-    """A request that was not answered ends nothing and opens nothing: it is judged, as one that failed."""
+    """A request without an answer ends nothing and opens nothing; it is judged as failed."""
     import numpy as np
 
     ended = kept_up(requests)
@@ -165,16 +165,18 @@ def _open_window(requests: LevelData) -> LoadWindow | None:
 
 
 def filled_by_s(requests: LevelData) -> float:
-    """When an open loop has filled the system at the earliest: 2 times the 95th percentile of E2EL after the first
-    arrival."""
+    """The earliest time at which an open loop has filled the system: 2 times the 95th percentile of E2EL after the
+    first arrival."""
     import numpy as np
 
     return float(requests.arrival_s[0] + FILL * np.percentile(requests.e2el_s[requests.ok], 95))
 
 
 def kept_up(requests: LevelData) -> int:
-    """How many of the first requests of an open loop had ended, load being kept up, before the last request arrived:
-    those before the first that was then still in flight, and before all that arrived together with that one."""
+    """How many of the first requests of an open loop had ended before the last request arrived.
+
+    Counts the requests before the first that was then still in flight, and before all that arrived together with it.
+    """
     import numpy as np
 
     late = np.flatnonzero(requests.finish_s > requests.arrival_s[-1])
@@ -184,12 +186,13 @@ def kept_up(requests: LevelData) -> int:
 
 
 def filled(e2el_s: Column) -> int:
-    """How many of the first requests met a system that was still filling, by MSER-5: the truncation after which the
-    squared standard error of the mean of the rest is least, over means of 5, at most half of them (K. P. White, An
-    effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997).
+    """How many of the first requests met a system that was still filling, by MSER-5.
 
-    0 where what it would cut is not shorter than the rest: an empty system answers sooner, and to cut a busy spell
-    at the start would choose among what was measured.
+    MSER-5 truncates where the squared standard error of the mean of the rest is least, over means of 5, at most half of
+    them (K. P. White, An effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997).
+
+    0 if the requests to be cut were not faster than the rest. An empty system answers sooner; to cut a busy spell at
+    the start would select among the measurements.
     """
     import numpy as np
 
@@ -197,7 +200,7 @@ def filled(e2el_s: Column) -> int:
     if not count:
         return 0
     means = e2el_s[: BATCH * count].reshape(count, BATCH).mean(axis=1)
-    off = means - means.mean()  # moved there, sums of squares keep their digits
+    off = means - means.mean()  # centred, so that sums of squares keep their precision
     rest = np.arange(count, 0, -1)
     total, squares = off[::-1].cumsum()[::-1], (off**2)[::-1].cumsum()[::-1]
     error = np.maximum(0.0, squares - total**2 / rest) / rest**2
@@ -217,7 +220,8 @@ class DelaysS(NamedTuple):
 def delays_s(requests: LevelData) -> DelaysS | None:
     """None with fewer than 3 answers in either fifth.
 
-    It says that a rate is far above what is served where answers take too long to leave a window."""
+    Shows that a rate is far above capacity if answers take too long for a steady window.
+    """
     import numpy as np
 
     part = len(requests) // 5
@@ -231,9 +235,12 @@ def delays_s(requests: LevelData) -> DelaysS | None:
 
 
 def trend(requests: LevelData, load: Load, window: LoadWindow | None = None) -> Trend | None:
-    """Lines fitted by least squares to output tokens/s and to the mean number in flight, over equal slices
-    of the steady window: 10, or fewer so that 3 requests finish in each; None below 5 slices. ``window``: the
-    level's own if not given."""
+    """Least-squares lines through output tokens/s and the mean number in flight, over equal slices of the steady
+    window.
+
+    There are 10 slices, or fewer so that 3 requests finish in each; None below 5 slices. ``window``: default the
+    level's own.
+    """
     import numpy as np
 
     window = window or steady_window(requests, load)
@@ -244,22 +251,26 @@ def trend(requests: LevelData, load: Load, window: LoadWindow | None = None) -> 
     if slices < FEWEST_SLICES:
         return None
     width_s = window.length_s / slices
-    moment_s, shares = answered.chunks
-    inside = window.holds(moment_s)
-    number = np.minimum(slices - 1, (moment_s[inside] - window.opens_s) / width_s).astype(np.int64)
-    tokens = np.bincount(number, weights=shares[inside], minlength=slices)
+    tokens = np.zeros(slices)
+    for moment_s, shares in _received(requests, window):
+        number = np.minimum(slices - 1, (moment_s - window.opens_s) / width_s).astype(np.int64)
+        np.add.at(tokens, number, shares)
     begins = window.opens_s + width_s * np.arange(slices)
-    busy_s = [
-        float(np.clip(np.minimum(answered.finish_s, at + width_s) - np.maximum(answered.arrival_s, at), 0, None).sum())
-        for at in begins
-    ]
+
+    def busy_s(at: float) -> float:
+        def within_s(finish_s: Column, arrival_s: Column) -> Column:
+            own_s: Column = np.minimum(finish_s, at + width_s) - np.maximum(arrival_s, at)
+            return own_s.clip(0)
+
+        return float(by_parts(within_s, answered.finish_s, answered.arrival_s).sum())
+
     mean_tokens = float(tokens.mean())
     if not mean_tokens:
         return None
     times_s = answered.e2el_s[window.judges(answered, load)]
     arrivals = int(((requests.arrival_s >= window.opens_s) & (requests.arrival_s <= window.closes_s)).sum())
     throughput_change, throughput_t = _fitted(tokens.tolist())
-    in_flight = [seconds / width_s for seconds in busy_s]
+    in_flight = [busy_s(at) / width_s for at in begins]
     growth, growth_t = _fitted(in_flight)
     return Trend(
         slices=slices,
@@ -274,9 +285,11 @@ def trend(requests: LevelData, load: Load, window: LoadWindow | None = None) -> 
 
 
 def _little(times_s: Column, arrivals: int, width_s: float) -> dict[str, float]:
-    """Rate x time in the system, and its standard error against the number in flight: what is left of the requests
-    in flight when the window opens, and when it closes, counts on one side alone. Of Poisson arrivals at rate r the
-    sum of what is left has the variance r E[W^3] / 3."""
+    """Rate x time in the system, and its standard error against the number in flight.
+
+    The rest of a request that is in flight when the window opens or closes counts on one side only. For Poisson
+    arrivals at rate r the sum of these rests has the variance r E[W^3] / 3.
+    """
     rate = arrivals / width_s
     return {
         "in_flight_by_rate": rate * float(times_s.mean()),
@@ -285,27 +298,38 @@ def _little(times_s: Column, arrivals: int, width_s: float) -> dict[str, float]:
 
 
 def _fitted(values: Sequence[float]) -> tuple[float, float]:
-    """Change of the least-squares line over ``values`` (slope times their number), and slope / its
-    standard error with n - 2 degrees of freedom."""
-    n = len(values)
-    middle, mean = (n - 1) / 2, math.fsum(values) / n
-    spread = math.fsum((i - middle) ** 2 for i in range(n))
-    slope = math.fsum((i - middle) * value for i, value in enumerate(values)) / spread
-    residue = math.fsum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
-    error = math.sqrt(residue / (n - 2) / spread)
+    """Change of the least-squares line over ``values``, and slope / standard error with n - 2 degrees of freedom."""
+    n, (slope, rest) = len(values), fitted_line(values)
+    spread = math.fsum((i - (n - 1) / 2) ** 2 for i in range(n))
+    error = math.sqrt(math.fsum(value**2 for value in rest) / (n - 2) / spread)
     if error <= abs(slope) / MOST_T:
         return slope * n, math.copysign(MOST_T, slope) if slope else 0.0
     return slope * n, slope / error
 
 
-def _summary(duration_s: float, finished: LevelData, output_tokens: float, judged: LevelData) -> Summary:
-    """Rates are of ``finished``, latencies of ``judged``."""
+class FittedLine(NamedTuple):
+    """A least-squares line over equally spaced values: its slope per step, and what is left of each value."""
+
+    slope: float
+    rest: list[float]
+
+
+def fitted_line(values: Sequence[float]) -> FittedLine:
+    """The least-squares line over two or more values."""
+    middle, mean = (len(values) - 1) / 2, math.fsum(values) / len(values)
+    slope = math.fsum((i - middle) * value for i, value in enumerate(values))
+    slope /= math.fsum((i - middle) ** 2 for i in range(len(values)))
+    return FittedLine(slope, [value - mean - slope * (i - middle) for i, value in enumerate(values)])
+
+
+def _summary(duration_s: float, finished: Column, output_tokens: float, judged: LevelData) -> Summary:
+    """Rates are of the requests that ``finished``, given by their input tokens; latencies are of ``judged``."""
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     return Summary(
         duration_s=duration_s,
         completed=len(finished),
         requests_per_s=len(finished) * per_s,
-        input_tokens_per_s=float(finished.input_tokens.sum()) * per_s,
+        input_tokens_per_s=float(finished.sum()) * per_s,
         output_tokens_per_s=output_tokens * per_s,
         ttft=distribution(judged.ttft_s),
         tpot=distribution(judged.tpot_s),

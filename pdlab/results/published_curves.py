@@ -1,35 +1,34 @@
 """The files of one published folder -> its curves: files that differ in more than their load are no repeats.
 
-Two files of one load are repeats of each other where they agree in the model, the lengths of their requests (within
-`SAME_LENGTHS`), the metadata and the settings that the files have, and in the deployment and other words that their
-names have. They are not where they were measured more than a day apart, by the date in the file or else in its name,
-unless their names count repeats.
+Two files of one load are repeats of each other if all of these agree: the model, the lengths of their requests (within
+`SAME_LENGTHS`), their metadata and settings, and the deployment and other words in their names. Files measured more
+than a day apart are no repeats, unless their names count repeats. The date is that in the file, else in its name.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from pdlab.core.workload import Open, Ramp
-from pdlab.results.curve_names import short_names
+from pdlab.results.curve_names import grouped, short_names
 from pdlab.results.published_files import PublishedLevel
 from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
 
-# Mean lengths of levels that sample one dataset differ by their number of prompts, those of two workloads by more.
+# Levels that sample one dataset differ in mean length by less than two workloads do.
 SAME_LENGTHS = 1.25
-# Repeats of one session: levels of the same load further apart saw another start, or another version.
+# Levels of one load that are further apart had another start or another version.
 ONE_SESSION = timedelta(days=1)
 
 DEPLOYMENT = "the deployment in the file's name"
 SAID = "what is said of it"
 _METADATA, _BURSTINESS = "metadata", "burstiness"
 _MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
-# Their values say by themselves what they are.
+# Their values need no key beside them.
 BARE = (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, SAID, _WORDS, _DATE)
-# Text that every client writes about the load, the run or its result, which tells no curve from another.
+# Text about the load, the run or its result, which every client writes and which distinguishes no curves.
 _OF_THE_RUN = frozenset(
     {
         "date",
@@ -45,7 +44,7 @@ _OF_THE_RUN = frozenset(
     | {"host", "hostname", "id", "run_id", "uuid", "seed", "run", "repeat", "trial"}
     | {"concurrency", "max_concurrency", "conc", "qps", "rate", "rps", "num_prompts", "duration"}
 )
-# Of numbers, these are settings; all other numbers are figures.
+# Numbers under these keys are settings; all other numbers are figures.
 _SETTINGS = frozenset(
     {"tag", "label", "random_input_len", "random_output_len", "random_range_ratio"}
     | {"sharegpt_output_len", "tp", "pp", "dp", "ep", "num_gpus"}
@@ -53,7 +52,7 @@ _SETTINGS = frozenset(
 
 
 class Difference(NamedTuple):
-    """A key by which the files of a folder are several curves; ``values``: file name -> value, as text."""
+    """A key that separates the files of a folder into several curves; ``values``: file name -> value, as text."""
 
     key: str
     values: dict[str, str]
@@ -68,15 +67,15 @@ class Difference(NamedTuple):
 
     @property
     def of_deployment(self) -> bool:
-        """Whether the files say by it that they are of several deployments, which may have different sizes."""
+        """Whether this key shows that the files are of several deployments, which may have different sizes."""
         if self.key in (_MODEL, _LENGTHS, _ASKED, _WORDS, _DATE):
             return False
         return self.key == DEPLOYMENT or is_of_deployment(self.key) or any(map(deployment_in, self.values.values()))
 
 
 class PublishedCurve(NamedTuple):
-    """Files that are one curve; ``part`` says what tells it from others of its folder (empty: it is the only one).
-    ``settings``: key -> value of what its files say of themselves, where the folder holds several curves."""
+    """Files of one curve. ``part`` distinguishes it from others of its folder (empty: it is the only one).
+    ``settings``: key -> value in its files, if the folder holds several curves."""
 
     part: str
     levels: tuple[PublishedLevel, ...]
@@ -84,7 +83,7 @@ class PublishedCurve(NamedTuple):
 
 
 class SeparatedCurves(NamedTuple):
-    """The curves of a folder, and by what its files differ."""
+    """The curves of a folder, and the differences between its files."""
 
     curves: tuple[PublishedCurve, ...]
     differences: tuple[Difference, ...]
@@ -96,12 +95,12 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
     for value, arrivals, lengths in zip(values, _arrivals(levels), _lengths(levels), strict=True):
         value.update(arrivals)
         value[_LENGTHS] = lengths
-    groups = _grouped(range(len(levels)), lambda i: tuple(sorted(values[i].items())))
+    groups = grouped(range(len(levels)), lambda i: tuple(sorted(values[i].items())))
     names, sessions = {}, {}
     for group in groups:
         if not _repeats(levels[i] for i in group):
             continue
-        by_words = _grouped(group, lambda i: frozenset(levels[i].name.words))
+        by_words = grouped(group, lambda i: frozenset(levels[i].name.words))
         for part in by_words:
             common = set.intersection(*(set(levels[i].name.words) for i in group))
             if len(by_words) > 1:
@@ -117,7 +116,7 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
         Difference(key, {file: value.get(key, "not given") for file, value in zip(files, values, strict=True)})
         for key in keys
     ]
-    parts = _grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
+    parts = grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
     curves = [
         PublishedCurve(name, tuple(levels[i] for i in group), values[group[0]] if keys else {})
         for name, group in zip(short_names([values[group[0]] for group in parts], keys, BARE), parts, strict=True)
@@ -126,7 +125,7 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
 
 
 def _values(level: PublishedLevel) -> dict[str, str]:
-    """What a file says of itself that must be the same in repeats, as text."""
+    """The values in a file that must be equal in repeats, as text."""
     values = {_MODEL: level.run.model} if level.run.model else {}
     metadata = level.data.get(_METADATA)
     stated = metadata if isinstance(metadata, dict) else {}
@@ -148,8 +147,10 @@ def _values(level: PublishedLevel) -> dict[str, str]:
 
 
 def _arrivals(levels: Sequence[PublishedLevel]) -> list[dict[str, str]]:
-    """Per level, how its requests arrived beyond its load's key, where the open loops of the folder differ in it: the
-    burstiness, which a closed loop does not have, and of ramps to one rate where and how they begin."""
+    """Per level, how its requests arrived beyond its load's key, if the open loops of the folder differ in it.
+
+    Open loops may differ in burstiness, ramps to one rate also in their begin and shape.
+    """
     found: list[dict[str, str]] = [{} for _ in levels]
     open_loops = {i: load for i, level in enumerate(levels) if isinstance(load := level.run.load, Open | Ramp)}
     if len({load.burstiness for load in open_loops.values()}) > 1:
@@ -164,8 +165,10 @@ def _arrivals(levels: Sequence[PublishedLevel]) -> list[dict[str, str]]:
 
 
 def _lengths(levels: Sequence[PublishedLevel]) -> list[str]:
-    """Per level, the lengths of the first level that has the same ones within `SAME_LENGTHS`; its own where no
-    request was answered."""
+    """Per level, the lengths of the first level with the same lengths within `SAME_LENGTHS`.
+
+    A level without answers has no lengths and takes the first known ones.
+    """
 
     def classes(tokens: Sequence[int]) -> dict[int, int]:
         least: dict[int, int] = {}
@@ -183,7 +186,7 @@ def _lengths(levels: Sequence[PublishedLevel]) -> list[str]:
     texts = []
     for level in levels:
         workload = level.run.workload
-        if not level.run.completed:  # it has no lengths of its own: it goes with the first that has
+        if not level.run.completed:  # without lengths it takes the first known ones
             texts.append("")
             continue
         key = (inputs[workload.sent_input_tokens], outputs[workload.sent_output_tokens])
@@ -197,10 +200,11 @@ def _repeats(levels: Iterable[PublishedLevel]) -> bool:
 
 
 def _sessions(levels: dict[int, PublishedLevel]) -> dict[int, str]:
-    """File -> the day on which its session began; empty where all are one session.
+    """File -> the day on which its session began; empty if all are one session.
 
-    A new one begins where a load was measured more than a day earlier in the present one, and with a day without any
-    file where that happens. A file without a date is in the first; a name that counts repeats says one session.
+    A new session begins where a load was measured more than a day after its last measurement in this session. It then
+    also begins after a day without any file. A file without a date is in the first session. Names that count repeats
+    are of one session.
     """
     unmarked = {
         i: _date(level.data.get("date")) or level.name.day for i, level in levels.items() if not level.name.repeat
@@ -239,13 +243,6 @@ def _date(value: object) -> datetime | None:
         except ValueError:
             return None
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
-
-
-def _grouped(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    groups: dict[Hashable, list[int]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
 
 
 def _differ(key: str, values: Sequence[dict[str, str]]) -> bool:

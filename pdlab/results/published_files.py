@@ -1,7 +1,7 @@
-"""One result file of others -> ``PublishedLevel``, one for each level in it.
+"""One result file of others -> a ``PublishedLevel`` for each level in it.
 
-`pdlab.results.readers` reads the file, whichever client wrote it. What the file says counts. A name fills in what the
-file leaves out, and a name that contradicts the file is a fault of the level. What neither says is None.
+`pdlab.results.readers` reads the file of any client. The content of the file counts. A name fills in what the file
+leaves out; a name that contradicts the file is a fault of the level. What is in neither is None.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pdlab.results.published_names import FileName, FolderName, parse_file_name,
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
 from pdlab.results.schema import Distribution, Run, Summary, Validity
 
-# Above this, a request rate is how a client writes "all at once", not a load.
+# Clients write a rate above this for "all at once"; it is not a load.
 UNLIMITED_RPS = 1e5
-# A tokenizer turns some random prompts back into a token more or fewer: so much is not a contradiction.
+# Relative difference that is no contradiction: a tokenizer changes the length of some random prompts by a token.
 NAME_SLACK = 0.02
-# An open loop that serves less than this share of what was to arrive may have been held back by its client.
+# If an open loop serves less than the offered rate by more than this share, its client may have held it back.
 SERVED_SLACK = 0.02
-# A mean number in flight of this share of the limit: the client was at the limit for most of the run.
+# With a mean number in flight above this share of the limit, the client was at the limit for most of the run.
 AT_LIMIT = 0.9
 
 _LATENCY = re.compile(
@@ -36,9 +36,10 @@ _METRIC = {"e2e_latency": "e2el"}
 
 
 class PublishedLevel(NamedTuple):
-    """One level: its file, ``part`` of it (empty: all of it), its figures in the keys of ``vllm bench serve``, what its
-    name says, what people say of it, and the run. ``tool`` wrote the file, which has the hash ``sha256``. ``shown``:
-    its path in the folder, and its part. ``requests``: all that were answered, if they were kept."""
+    """One level of a file. ``part``: which part of the file (empty: all of it). ``data``: its figures under the keys of
+    ``vllm bench serve``. ``name``: parsed from its name; ``said``: stated by people. ``tool`` wrote the file, whose
+    hash is ``sha256``. ``shown``: its path in the folder, and its part. ``requests``: all answered requests, if they
+    were kept."""
 
     tool: str
     sha256: str
@@ -53,7 +54,8 @@ class PublishedLevel(NamedTuple):
 
     @property
     def topology(self) -> Collocated | Disaggregated | None:
-        """The deployment that people, the file's name or, with the file's TP degree, its name's counts give."""
+        """The deployment that people state, that the file's name gives, or that the name's counts and the file's TP
+        degrees give."""
         if self.said.deployment is not None:
             return topology_of(self.said.deployment)
         if self.name.topology is not None:
@@ -67,20 +69,20 @@ class PublishedLevel(NamedTuple):
 
     @property
     def gpus(self) -> int | None:
-        """The GPUs that people, or the file, say that its deployment used; None where neither does."""
+        """The GPUs of its deployment as stated by people or by the file; None if neither does."""
         stated = self.said.gpus if self.said.gpus is not None else number(self.data.get("num_gpus"))
         return int(stated) if stated else None
 
 
 class FileLevels(NamedTuple):
-    """The levels of one file. A file that is no level of its own has none: ``skipped`` says what it is."""
+    """The levels of one file. ``skipped``: the kind of file, if it has no level."""
 
     levels: tuple[PublishedLevel, ...]
     skipped: str = ""
 
 
 def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: FileDescription) -> FileLevels:
-    """Read one file in ``folder``, which is called ``label`` and whose name says ``named``. Raises StoreError, which
+    """Read one file in ``folder``, which is called ``label`` and whose name gives ``named``. Raises StoreError, which
     names the file."""
     reading = read_file(file)
     levels = tuple(_level(folder, file, reading, raw, label, named, said) for raw in reading.levels)
@@ -157,30 +159,36 @@ def number(value: Any) -> float | None:
 
 
 def peak_in_flight(data: dict[str, Any]) -> float | None:
-    """The most requests in flight in any second, as the client counted them: more than there were at once, because
-    requests that follow one another in one second count each. See `most_counted`."""
+    """The most requests in flight in any second, as the client counted them.
+
+    This is more than were in flight at once, because requests that follow one another in one second count each. See
+    `most_counted`.
+    """
     return number(data.get("max_concurrent_requests"))
 
 
 def most_counted(concurrency: float, whole: Summary) -> float:
-    """The most requests that a client can count in one second of a full closed loop: those in flight at its begin, and
-    those that come in their places; twice the concurrency where a request stays for a second or longer."""
+    """The most requests that a client can count in one second of a full closed loop.
+
+    These are the requests in flight at its begin and their successors: twice the concurrency if a request stays for a
+    second or longer.
+    """
     stay = stays_s(whole)
     turns = 1 / stay.low if stay is not None and stay.low > 0 else 1.0
     return concurrency * (1 + max(1.0, turns))
 
 
 def offered_rps(load: Load) -> float:
-    """Mean rate at which an open loop is to send; infinite for a closed loop."""
+    """Mean rate at which an open loop sends; infinite for a closed loop."""
     return load.rate_rps if isinstance(load, Open) else load.mean_rps if isinstance(load, Ramp) else math.inf
 
 
 def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | None) -> float | None:
-    """The limit of requests in flight that turned an open loop into a closed one; None where none did.
+    """The limit of requests in flight that turned an open loop into a closed one; None if none did.
 
-    An open loop that reached its client's limit and served less than was to arrive was not offered its rate, and its
-    TTFT leaves out the wait at the client. Where the client did not count its peak, or counted several requests that
-    followed one another in one second, the mean number in flight tells (Little's law).
+    If an open loop reached its client's limit and served less than was to arrive, its rate was not offered. Its TTFT
+    then leaves out the wait at the client. Without a usable peak the mean number in flight decides (Little's law). A
+    peak is not usable if requests that followed one another in one second were counted.
     """
     if isinstance(load, Closed) or limit is None or whole.requests_per_s >= (1 - SERVED_SLACK) * offered_rps(load):
         return None
@@ -198,10 +206,10 @@ class ResidenceTime(NamedTuple):
 
 
 def stays_s(whole: Summary) -> ResidenceTime | None:
-    """From the level's own figures; None where they do not tell.
+    """From the level's own figures; None if they are not enough.
 
-    The mean E2EL is that time. Without it, TTFT and the gaps of a mean answer: by the mean TPOT, which is a mean over
-    requests, and by the mean ITL, which is one over chunks. They agree where all answers have one length.
+    It is the mean E2EL. Without that, it is TTFT plus the gaps of a mean answer, by the mean TPOT (over requests) and
+    by the mean ITL (over chunks). The two agree if all answers have one length.
     """
     if whole.e2el is not None and whole.e2el.mean_s is not None:
         return ResidenceTime(whole.e2el.mean_s, whole.e2el.mean_s)
@@ -217,9 +225,9 @@ def stays_s(whole: Summary) -> ResidenceTime | None:
 
 
 def _load(file: Path, data: dict[str, Any], name: FileName) -> tuple[Load, list[Finding]]:
-    """The load of one level, and where the file's name contradicts its content (the content counts).
+    """The load of one level, and a finding if the file's name contradicts its content (the content counts).
 
-    A request-rate run is a run at that rate, whatever max_concurrency it carries; a ramp is a ramp, whatever rate.
+    A run with a request rate is a run at that rate, whatever its max_concurrency. A ramp is a ramp, whatever its rate.
     """
     ramp = _ramp(file, data)
     if ramp is not None:
@@ -272,8 +280,10 @@ class _TokenTotals(NamedTuple):
 
 
 def _tokens(file: Path, data: dict[str, Any], completed: int, folder: FolderName, name: FileName) -> _TokenTotals:
-    """Tokens of all requests: those that the file counts, else by the lengths that a name gives. Where neither does,
-    they are 0, and a fault. A prompt has a token, so that 0 input tokens were not counted."""
+    """Tokens of all requests: the file's counts, else the lengths in a name. Without either they are 0, with a fault.
+
+    A prompt has at least one token, so 0 input tokens were not counted.
+    """
     totals: dict[str, float] = {}
     faults: list[Finding] = []
     for side in ("input", "output"):
@@ -296,7 +306,7 @@ class _Lengths(NamedTuple):
 
 
 def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: float, output_tokens: float) -> _Lengths:
-    """The workload by the file's own token counts; a name gives the round number where it agrees with them.
+    """The workload by the file's own token counts; a name gives the round number if it agrees with them.
 
     Answers that ended before the length in the name are no contradiction: the model ended them.
     """
@@ -309,7 +319,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
         of_names = folder.mode or _mode(inputs, outputs)
         return _Lengths(Workload(input_tokens=inputs, output_tokens=outputs, mode=of_names), None, (), ())
     sent = {"input": max(1, round(input_tokens / completed)), "output": max(1, round(output_tokens / completed))}
-    alone = {"prefill-only": "output", "decode-approx": "input"}.get(folder.mode or "")  # of which one token is sent
+    alone = {"prefill-only": "output", "decode-approx": "input"}.get(folder.mode or "")  # this side has one token
     mode = folder.mode
     if mode is None or (alone is not None and not _agree(1, sent[alone])):
         mode = _mode(sent["input"], sent["output"])
@@ -356,7 +366,7 @@ def _no_latencies(data: dict[str, Any]) -> list[Finding]:
 
 
 def _recounted(data: dict[str, Any], completed: int, output_tokens: float) -> list[Finding]:
-    """Where the client tokenized the answers again and got another number of tokens than the server wrote."""
+    """Whether the client tokenized the answers again and got another number of tokens than the server wrote."""
     server = number(data.get("server_output_tokens"))
     if not server or not completed or abs(output_tokens - server) <= NAME_SLACK * server:
         return []
@@ -364,7 +374,7 @@ def _recounted(data: dict[str, Any], completed: int, output_tokens: float) -> li
 
 
 def is_no_figure(value: Any) -> bool:
-    """A number that is none, or below 0."""
+    """Whether a number is not finite, or below 0."""
     if not isinstance(value, float | int) or isinstance(value, bool):
         return False
     known = number(value)
@@ -372,10 +382,10 @@ def is_no_figure(value: Any) -> bool:
 
 
 def _latencies(file: Path, data: dict[str, Any], duration_s: float, gaps: float) -> dict[str, Distribution]:
-    """Metric -> what the file has of it. Keys without ``_ms`` are in seconds, as some clients write them.
+    """Metric -> its figures in the file. Keys without ``_ms`` are in seconds, as some clients write them.
 
-    0 is how clients write what they did not measure. Raises StoreError where seconds cannot be: a request that took
-    longer than the run; ``gaps``: between the tokens of a mean answer.
+    Clients write 0 for what they did not measure. ``gaps``: between the tokens of a mean answer. Raises StoreError if a
+    value cannot be in seconds because a request would take longer than the run.
     """
     means: dict[str, float] = {}
     percentiles: dict[str, dict[str, float]] = {}
@@ -409,7 +419,7 @@ def _latencies(file: Path, data: dict[str, Any], duration_s: float, gaps: float)
 
 
 def _text(data: dict[str, Any], key: str) -> str | None:
-    """The text of ``key``; None where the file has none there."""
+    """The text of ``key``; None if there is none."""
     value = data.get(key)
     return value if isinstance(value, str) and value else None
 

@@ -1,9 +1,9 @@
 """Result folders written by others, and our own -> ``Experiment``.
 
-The published format is one folder per experiment with the summary JSON of ``vllm bench serve``
-per level (`pdlab.results.published_files`) and the configuration in the folder's name
-(`pdlab.results.published_names`). A folder that mixes several gives several experiments
-(`pdlab.results.published_curves`). What neither files nor names say is None here.
+The published format is one folder per experiment. It has the summary JSON of ``vllm bench serve`` per level
+(`pdlab.results.published_files`) and the configuration in the folder's name (`pdlab.results.published_names`). A folder
+with several configurations gives several experiments (`pdlab.results.published_curves`). What is in neither files nor
+names is None.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ BELOW = "below a folder that has levels itself; give its own folder to read it"
 
 
 class SourcedExperiment(NamedTuple):
-    """An experiment, and the level that each of its runs was read from; none where the folder is ours."""
+    """An experiment, and the level that each of its runs was read from; empty for pdlab's own folders."""
 
     experiment: Experiment
     runs: tuple[PublishedLevel, ...] = ()
 
 
 def load_experiments(path: Path, stated: Stated | int | None = None) -> tuple[Experiment, ...]:
-    """Read the experiments in one folder: ours (with a manifest), or one of the published format, which holds several
-    where its files differ in more than their load.
+    """Read the experiments in one folder: pdlab's own (with a manifest), or one of the published format.
 
-    ``stated``: what the folder does not record; a number is the GPUs of each experiment in it. Raises StoreError or
-    UsageError, naming the folder and what to do.
+    The published format holds several experiments if its files differ in more than their load. ``stated``: what the
+    folder does not record; a number is the GPUs of each experiment. Raises StoreError or UsageError, with the folder
+    and the fix.
     """
     return tuple(each.experiment for each in sourced_experiments(path, stated))
 
 
 def load_experiment(path: Path, stated: Stated | int | None = None) -> Experiment:
-    """`load_experiments` of a folder that holds one. Raises StoreError where it holds several, and says by what."""
+    """`load_experiments` of a folder that holds one. Raises StoreError if it holds several, and names them."""
     experiments = load_experiments(path, stated)
     if len(experiments) > 1:
         parts = listed([each.part for each in experiments])
@@ -68,14 +68,14 @@ def sourced_experiments(path: Path, stated: Stated | int | None = None) -> tuple
 
 
 class FolderContents(NamedTuple):
-    """What a folder holds: files that may be of a benchmark client, and folders that are not of pdlab's."""
+    """The files of a folder that a benchmark client may have written, and the folders that are not pdlab's."""
 
     files: list[Path]
     folders: list[Path]
 
 
 def contents(folder: Path) -> FolderContents:
-    """The files and folders in a folder, by name. Hidden ones and descriptions are left out."""
+    """The files and folders in a folder, by name, without hidden ones and descriptions."""
     seen = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
     files = [each for each in seen if may_be_read(each) and each.is_file() and each.name != DESCRIPTION]
     return FolderContents(files, [each for each in seen if each.is_dir() and not (each / MANIFEST).is_file()])
@@ -90,7 +90,7 @@ def result_files(folder: Path) -> Iterator[Path]:
 
 
 def require_folder(path: Path) -> None:
-    """Raises StoreError where ``path`` is no folder, with the nearest name beside it."""
+    """Raises StoreError if ``path`` is not a folder, with the nearest name beside it."""
     with searched(path):
         if path.is_dir():
             return
@@ -134,22 +134,24 @@ def _published(path: Path, gpus: int | None, entries: tuple[DescribedResults, ..
 
 
 class FolderLevels(NamedTuple):
-    """The levels in the files of a folder, and what the files without levels are."""
+    """The levels in the files of a folder. ``skipped``: file without levels -> the kind of file."""
 
     levels: list[PublishedLevel]
     skipped: dict[Path, str]
 
 
 def read_folder_levels(path: Path, entries: tuple[DescribedResults, ...]) -> FolderLevels:
-    """Read the files of a folder; those in its subfolders too, if it has no level itself: people keep a folder per
-    level, per ratio or per date. Raises StoreError."""
+    """Read the files of a folder, or of its subfolders if it has no level itself. Raises StoreError.
+
+    People have one folder per level, per ratio or per date.
+    """
     found = FolderLevels([], {})
     _read_within(path, path, entries, found)
     return found
 
 
 def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...], found: FolderLevels) -> None:
-    """Add what is in ``folder``, which is ``path`` or below it, to ``found``."""
+    """Add the levels in ``folder``, which is ``path`` or below it, to ``found``."""
     name = _folder_name(path)
     named, before = parse_name(name), len(found.levels)
     with searched(folder):
@@ -171,7 +173,7 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
 
 
 def size_of(level: PublishedLevel) -> int | None:
-    """The GPUs of the deployment of one level, as far as it or what is said of it gives them."""
+    """The GPUs of one level's deployment, from what is stated, the file or its name; None if unknown."""
     topology = level.topology
     return level.gpus or (_gpus(topology) if topology else None)
 
@@ -179,7 +181,7 @@ def size_of(level: PublishedLevel) -> int | None:
 def _require_one_size(
     path: Path, levels: list[PublishedLevel], differences: tuple[Difference, ...], gpus: int | None
 ) -> None:
-    """Raises StoreError where files say that they are of several deployments, and not how many GPUs each has."""
+    """Raises StoreError if the files are of several deployments and the number of GPUs of each is unknown."""
     several = [difference for difference in differences if difference.of_deployment]
     if not several or gpus is not None or all(size_of(level) is not None for level in levels):
         return
@@ -192,7 +194,7 @@ def _require_one_size(
 
 
 class PublishedPools(NamedTuple):
-    """The pools of one curve, and its GPUs; None if not known."""
+    """The pools of one curve, and its GPUs; None if unknown."""
 
     topology: Collocated | Disaggregated | None
     gpus: int | None
@@ -204,8 +206,10 @@ def deployed(
     differences: tuple[Difference, ...],
     gpus: int | None,
 ) -> PublishedPools:
-    """What a curve was measured on, by what is said of it, its files, their names and the folder's name, which says
-    ``named``. Raises StoreError where two names contradict each other."""
+    """The deployment of a curve from what is stated, its files, their names, and the folder's name (``named``).
+
+    Raises StoreError if two names contradict each other.
+    """
     first = curve.levels[0]
     in_file = first.topology
     if in_file is not None and named is not None and in_file != named and gpus is None:

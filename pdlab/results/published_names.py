@@ -1,8 +1,8 @@
-"""What the names of published folders and files say. The only place that reads meaning out of names.
+"""Parses the names of published folders and files. Only this module interprets names.
 
 By the published convention a folder is one experiment, and its name ends in the configuration
-(``gptoss_itl5000_otl250_mixed_1xtp2-1xtp2``). A file is one level (``conc8.json``, ``conc128_rr4.json``). Other
-people put more into a file's name (``1p3d_conc32_in2048_out128.json``).
+(``gptoss_itl5000_otl250_mixed_1xtp2-1xtp2``). A file is one level (``conc8.json``, ``conc128_rr4.json``). Other people
+put more into a file's name (``1p3d_conc32_in2048_out128.json``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pdlab.core.deployment import POOL_TEXT, Collocated, Disaggregated, Placemen
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import WorkloadMode
 
-# The published experiments ran on nodes of 8 GPUs: a PD group above that cannot be packed.
+# The published experiments ran on nodes of 8 GPUs; a larger PD group cannot be packed.
 PUBLISHED_NODE_GPUS = 8
 
 _TOPOLOGY = re.compile(
     rf"(?:^|[_-])p?(?P<first>{POOL_TEXT})(?:-d?(?P<second>{POOL_TEXT}))?(?P<tail>(?:[-_][a-z0-9.]+)*)$", re.IGNORECASE
 )
-# Other people's words for two pools in full: 4ptp1-2dtp2. And for one: 2xtpep4, TP 4 with its experts divided.
+# Other notations: 4ptp1-2dtp2 for two pools; 2xtpep4 for one pool of TP 4 with expert parallelism.
 _TWO_POOLS = re.compile(
     r"(?<![a-z0-9])(?P<p>\d+)p[-_]?tp(?P<p_tp>\d+)[-_](?P<d>\d+)d[-_]?tp(?P<d_tp>\d+)(?![a-z0-9])", re.IGNORECASE
 )
@@ -35,7 +35,7 @@ _LENGTHS = re.compile(
 _MODE = re.compile(r"(?P<mode>mixed|prefill[-_]only|decode[-_]only)", re.IGNORECASE)
 _LEVEL = re.compile(r"conc(?P<concurrency>\d+)(?:_rr(?P<rate>\d+(?:\.\d+)?))?(?:[-_]r\d+)?", re.IGNORECASE)
 
-# One deployment, in any of the ways in which people abbreviate one: 1p3d, p1d3, 4xtp2, xtpep4, tp8, spread.
+# Abbreviations of a deployment: 1p3d, p1d3, 4xtp2, xtpep4, tp8, spread.
 _DEPLOYMENT = re.compile(
     r"(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|\d+p[-_]?tp\d+[-_]\d+d[-_]?tp\d+|\d*x?tp_?ep\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
     r"|\d+[-_]?(?:prefills?|decodes?|gpus?)|(?:prefills?|decodes?|gpus?)[-_=]?\d+"
@@ -45,7 +45,7 @@ _DEPLOYMENT_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|gpus?|nodes?|replicas?|instances?|workers?|prefill|decode|parallel|parallelism"
     r"|topology|deployment|num[-_ ]?gpus?|hardware|accelerator)(?![a-z0-9])"
 )
-# Of a key with a number: how many of them there are, or the size of a group; not a figure of each, nor of the client.
+# Keys of a count or of a group's size; not of a figure per item, nor of the client.
 _SIZE_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|parallel|parallelism|gpus?|nodes|replicas|instances"
     r"|(?:prefill|decode) (?:workers?|engines?|servers?))(?: (?:size|count|degree|num))?$"
@@ -61,7 +61,7 @@ _NO_NAME = re.compile(r"\d+|[a-z]\d{0,2}|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number,
 
 
 class FolderName(NamedTuple):
-    """What a folder's name says; None where it says nothing."""
+    """What a folder's name gives; None if it gives nothing."""
 
     topology: Collocated | Disaggregated | None
     input_tokens: int | None
@@ -70,18 +70,18 @@ class FolderName(NamedTuple):
 
 
 class ReplicaCounts(NamedTuple):
-    """How many replicas a name gives to prefill and to decode, without their size."""
+    """The numbers of prefill and decode replicas in a name, without their size."""
 
     prefill: int
     decode: int
 
 
 class FileName(NamedTuple):
-    """What a file's path in its folder says, without its suffix; None where it says nothing.
+    """What a file's path in its folder gives, without its suffix; None if it gives nothing.
 
-    ``deployment`` are the words that name one, ``topology`` its configuration where these words give it in full.
-    ``repeat``: the name counts repeats, such as _r1 and run2. ``day``: its first date, at midnight UTC.
-    ``words`` are all others that are names: no numbers, single letters or hashes.
+    ``deployment``: the words that name a deployment. ``topology``: its configuration, if these words give it in full.
+    ``repeat``: the name counts repeats, such as _r1 and run2. ``day``: its first date, at midnight UTC. ``words``: all
+    other names; no numbers, single letters or hashes.
     """
 
     concurrency: int | None
@@ -96,11 +96,11 @@ class FileName(NamedTuple):
 
 
 def parse_name(name: str) -> FolderName:
-    """What a published folder's name says. Raises UsageError on a configuration that makes no sense.
+    """What a published folder's name gives. Raises UsageError on an invalid configuration.
 
-    By the published convention the last part is the configuration, ``4xtp2`` (collocated) or
-    ``1xtp2-1xtp2`` (prefill-decode), then free words. ``spread`` among these means spread; without
-    it prefill and decode shared a node, unless they need more than one.
+    By the published convention the last part is the configuration, ``4xtp2`` (collocated) or ``1xtp2-1xtp2``
+    (prefill-decode), then free words. The word ``spread`` means spread. Without it prefill and decode shared a node,
+    unless they need more than one.
     """
     lengths, mode = _LENGTHS.search(name), _MODE.search(name)
     return FolderName(
@@ -112,8 +112,8 @@ def parse_name(name: str) -> FolderName:
 
 
 def parse_file_name(stem: str) -> FileName:
-    """What a published file's name says, or its path in the folder (``1p3d/conc8``). Raises UsageError on a
-    configuration that makes no sense."""
+    """What a published file's name or its path in the folder (``1p3d/conc8``) gives. Raises UsageError on an invalid
+    configuration."""
     level, stem = _LEVEL.fullmatch(stem.rsplit("/", 1)[-1]), stem.replace("/", "_")
     lengths, rest = _LENGTHS.search(stem), _DATE.sub(" ", stem.lower())
     deployment = deployment_in(rest)
@@ -139,29 +139,31 @@ def _day_in(text: str) -> datetime | None:
         try:
             return datetime(int(match[1]), int(match[2]), int(match[3]), tzinfo=timezone.utc)
         except ValueError:
-            continue  # eight digits that are no date
+            continue  # eight digits, but no date
     return None
 
 
 def deployment_in(text: str) -> str | None:
-    """The words of a text that name a deployment; None where none does."""
+    """The words of a text that name a deployment; None if none does."""
     return " ".join(match[0] for match in _DEPLOYMENT.finditer(text.lower())) or None
 
 
 def replica_counts(text: str) -> ReplicaCounts | None:
-    """``1p3d`` and ``p1d3``: 1 prefill and 3 decode replicas of a size that the name does not have."""
+    """``1p3d`` and ``p1d3``: 1 prefill and 3 decode replicas of unknown size."""
     match = _COUNTS.search(text)
     return ReplicaCounts(int(match["p"] or match["p2"]), int(match["d"] or match["d2"])) if match else None
 
 
 def is_of_deployment(key: str) -> bool:
-    """Whether a key of metadata is about what was deployed, and so about the number of GPUs."""
+    """Whether a key of metadata describes the deployment, and so the number of GPUs."""
     return _DEPLOYMENT_KEY.search(key.lower().replace("_", " ")) is not None
 
 
 def is_size_of_deployment(key: str) -> bool:
-    """Whether a whole number, or yes or no, under that key of metadata describes what was deployed: prefill_gpus,
-    tensor_parallel_size and enable_ep do, tokens_per_gpu does not."""
+    """Whether a whole number or boolean under that key of metadata describes the deployment.
+
+    prefill_gpus, tensor_parallel_size and enable_ep do; tokens_per_gpu does not.
+    """
     words = key.lower().replace("_", " ").replace("-", " ")
     return _SIZE_KEY.search(words) is not None and " per " not in f" {words} "
 
@@ -189,7 +191,8 @@ def _topology(name: str) -> Collocated | Disaggregated | None:
 
 
 def placement_in(name: str, pools: list[Pool]) -> PlacementKind:
-    """Where a name puts the pools: apart if it says spread, or if a node of the published ones cannot hold them."""
+    """The placement in a name: spread if it has that word, or if a node of the published experiments cannot hold the
+    pools."""
     words = re.split(r"[-_/]", name.lower())
     if "spread" in words or ("pack" not in words and sum(pool.gpus for pool in pools) > PUBLISHED_NODE_GPUS):
         return "spread"

@@ -1,8 +1,8 @@
-"""How the roles of a fluid pool changed while a level ran: JSON Lines beside the level, or in its folder.
+"""Role changes of a fluid pool during a level: JSON Lines beside the level, or in its folder.
 
-A line has ``prefill`` and ``decode`` (engines), ``reason``, and ``at_s`` (seconds since the level began) or, as
-``python -m pdlab roles --log`` prints it, ``at`` (ISO 8601): ``LEVEL.roles.jsonl`` is of one level, with ``at_s``;
-``roles.jsonl`` of a deployment, whatever ran on it, with ``at``.
+A line has ``prefill`` and ``decode`` (engines) and ``reason``. ``LEVEL.roles.jsonl`` belongs to one level and has
+``at_s``, seconds since the level began. ``roles.jsonl`` belongs to a deployment, over all its levels, and has ``at``
+(ISO 8601), as ``python -m pdlab roles --log`` prints it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_ALL = "roles.jsonl"
 
 
 class RoleChange(NamedTuple):
-    """From ``at_s`` on, in seconds since the level began, so many engines prefill and decode."""
+    """From ``at_s`` on, in seconds since the level began, these numbers of engines prefill and decode."""
 
     at_s: float
     prefill: int
@@ -35,12 +35,13 @@ def path_of(folder: Path, key: RunKey) -> Path:
 
 
 def write(folder: Path, key: RunKey, changes: Iterable[RoleChange]) -> None:
-    """Keep those of a level. Raises WriteError."""
+    """Store the changes of a level. Raises WriteError."""
     replace(path_of(folder, key), "".join(json.dumps(change._asdict()) + "\n" for change in changes).encode())
 
 
 def read(folder: Path, run: Run) -> tuple[RoleChange, ...]:
-    """Those of a level, the last one before it as of its begin; empty where none are kept. Raises StoreError."""
+    """The changes of a level; the last one before the level counts as of its begin. Empty without a log. Raises
+    StoreError."""
     own, of_all = path_of(folder, run.key), folder / OF_ALL
     if own.is_file():
         return tuple(RoleChange(row["at_s"], *_rest(row)) for row in _rows(own, "at_s"))

@@ -1,4 +1,5 @@
-"""Results: ``RequestRecord``, ``Run``, ``Manifest``, ``Experiment``. `pdlab.results.store` keeps them on disk."""
+"""Data model of results: ``RequestRecord``, ``Run``, ``Manifest``, ``Experiment``. `pdlab.results.store` keeps them on
+disk."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding
 from pdlab.core.nodes import ClusterView, Placement
@@ -23,14 +25,14 @@ Origin = Literal["measured", "simulated", "imported"]
 
 
 class ReplayedRequest(Frozen):
-    """Which request of a compiled workload a record is of: its ``id`` there, its session, the number of its ``turn``
-    (1: it has no parent), and all that it had to wait for: its ``parent`` and ``waits``.
+    """Identifies the request of a compiled workload that a record belongs to.
 
-    ``sent`` False: it was not, for what it waits for failed. ``cached_tokens``: of its prompt, as the server counts
-    them in its usage (None: it does not, which is vLLM's default).
-    ``foreseen_tokens``: the same by vLLM's rules (`pdlab.bench.forecast`), where they can be followed.
-    ``foreseen_bounds``: the least and the most, where the rules give no more.
-    ``replica``: the one that answered, ``prefill_replica``: the one that prefilled for it, as their timelines tell.
+    ``turn``: its number in the session; a request without a parent has 1. ``parent`` and ``waits``: ids of the requests
+    that it waits for. ``sent``: False if it was not sent because one of these failed. ``cached_tokens``: prompt tokens
+    from a cache, as the server counts them; None if the server does not, which is vLLM's default. ``foreseen_tokens``:
+    the same by vLLM's rules (`pdlab.bench.forecast`), where these give one number. ``foreseen_bounds``: least and most
+    tokens, where the rules give only a range. ``replica`` and ``prefill_replica``: the replicas that answered and
+    prefilled, from their timelines.
     """
 
     id: str
@@ -47,24 +49,25 @@ class ReplayedRequest(Frozen):
 
     @property
     def hit_tokens(self) -> int | None:
-        """Tokens of its prompt that came from a cache: as the server counts them, else as foreseen."""
+        """Prompt tokens that came from a cache: the server's count, else the forecast."""
         return self.foreseen_tokens if self.cached_tokens is None else self.cached_tokens
 
     @property
     def after(self) -> tuple[str, ...]:
-        """Ids of all that it waits for."""
+        """Ids of all requests that it waits for."""
         return (*((self.parent,) if self.parent is not None else ()), *self.waits)
 
 
 class RequestRecord(Row):
-    """One request, times in seconds since the level began; None where it did not get that far.
+    """One request. Times are seconds since the level began; None: the request did not get that far.
 
-    ``itl_s`` are the gaps between received chunks. ``lateness_s`` is how long after it was due the request was sent
-    (open loop: by the schedule, or by the end of what it waits for; closed loop: when an answer had left its place
-    free); None where that is not known. ``asked`` are the input and output tokens that it was to have where lengths
-    vary; None: those of the workload.
-    ``timed_out``: it had no complete answer within the client's limit. ``replayed``: of a compiled workload.
-    TTFT, TPOT and E2EL are defined here once; they begin when the request is sent.
+    ``itl_s``: gaps between received chunks. ``lateness_s``: delay between the due time and the sending; None if
+    unknown. An open loop takes the due time from its schedule, or from the end of the requests waited for. In a closed
+    loop a request is due when the previous answer has freed its place. ``asked``: input and output tokens asked of this
+    request where lengths vary; None: the workload's lengths. ``timed_out``: no complete answer came within the client's
+    limit.
+
+    TTFT, TPOT and E2EL are defined here once. They begin when the request is sent.
     """
 
     arrival_s: float
@@ -81,7 +84,7 @@ class RequestRecord(Row):
 
     @property
     def due_s(self) -> float | None:
-        """When it was to be sent, where that is known."""
+        """When it was due, in seconds since the level began; None if unknown."""
         return None if self.lateness_s is None else self.arrival_s - self.lateness_s
 
     @property
@@ -130,15 +133,15 @@ class Distribution(Frozen):
         return self.percentiles_s.get("p50")
 
     @property
-    def figures_s(self) -> tuple[float, ...]:
-        """The mean, as far as it is known, and all percentiles."""
-        return (*(() if self.mean_s is None else (self.mean_s,)), *self.percentiles_s.values())
+    def statistics_s(self) -> dict[str, float]:
+        """Statistic -> seconds: ``mean``, unless it is unknown, and all percentiles."""
+        return {**({} if self.mean_s is None else {"mean": self.mean_s}), **self.percentiles_s}
 
 
 class Summary(Frozen):
-    """Figures of one window of a run. None: not known (imported runs) or not defined (TPOT of one token).
+    """Figures of one window of a run. None: unknown (imported runs) or undefined (TPOT of one token).
 
-    Rates are per second over ``duration_s``, whole deployment, not normalised.
+    Rates are per second over ``duration_s``, of the whole deployment, not normalised.
     """
 
     duration_s: float
@@ -155,14 +158,21 @@ class Summary(Frozen):
     def total_tokens_per_s(self) -> float:
         return self.input_tokens_per_s + self.output_tokens_per_s
 
+    @property
+    def latencies(self) -> dict[Metric, Distribution]:
+        """The known latencies by metric."""
+        every: dict[Metric, Distribution | None] = {
+            "ttft": self.ttft, "tpot": self.tpot, "itl": self.itl, "e2el": self.e2el
+        }  # fmt: skip
+        return {metric: latency for metric, latency in every.items() if latency is not None}
+
 
 class Validity(Frozen):
-    """How a level failed its gates (docs/methodology.md): ``findings``, none where it is valid.
+    """The gates that a level failed (docs/methodology.md); without ``findings`` the level is valid.
 
-    ``unchecked``: the gates that could not be judged for want of data, and why: such a level is valid as far as is
-    known. ``notes`` belong to the figures and do not invalidate them. ``reasons``, the sentences of the
-    findings, and ``failed_gates``, their gates, stand in every stored level for those who read it without pdlab.
-    Earlier versions stored nothing else: their sentences are read as findings that are not classified.
+    ``unchecked``: gates that could not be judged because data are missing, with the reason; they do not make a level
+    invalid. ``notes`` explain figures and do not make a level invalid. Every stored level also has ``reasons`` (the
+    findings' sentences) and ``failed_gates`` for readers without pdlab.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -184,7 +194,7 @@ class Validity(Frozen):
         return not self.findings
 
     def failing(self, *findings: Finding) -> Validity:
-        """The same with these findings too, each once."""
+        """The same with these findings added, each once."""
         every = list(self.findings)
         every += [new for number, new in enumerate(findings) if new not in self.findings + findings[:number]]
         return self.model_copy(update={"findings": tuple(every)})
@@ -202,10 +212,15 @@ class Validity(Frozen):
 class NixlCounters(Frozen):
     """vLLM's NIXL counters summed over the decode engines (None: not exported yet).
 
-    ``bytes_transferred`` counts KV bytes pulled, ``transfers`` finished pulls. ``guard_*`` are the KV guard's: receives
-    that it watched, prompts that decode computed instead, reads that it gave up at the deadline, requests that it
-    failed, prompts that decode computed because a read had failed, and connections to prefill that were made anew
-    after a failed read (None: no guard).
+    ``bytes_transferred``: KV bytes pulled; ``transfers``: finished pulls. ``guard_*`` are the KV guard's counters
+    (None: no guard):
+
+    - ``guard_receives``: receives watched
+    - ``guard_recomputed``: prompts that decode computed instead
+    - ``guard_deadlines``: reads given up at the deadline
+    - ``guard_errors``: requests failed by the guard
+    - ``guard_failed_reads``: prompts that decode computed because a read had failed
+    - ``guard_handshakes_renewed``: connections to prefill made anew after a failed read
     """
 
     bytes_transferred: float | None = None
@@ -224,19 +239,21 @@ class NixlCounters(Frozen):
 class EngineCounters(Frozen):
     """vLLM's own counters of one pool, summed over its engines, since they started (None: not exported).
 
-    ``prefix_cache_*`` in tokens, of the engine's own cache; ``external_cache_*`` of KV cache that came
-    through a connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are sums of
-    the engine's histograms over requests, ``*_count`` the number of requests in each, so that means of a
-    level are differences divided. ``kv_transfer_s`` is the sum of NIXL transfer times, of ``kv_transfers``.
-    ``prefill_calls``: requests whose prefill decode asked for; of those ``prefill_retries`` asked another replica,
-    ``prefill_local`` had the prompt computed on decode, ``prefill_failures`` were answered with an error.
-    ``prefill_timeouts``: calls that got no answer in time.
-    ``modelled_*`` are of simulated engines alone: sums, over requests that said when they were sent, of their times by
-    the model, and by how much events came after the engine had gone on beyond their moment.
+    ``prefix_cache_*``: tokens, of the engine's own cache; ``external_cache_*``: of KV cache that came through a
+    connector. ``queue_s``, ``prefill_s``, ``decode_s``, ``ttft_s`` and ``e2e_s`` are the sums of the engine's
+    histograms over requests; ``*_count`` is the number of requests in each. The mean over a level is the difference of
+    the sums over the difference of the counts. ``kv_transfer_s``: sum of the NIXL transfer times of ``kv_transfers``.
 
-    Where the engines' metrics go through Ray (as they do under Ray Serve LLM 2.60) sums are unknown, and ``buckets``
-    has what is known: of ttft, queue, prefill and kv_transfer, the number of observations up to each upper
-    end in seconds, as the exporter writes it.
+    ``prefill_calls``: requests for which decode called prefill. ``prefill_retries``: those that called another replica.
+    ``prefill_local``: those whose prompt decode computed. ``prefill_failures``: those answered with an error.
+    ``prefill_timeouts``: calls without an answer in time.
+
+    ``modelled_*``: simulated engines only; sums over requests whose sending time is known. ``modelled_ttft_s`` and
+    ``modelled_decode_s`` are the times by the model. ``modelled_late_s``: how long after their moment the engine
+    received events.
+
+    Ray's exporter loses the sums (Ray Serve LLM 2.60). ``buckets`` then has, for ttft, queue, prefill and kv_transfer,
+    the number of observations up to each upper end in seconds, as the exporter writes it.
     """
 
     requests: float | None = None
@@ -272,15 +289,16 @@ class EngineCounters(Frozen):
 
 
 class Trend(Frozen):
-    """How much a level drifted inside its steady window, by lines fitted over ``slices`` equal slices of it
-    (rule in docs/methodology.md).
+    """Drift of a level inside its steady window, by lines fitted over ``slices`` equal slices (rule in
+    docs/methodology.md).
 
-    ``throughput_change``: of output tokens/s from the window's begin to its end, over their mean;
-    ``in_flight_growth``: of requests in flight, in requests, beside the ``arrivals`` in the window and
-    ``in_flight_mean``. ``*_t`` is the fitted slope over its standard error. ``in_flight_by_rate``: of an open loop,
-    arrivals/s in the window times the mean time in the system, which is the mean number in flight where nothing
-    drifts (J. D. C. Little, A Proof for the Queuing Formula L = lambda W, Operations Research 9, 1961), within
-    ``in_flight_error``, the standard deviation of what the window's two edges cut.
+    ``throughput_change``: change of output tokens/s from the begin to the end of the window, over their mean.
+    ``in_flight_growth``: change of the number of requests in flight; ``in_flight_mean``: their mean; ``arrivals``:
+    arrivals in the window. ``*_t``: fitted slope over its standard error.
+
+    ``in_flight_by_rate``: open loops only; arrivals/s in the window times the mean time in the system. Without drift
+    this is the mean number in flight (J. D. C. Little, A Proof for the Queuing Formula L = lambda W, Operations
+    Research 9, 1961). ``in_flight_error``: its standard deviation, from the requests that the edges of the window cut.
     """
 
     slices: int
@@ -295,10 +313,10 @@ class Trend(Frozen):
 
 
 class ClientLoad(Frozen):
-    """What the load generator did to itself; of several processes the worst value.
+    """Load on the load generator itself; of several processes the worst value.
 
-    ``cpu_share`` of one core, ``loop_lag_s`` p95 of the event loop's lateness, ``clock_step_s`` how far
-    the wall clock moved against the monotonic one over the level, ``lateness`` how late its requests were sent.
+    ``cpu_share``: of one core. ``loop_lag_s``: p95 of the event loop's lateness. ``clock_step_s``: how far the wall
+    clock moved against the monotonic clock during the level. ``lateness``: how late requests were sent.
     """
 
     processes: int = Field(default=1, ge=1)
@@ -309,16 +327,18 @@ class ClientLoad(Frozen):
 
 
 class ReplacedLevel(Frozen):
-    """An invalid first measurement of a level that was measured again: its file, relative to the experiment's
-    folder, and why it was invalid."""
+    """An invalid first measurement of a level that was measured again.
+
+    ``file``: path relative to the experiment's folder. ``reasons``: why it was invalid.
+    """
 
     file: str
     reasons: tuple[str, ...]
 
 
 class SoakWindow(Frozen):
-    """A minute of a load that was held for long: the answered ``requests`` that arrived in it, and output tokens/s of
-    the answers that ended in it."""
+    """One minute of a soak. ``requests``: answered requests that arrived in it; the latencies are theirs.
+    ``output_tokens_per_s``: tokens of the answers that ended in it."""
 
     begins_s: float
     ends_s: float
@@ -329,11 +349,11 @@ class SoakWindow(Frozen):
 
 
 class Change(Frozen):
-    """One latency in the last third of a load against the first: means, and the last over the first (of geometric means
-    of ``blocks`` block means each) with its 95 % interval from ``low`` to ``high``.
+    """One latency in the last third of a soak against the first third.
 
-    *same*: all of the interval within 5 % of 1 and around it, or within 1 %; *undecided* where it holds 1 and is wider,
-    or for ``reason``.
+    ``first_s`` and ``last_s``: means. ``ratio``: last over first, of geometric means of ``blocks`` block means each.
+    ``low`` and ``high``: its 95 % interval. ``verdict`` is *same* if the interval holds 1 and is within 5 % of 1, or if
+    it is within 1 %. It is *undecided* if a wider interval holds 1, or for ``reason``.
     """
 
     verdict: Literal["longer", "shorter", "same", "undecided"]
@@ -347,7 +367,8 @@ class Change(Frozen):
 
 
 class Soak(Frozen):
-    """A load that was to be held for ``asked_s``, over time (`pdlab.results.soak`). ``changes`` is keyed ttft, tpot."""
+    """A load that was meant to be held for ``asked_s``, over time (`pdlab.results.soak`). ``changes`` is keyed ttft,
+    tpot."""
 
     asked_s: float
     windows: tuple[SoakWindow, ...]
@@ -357,19 +378,18 @@ class Soak(Frozen):
 class Run(Frozen):
     """One measured or simulated level: whole-run and steady-state figures, validity, provenance.
 
-    ``steady`` is the window without ramp-up and drain (rule in docs/metrics.md); None when the
-    level is too short for one; ``steady_window_s`` its begin and end since the first arrival.
-    ``engines_before`` and ``engines_after`` are keyed by pool: collocated, prefill, decode.
-    ``front_cores``: cores that ingress and proxy used on their busiest node, where Ray exported that.
-    ``asked_tokens``: mean input and output tokens asked of its requests, where lengths vary or where the answers of an
-    imported level ended before the length in its name.
-    ``pool_age``: tokens that an engine had been given when the level began, over what its KV pool holds, of the
-    engine where that is least (None: not known); below 1 the pool was fresh. ``soak``: the load was held for long.
-    ``rehearsal``: the serving path was real and the engines were simulated; all times are simulated ones.
-    ``model``: the model that an imported file names (None: the file names none, or pdlab measured the level, and then
-    the manifest's deployment names the model).
-    ``raw_sha256`` is over the uncompressed records. ``replaces``: the level was measured twice, and this is the
-    second result.
+    ``steady``: figures of the window without ramp-up and drain (rule in docs/metrics.md); None if the level is too
+    short. ``steady_window_s``: begin and end of that window, seconds since the first arrival. ``engines_before`` and
+    ``engines_after`` are keyed by pool: collocated, prefill, decode. ``front_cores``: cores that ingress and proxy used
+    on their busiest node, if Ray exported them. ``asked_tokens``: mean input and output tokens asked of the requests,
+    where lengths vary. An imported level also has them if its answers ended before the length in its name.
+    ``pool_age``: tokens given to an engine before the level, over its KV pool's size, of the engine with the least
+    (None: unknown); below 1 the pool was fresh. ``rehearsal``: real serving path, simulated engines; all times are
+    simulated.
+
+    ``model``: the model that an imported file names. None: the file names none, or pdlab measured the level; the
+    manifest's deployment then has the model. ``raw_sha256``: hash of the uncompressed records. ``replaces``: the first
+    measurement, if the level was measured twice.
     """
 
     schema_version: Literal[2] = 2
@@ -406,16 +426,15 @@ class Run(Frozen):
 
 
 class SloPoint(Frozen):
-    """One rate of a search: of ``judged`` requests ``met`` were within every bound.
+    """One rate of a search: ``met`` of ``judged`` requests were within every bound.
 
-    ``effective``: to so many independent requests they come, which neighbours in a queue are not. ``low`` and
-    ``high`` bound the true share (Clopper-Pearson of those, each one-sided at what is left of the search's error for
-    one look); ``verdict`` follows from them. ``repeats`` are the levels that were pooled, ``looks`` their number,
-    ``latest`` the share in the last one alone. ``steady``: every one was checked for a steady state and was in it;
-    None: some could not be checked. ``in_flight``: mean number, over all of them.
-    ``clear``: every look was far within bounds on TPOT and gaps (`pdlab.results.slo.clearly_within`). ``served_rps``:
-    where requests piled up, what was served at least (`pdlab.results.slo.served_rps`).
-    ``piled_up``: they did in every look.
+    ``effective``: the equivalent number of independent requests, because neighbours in a queue are correlated. ``low``
+    and ``high``: one-sided Clopper-Pearson bounds of the true share, at one look's part of the search's error;
+    ``verdict`` follows from them. ``repeats``: the levels that were pooled; ``looks``: their number; ``latest``: the
+    share in the last of them. ``steady``: whether all of them were in a steady state; None: some could not be checked.
+    ``in_flight``: mean number over all of them. ``clear``: every look was far within the bounds on TPOT and gaps
+    (`pdlab.results.slo.clearly_within`). ``piled_up``: requests piled up in every look. ``served_rps``: if so, the
+    least that was served (`pdlab.results.slo.served_rps`).
     """
 
     rate_rps: float
@@ -438,12 +457,12 @@ class SloPoint(Frozen):
 
 
 class SloSearch(Frozen):
-    """Highest request rate that meets an SLO: between ``low_rps`` and ``high_rps``, at ``confidence``.
+    """Search for the highest request rate that meets an SLO: between ``low_rps`` and ``high_rps``, at ``confidence``.
 
-    ``low_rps`` is the highest rate shown to meet it (None: none was), ``high_rps`` the lowest shown to
-    miss it (None: none was). ``best_rps`` is the highest rate at which the measured share was at least
-    the quantile. ``finished`` is False while the search can still narrow; ``detail`` is the plain sentence.
-    ``error_shares``: over so many looks the allowed error is split.
+    ``low_rps``: highest rate shown to meet it (None: none). ``high_rps``: lowest rate shown to miss it (None: none).
+    ``best_rps``: highest rate at which the measured share was at least the quantile. ``finished``: False while the
+    search can still narrow. ``detail``: the result in one sentence. ``error_shares``: number of looks that share the
+    allowed error.
     """
 
     schema_version: Literal[2] = 2
@@ -467,8 +486,8 @@ class SloSearch(Frozen):
 
 
 class CanaryResult(Frozen):
-    """``equal`` is None when there was no reference to compare with ("not compared"). Of the ``compared`` prompts
-    ``rounded`` took another token where the two were within bfloat16's rounding."""
+    """Answers compared with a reference. ``equal``: None if there was no reference. ``rounded``: prompts, of those
+    ``compared``, whose token differs within bfloat16's rounding."""
 
     equal: bool | None
     compared: int = 0
@@ -479,11 +498,11 @@ class CanaryResult(Frozen):
 class WireProof(Frozen):
     """What carried the KV cache of one long request of ``payload_bytes`` at the launch.
 
-    ``planned`` and ``observed`` are efa, rdma, tcp, shared memory or gpu peer (None: links of several kinds; nothing
-    shows it). ``proven``: they are the same (None: not proven). ``evidence``: what shows ``observed``, UCX's table of
-    its reads or the byte counters of network interfaces (None: nothing does).
-    ``accepted``: another wire was asked for. ``counted``: node -> interface -> bytes (received, sent) meanwhile.
-    ``ucx``: the transports of UCX's table. ``emulated``: UCX reads over that wire in software, as slowly as over tcp.
+    ``planned`` and ``observed``: efa, rdma, tcp, shared memory or gpu peer. None: links of several kinds, or nothing
+    shows the wire. ``proven``: they are equal (None: unknown). ``evidence``: the source of ``observed``, UCX's table of
+    its reads or the byte counters of the interfaces (None: neither). ``accepted``: the user accepted another wire.
+    ``counted``: node -> interface -> bytes (received, sent) during the request. ``ucx``: the transports in UCX's table.
+    ``emulated``: UCX emulates reads over that wire in software, at tcp's speed.
     """
 
     planned: str | None
@@ -499,8 +518,11 @@ class WireProof(Frozen):
 
 
 class TriedSettings(Frozen):
-    """Engine ``settings`` that were tried (none: as launched without the search): output ``tokens_per_s`` of the whole
-    deployment within the bounds, None: not within them at any load, or not measured (``error``)."""
+    """Engine ``settings`` that were tried; empty: the settings of the launch.
+
+    ``tokens_per_s``: output tokens/s of the whole deployment within the bounds. None: not within them at any load, or
+    not measured (``error``).
+    """
 
     settings: dict[str, bool | int] = Field(default_factory=dict)
     tokens_per_s: float | None = None
@@ -508,11 +530,11 @@ class TriedSettings(Frozen):
 
 
 class Tuning(Frozen):
-    """A search for the engine settings of a deployment, ahead of the measurement that others are compared with.
+    """A search for the engine settings of a baseline, before the measurement.
 
-    ``tried``: best first. ``settings``: those that it then ran with (none: as launched). ``over_launched``: the
-    throughput with these over that without, within ``bounds``, with the ends of its 95 % interval; None where the
-    latter is not known. ``resolved``: whether that interval excludes 1. ``folder``: where the levels of it are.
+    ``tried``: best first. ``settings``: those used afterwards (empty: as launched). ``over_launched``: throughput with
+    these over that without, within ``bounds``, and the ends of its 95 % interval; None if unknown. ``resolved``:
+    whether that interval excludes 1. ``folder``: folder of the levels.
     """
 
     grid: dict[str, tuple[bool | int, ...]]
@@ -528,12 +550,12 @@ class Tuning(Frozen):
 
 
 class Manifest(Frozen):
-    """What an experiment ran on. ``placement`` is the actual one; times are ISO 8601, UTC.
+    """What an experiment ran on. ``placement`` is the actual one. Times are ISO 8601, UTC.
 
-    ``serving_path``: what stood between client and engines, and why. ``canary`` is of the launch; ``canaries_after``:
-    the same prompts again after each sweep, against the answers then. ``tuning``: the search that its engine settings
-    come from, where one was made. ``traffic``: the head of the compiled workload that was replayed; its SHA-256 is in
-    the workload's lengths. ``rehearsal``: see `Run`.
+    ``serving_path``: what stood between client and engines, and why. ``canary``: at the launch; ``canaries_after``: the
+    same prompts after each sweep, against the answers of the launch. ``tuning``: the search that gave the engine
+    settings, if any. ``traffic``: head of the replayed compiled workload; its SHA-256 is in the workload's lengths.
+    ``rehearsal``: see `Run`.
     """
 
     schema_version: Literal[2] = 2
@@ -563,14 +585,14 @@ class Manifest(Frozen):
 
     @property
     def on_local_nodes(self) -> bool:
-        """Whether its Ray nodes were made on this machine."""
+        """Whether its Ray nodes were started on this machine."""
         return self.local or self.rehearsal is not None
 
 
 class VisitRecord(Frozen):
-    """One deployment started and measured once in an experiment of several.
+    """One start and measurement of one deployment in an experiment of several.
 
-    ``failed``: it did not start or did not live through its levels; ``error`` says why.
+    ``failed``: it did not start, or it ended before its levels; ``error`` has the reason.
     """
 
     deployment: str
@@ -584,12 +606,13 @@ class VisitRecord(Frozen):
 
 
 class ExperimentRecord(Frozen):
-    """``.experiment.json`` beside the folders of one experiment file: the file, the order in which its
-    deployments were measured, and the outcome of each. ``experiment`` is the file's content. ``stopped``: why no more
-    repeats were added, where their number depended on what they showed. ``tuned``: deployment -> the search that its
-    engine settings come from. ``tunes``: the experiment whose deployments this one is such a search for.
+    """``.experiment.json`` beside the folders of one experiment file.
 
-    Its name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` sees folders of results alone.
+    ``experiment``: content of the file. ``visits``: the deployments in the order of measurement, with outcomes.
+    ``stopped``: why no more repeats were added, if their number depended on results. ``tuned``: deployment -> the
+    search that gave its engine settings. ``tunes``: the experiment that this search is for.
+
+    The name begins with a dot so that ``viz.py --exps bm_results/NAME/*`` matches only folders of results.
     """
 
     schema_version: Literal[2] = 2
@@ -607,10 +630,10 @@ class ExperimentRecord(Frozen):
 
 
 class Experiment(Frozen):
-    """A manifest and its runs, ordered by (kind, value, repeat), and its searches for an SLO's highest rate.
+    """A manifest, its runs by (kind, value, repeat), and its searches for an SLO's highest rate.
 
-    ``part``: of a folder of others that holds several curves, what tells this one from them (empty: it is the only
-    one). ``settings``: key -> value of what its files say of themselves, where the folder holds several curves.
+    ``part``: distinguishes this curve from others in the same folder; empty if it is the only one. ``settings``: key ->
+    value in its files, if the folder holds several curves.
     """
 
     name: str
@@ -622,9 +645,9 @@ class Experiment(Frozen):
 
     @property
     def model(self) -> str | None:
-        """The model that was served; None where no file says it, or where the files of several models are in it.
+        """The served model; None if no file names one, or if the files name several.
 
-        An imported experiment has the model of its files, whatever the folder's name and the flags say.
+        An imported experiment has the model of its files, whatever the folder's name and the flags are.
         """
         manifest = self.manifest
         if manifest.origin != "imported":

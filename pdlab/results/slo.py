@@ -1,4 +1,4 @@
-"""Whether requests meet an SLO, how sure a share of them is, and what that makes of a search's points. Pure."""
+"""Whether requests meet an SLO, the uncertainty of a share of them, and the verdicts of a search's points. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bounds_text(slo: Slo) -> str:
 
 
 def bounds_of_one(slo: Slo) -> str:
-    """``TTFT <= 2,000 ms and TPOT <= 50 ms``: of a single request."""
+    """``TTFT <= 2,000 ms and TPOT <= 50 ms``: for a single request."""
     bounds_s = {
         "TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2EL": slo.e2el_s,
         "ITL p99": slo.itl_p99_s, "longest stall": slo.stall_s,
@@ -38,8 +38,10 @@ def bounds_of_one(slo: Slo) -> str:
 
 
 def stresses(requests: LevelData, slo: Slo) -> Column:
-    """The worst latency of each request over its bound, above 1 where it misses; infinite where it was not answered.
-    One output token has no TPOT to miss, and an answer in one chunk no gap."""
+    """The worst latency of each request over its bound: above 1 if it misses, infinite without an answer.
+
+    One output token has no TPOT to miss, and an answer in one chunk has no gap.
+    """
     import numpy as np
 
     worst = slo.stress(requests.ttft_s, np.nan_to_num(requests.tpot_s), requests.e2el_s)
@@ -49,7 +51,7 @@ def stresses(requests: LevelData, slo: Slo) -> Column:
 
 
 def _gap_stresses(requests: LevelData, slo: Slo) -> Column:
-    """The 99th percentile of each request's gaps between chunks and the longest one over their bounds: the worse."""
+    """The worse of two ratios per request: 99th percentile of its gaps over its bound, longest gap over its bound."""
     import numpy as np
 
     from pdlab.results.metrics import percentile
@@ -66,8 +68,11 @@ def _gap_stresses(requests: LevelData, slo: Slo) -> Column:
 
 
 def within(slo: Slo, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Mask:
-    """Which answers are within every bound on TTFT, TPOT and E2EL. NaN: one output token has no TPOT to miss, a
-    request without E2EL was not answered, and a bound on TTFT is missed without one."""
+    """Which answers are within every bound on TTFT, TPOT and E2EL.
+
+    NaN: one output token has no TPOT to miss. A request without E2EL was not answered. A bound on TTFT is missed
+    without one.
+    """
     import numpy as np
 
     answered: Mask = ~np.isnan(e2el_s)
@@ -75,11 +80,10 @@ def within(slo: Slo, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Mask:
 
 
 def effective(worst: Column, quantile: float) -> float:
-    """To how many independent requests a row of neighbours comes, for the share of them that meets an SLO, by the
-    `stresses` of each.
+    """Effective sample size of consecutive requests for the share that meets an SLO, from the `stresses` of each.
 
-    n / tau with the integrated autocorrelation time tau of "misses the SLO" and of "is worse than the SLO's quantile of
-    its own row", whichever is longer: the second says how requests cluster where hardly one misses.
+    n / tau, with the longer of two integrated autocorrelation times tau: that of "misses the SLO", and that of "is
+    worse than the SLO's quantile of these requests". The second one shows how requests cluster if hardly any misses.
     """
     import numpy as np
 
@@ -91,9 +95,11 @@ def effective(worst: Column, quantile: float) -> float:
 
 
 def clearly_within(worst: Column, slo: Slo) -> bool:
-    """Whether a row of neighbours is so far within bounds on TPOT and gaps that how alike they are does not matter: the
-    SLO's quantile of 20 blocks in turn, their mean and 5 standard deviations, is within. False with a bound on TTFT or
-    E2EL, in which queues have tails that a quiet level does not show."""
+    """True if bounds on TPOT and gaps hold by so wide a margin that autocorrelation cannot change the verdict.
+
+    The mean over 20 consecutive blocks of the SLO's quantile, plus 5 standard deviations, must be within. False with a
+    bound on TTFT or E2EL: there queues have tails that a quiet level does not show.
+    """
     import numpy as np
 
     size = len(worst) // BLOCKS
@@ -107,9 +113,11 @@ def clearly_within(worst: Column, slo: Slo) -> bool:
 
 
 def correlation_time(values: Column) -> float:
-    """Integrated autocorrelation time of a row, in its elements, at least 1: the longer of two estimates. The sum of
-    autocorrelations up to where a pair of them is no longer positive (C. J. Geyer, Practical Markov Chain Monte Carlo,
-    Statistical Science 7, 1992), and the variance of the means of 20 blocks over what independent values would have.
+    """Integrated autocorrelation time of consecutive values, in elements, at least 1: the longer of two estimates.
+
+    The first is the sum of autocorrelations up to the first pair that is not positive (C. J. Geyer, Practical Markov
+    Chain Monte Carlo, Statistical Science 7, 1992). The second is the variance of the means of 20 blocks over that of
+    independent values.
     """
     import numpy as np
 
@@ -131,6 +139,8 @@ def correlation_time(values: Column) -> float:
 
 
 class ShareBounds(NamedTuple):
+    """Lower and upper bound of a share, 0 to 1."""
+
     low: float
     high: float
 
@@ -138,8 +148,8 @@ class ShareBounds(NamedTuple):
 def share_bounds(met: int, judged: int, confidence: float) -> ShareBounds:
     """Clopper-Pearson bounds of a share: each holds by itself with ``confidence``; (0, 1) without requests.
 
-    Lower: the share p at which ``met`` or more of ``judged`` has probability 1 - confidence; upper: at
-    which ``met`` or fewer has. Both are quantiles of a beta distribution.
+    Lower: the share p at which ``met`` or more of ``judged`` has probability 1 - confidence. Upper: the share at which
+    ``met`` or fewer has. Both are quantiles of a beta distribution.
     """
     from scipy.special import betaincinv
 
@@ -151,16 +161,15 @@ def share_bounds(met: int, judged: int, confidence: float) -> ShareBounds:
 
 
 def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int) -> SloPoint:
-    """The point with its bounds and its verdict (an invalid one keeps that), where ``error_shares`` looks share the
+    """The point with its bounds and its verdict; an invalid point stays invalid. ``error_shares`` looks share the
     allowed error, half of it for either side.
 
-    It *meets* where the lower bound is at or above the quantile, or it is clearly within the bounds
-    (`clearly_within`), and every look was in a steady state; it *misses* where
-    the upper bound is below, or requests piled up in every look of several. What its latest look alone contradicts
-    is undecided, as is everything else.
+    It *meets* if the lower bound is at or above the quantile, or if it is clearly within (`clearly_within`), and every
+    look was in a steady state. It *misses* if the upper bound is below the quantile, or if requests piled up in every
+    look of several. It is undecided if only its latest look contradicts, and in all other cases.
     """
     one_sided = 1 - (1 - confidence) / 2 / error_shares
-    # Whole requests, rounded against either conclusion.
+    # Whole requests, rounded so that either conclusion is harder to reach.
     low = share_bounds(math.floor(point.share * point.effective + 1e-9), point.effective, one_sided).low
     high = share_bounds(math.ceil(point.share * point.effective - 1e-9), point.effective, one_sided).high
     latest = point.share if point.latest is None else point.latest
@@ -177,8 +186,10 @@ def judge(point: SloPoint, quantile: float, confidence: float, error_shares: int
 def judge_all(
     points: Sequence[SloPoint], quantile: float, confidence: float, error_shares: int
 ) -> tuple[SloPoint, ...]:
-    """`judge` each point; then none *meets* above what was served (`most_served`): where a server cannot keep up with
-    a rate just above its capacity the queue grows too slowly to be seen in one level, and TPOT and gaps do not tell."""
+    """`judge` each point; then no point above `most_served` *meets*.
+
+    Just above a server's capacity the queue grows too slowly to be seen in one level, and TPOT and gaps do not show it.
+    """
     judged = [judge(point, quantile, confidence, error_shares) for point in points]
     most_rps = most_served(judged)
     if most_rps is None:
@@ -191,15 +202,17 @@ def judge_all(
 
 
 def most_served(points: Sequence[SloPoint]) -> float | None:
-    """What was served at the lowest rate at which requests piled up, at least; None where they never did."""
+    """Lower bound of what was served at the lowest rate at which requests piled up; None if they never did."""
     known = [(point.rate_rps, point.served_rps) for point in points if point.served_rps is not None]
     return min(known)[1] if known else None
 
 
 def served_rps(requests: LevelData) -> float | None:
-    """What is served where requests pile up, at least: answers/s in the second half of the time in which load is kept
-    up, in 10 slices of it, the lower end of the one-sided 99 % interval of their mean (Student's t). None without
-    answers in it."""
+    """Lower bound of what is served while requests pile up, in requests/s; None without answers.
+
+    Lower end of the one-sided 99 % interval (Student's t) of the mean answers/s, over 10 slices of the second half of
+    the time in which the load lasts.
+    """
     import numpy as np
 
     begin_s, end_s = (requests.arrival_s[0] + requests.arrival_s[-1]) / 2, requests.arrival_s[-1]
@@ -211,20 +224,20 @@ def served_rps(requests: LevelData) -> float | None:
 
 
 class Bracket(NamedTuple):
-    """The ends of a search in requests/s: the highest rate that meets the SLO, below the lowest that misses it; None
-    where there is none."""
+    """The ends of a search in requests/s: the highest rate that meets the SLO, below the lowest that misses it; None if
+    there is none."""
 
     low_rps: float | None
     high_rps: float | None
 
 
 def bracket_at(search: SloSearch, confidence: float) -> Bracket:
-    """The ends of a finished search (`bracket`), its requests judged at another confidence."""
+    """The ends of a finished search (`bracket`), with its requests judged at another confidence."""
     return bracket(judge_all(search.points, search.slo.quantile, confidence, search.error_shares))
 
 
 def bracket(points: Sequence[SloPoint]) -> Bracket:
-    """What the points of a search show."""
+    """The bracket that the points of a search give."""
     high = min((point.rate_rps for point in points if point.verdict == "misses"), default=None)
     meeting = [point.rate_rps for point in points if point.verdict == "meets"]
     return Bracket(max((rate for rate in meeting if high is None or rate < high), default=None), high)

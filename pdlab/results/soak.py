@@ -1,9 +1,9 @@
 """One load held for long: latencies over time, and whether they changed. Pure.
 
-A change is that of the last third of the time against the first (`load_window`). Neighbouring requests are alike, so
-each third is cut into blocks of time and the means of the blocks are the sample (batch means; A. M. Law, Simulation
-Modeling and Analysis, chapter 9): the difference of the means of their logarithms, with Student's t, the variance that
-of both around a line through each, and larger by what neighbouring blocks still have in common.
+A change compares the last third of the time with the first (`load_window`). Neighbouring requests are correlated, so
+each third is cut into blocks of time, whose means are the sample (batch means; A. M. Law, Simulation Modeling and
+Analysis, chapter 9). The result is the difference of the means of their logarithms, with Student's t. Its variance is
+that around a line through each third, increased by the correlation of neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 WINDOW_S = 60.0
 BLOCKS, FEWEST_BLOCKS = 10, 4  # in a third
 PER_BLOCK = 3  # requests
-PER_E2EL = 2.0  # times the median E2EL, at least, a block lasts: requests in flight together are no two
-SAME = 0.05  # an interval around no change and within so much of it says that there is none
-NOTHING = 0.01  # and one within so much wherever it lies
-MOST_ALIKE = 0.8  # correlation of neighbouring blocks beyond which it is taken to be that
-LEAST_FREEDOM = 6  # by trials: fewer make a change inside of a third hide the one between them
+PER_E2EL = 2.0  # shortest block, in median E2ELs: requests in flight together are correlated
+SAME = 0.05  # an interval that holds 1 and is within this of 1 shows no change
+NOTHING = 0.01  # so does any interval within this of 1
+MOST_ALIKE = 0.8  # upper limit of the correlation of neighbouring blocks
+LEAST_FREEDOM = 6  # by trials: with fewer, a change inside a third hides the one between thirds
 BIAS = 3.0  # by trials on queues that do not change
 # Student's t, two-sided 5 %, by degrees of freedom.
 T_LIMIT = {
@@ -42,7 +42,7 @@ LATENCIES = ("ttft", "tpot")
 
 
 def soak(requests: LevelData, load: Load, asked_s: float) -> Soak:
-    """What a load that was to be held for ``asked_s`` shows over time."""
+    """The change over time of a load that was meant to be held for ``asked_s``."""
     import numpy as np
 
     window = load_window(requests, load)
@@ -61,11 +61,11 @@ def soak(requests: LevelData, load: Load, asked_s: float) -> Soak:
 
 
 def load_window(requests: LevelData, load: Load) -> metrics.LoadWindow | None:
-    """While the load is kept up: of a closed loop the steady window; of an open one from 2 times the 95th percentile of
-    E2EL on, to the last arrival before the first request that was still in flight when the last one arrived.
+    """The time in which the load is kept up.
 
-    Not the steady window of an open loop, which begins where E2EL stops growing (MSER-5): that is what a soak is to
-    show.
+    Closed loop: the steady window. Open loop: from 2 times the 95th percentile of E2EL on, to the last arrival before
+    the first request that was in flight when the last one arrived. The steady window of an open loop begins where E2EL
+    stops growing (MSER-5), which would hide what a soak is to show.
     """
     if isinstance(load, Closed):
         return metrics.steady_window(requests, load)
@@ -77,8 +77,10 @@ def load_window(requests: LevelData, load: Load) -> metrics.LoadWindow | None:
 
 
 def windows(requests: LevelData, width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:
-    """Latencies of the answered requests that arrived in each minute of the load, and tokens of the answers that ended
-    in it. What is left at the end is part of the last one, or one of its own beyond half a minute."""
+    """Latencies of the answered requests that arrived in each minute, and tokens of the answers that ended in it.
+
+    A rest of up to half a minute at the end belongs to the last window; a longer one is a window of its own.
+    """
     ends_s = float(requests.arrival_s[-1]) if len(requests) else 0.0
     count = max(1, round(ends_s / width_s))
     edges = [number * width_s for number in range(count)] + [max(ends_s, 1e-9)]
@@ -106,7 +108,7 @@ def windows(requests: LevelData, width_s: float = WINDOW_S) -> tuple[SoakWindow,
 
 
 def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float, least_s: float) -> Change:
-    """The last third of (moment, value) between two moments against the first. ``least_s``: blocks are no shorter."""
+    """The last third of (moment, value) between two moments against the first. ``least_s``: shortest block."""
     third_s = (closes_s - opens_s) / 3
     blocks = min(BLOCKS, int(third_s / least_s) if least_s > 0 else BLOCKS)
     thirds: list[list[list[float]]] = []
@@ -118,7 +120,8 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
     if blocks < FEWEST_BLOCKS:
         return Change(verdict="undecided", reason="too few requests for a verdict: hold the load longer")
     first, last = ([math.log(fmean(block)) for block in third] for third in thirds)
-    off = [_levelled(third) for third in (first, last)]
+    # Without its line: a steady change inside a third is not scatter.
+    off = [metrics.fitted_line(third).rest for third in (first, last)]
     alike = _neighbour_correlation(off)
     longer = (1 + alike) / (1 - alike)
     freedom = 2 * (blocks - 2)
@@ -152,18 +155,11 @@ def _cut(known: Sequence[tuple[float, float]], begins_s: float, lasts_s: float, 
     return parts
 
 
-def _levelled(third: Sequence[float]) -> list[float]:
-    """What is left of a third without its line (least squares): what changes steadily changes inside of it too, which
-    is no scatter."""
-    middle, mean = (len(third) - 1) / 2, fmean(third)
-    slope = math.fsum((i - middle) * value for i, value in enumerate(third))
-    slope /= math.fsum((i - middle) ** 2 for i in range(len(third)))
-    return [value - mean - slope * (i - middle) for i, value in enumerate(third)]
-
-
 def _neighbour_correlation(thirds: Sequence[Sequence[float]]) -> float:
-    """Correlation of neighbouring blocks, of both thirds together, from 0 to MOST_ALIKE. What so few values show of it
-    is too low by about BIAS / their number, which is added."""
+    """Correlation of neighbouring blocks, both thirds together, from 0 to MOST_ALIKE.
+
+    Few values underestimate it by about BIAS / their number, which is added.
+    """
     squares = math.fsum(value**2 for third in thirds for value in third)
     pairs = math.fsum(a * b for third in thirds for a, b in pairwise(third))
     return min(MOST_ALIKE, max(0.0, pairs / squares + BIAS / len(thirds[0]))) if squares else 0.0

@@ -1,10 +1,13 @@
 """Results on disk.
 
-An experiment is a folder ``bm_results/<label>/``: ``manifest.json`` (what was run, where and
-with what), one ``<kind><value>[-r<repeat>].json`` per finished level (a ``Run``), and beside it
-``<same>.records.json.gz`` with every request, and ``<same>.timelines.jsonl.gz`` with where the time of each went, where
-the servers told that. A measured level is never overwritten silently: the first
-result of a level that was measured again is in the folder's ``replaced/``.
+An experiment is a folder ``bm_results/<label>/`` with these files:
+
+- ``manifest.json``: what was run, where and with what.
+- ``<kind><value>[-r<repeat>].json``: a ``Run`` for each finished level.
+- ``<same>.records.json.gz``: every request of the level.
+- ``<same>.timelines.jsonl.gz``: where the time of each request went, if the servers recorded it.
+
+A measured level is never overwritten silently. If a level is measured again, its first result moves to ``replaced/``.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from pdlab.core.errors import StoreError
 from pdlab.core.files import locked, replace
@@ -37,11 +41,11 @@ from pdlab.results.schema import (
 from pdlab.results.timeline import RequestTimeline
 
 MANIFEST = "manifest.json"
-CHAOS = "chaos.json"  # of `pdlab.results.chaos`: no level
+CHAOS = "chaos.json"  # written by `pdlab.results.chaos`; not a level
 RECORD = ".experiment.json"
 REPLACED = "replaced"
 LOCK = ".lock"
-GZIP = 31  # zlib's window with gzip's header, which has no time then: equal requests are equal files
+GZIP = 31  # zlib's window with gzip's header but without a time: equal requests give equal files
 SMALLEST = 9
 READ_BYTES = 1 << 20
 
@@ -49,7 +53,7 @@ R = TypeVar("R", bound=Row)
 
 
 class FileVersion(NamedTuple):
-    """What changes whenever a file is written or replaced."""
+    """Changes whenever a file is written or replaced."""
 
     inode: int
     changed_ns: int
@@ -70,7 +74,7 @@ class Store:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for the block, as the only one that writes it. Raises UsageError, which says who has it."""
+        """Hold the folder for the block as its only writer. Raises UsageError, which names the holder."""
         with locked(self.folder / LOCK, f"the result folder {self.folder}"):
             yield
 
@@ -84,7 +88,7 @@ class Store:
         return self.folder / f"{key.stem}.timelines.jsonl.gz"
 
     def has(self, key: RunKey) -> bool:
-        """Whether that level is finished and kept."""
+        """Whether that level is finished and stored."""
         return self.path(key).exists()
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -92,7 +96,7 @@ class Store:
         replace(self.folder / MANIFEST, manifest.model_dump_json(indent=2).encode())
 
     def read_manifest(self) -> Manifest:
-        """Raises StoreError when there is none or it is not readable."""
+        """Raises StoreError if there is none or it is not readable."""
         return read_model(self.folder / MANIFEST, Manifest)
 
     def write(
@@ -103,9 +107,10 @@ class Store:
         *,
         force: bool = False,
     ) -> Run:
-        """Keep one level: records and timelines first, then the run that points to them; returns it with its hash.
+        """Store one level: first records and timelines, then the run that refers to them. Returns the run with its
+        hash.
 
-        Raises StoreError when the level is already there and ``force`` is not set.
+        Raises StoreError if the level is already there and ``force`` is not set.
         """
         if self.has(run.key) and not force:
             raise StoreError(
@@ -118,30 +123,32 @@ class Store:
         if told:
             replace(self.timelines_path(run.key), told)
         else:
-            self.timelines_path(run.key).unlink(missing_ok=True)  # of what was measured before
+            self.timelines_path(run.key).unlink(missing_ok=True)  # of an earlier measurement
         self.write_judged(kept)
         return kept
 
     def write_judged(self, run: Run) -> None:
-        """Keep another judgement of a level whose requests are here."""
+        """Replace the judgement of a level whose requests are stored."""
         replace(self.path(run.key), run.model_dump_json(indent=2).encode())
 
     def replace(self, run: Run, records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline] = ()) -> Run:
-        """Keep a second measurement of a level in place of the first, which moves to ``replaced/``; returns it.
+        """Store a second measurement of a level and move the first one to ``replaced/``. Returns the stored run.
 
-        ``replaces`` of what is kept names the first one's file and its reasons. Raises StoreError when there is
-        no first one.
+        Its ``replaces`` names the file and the reasons of the first one. Raises StoreError if there is no first one.
         """
         earlier = read_model(self.path(run.key), Run)
-        requests, told = _pieces(self.records_path(run.key)), _pieces(self.timelines_path(run.key))
+        paths = self.records_path(run.key), self.timelines_path(run.key)
+        requests, told = (_pieces(path.open("rb")) if path.exists() else None for path in paths)
         replaced = self._set_aside(earlier, self.path(run.key).read_bytes, requests, told)
         return self.write(run.model_copy(update={"replaces": replaced}), records, timelines, force=True)
 
     def set_aside(
         self, run: Run, records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline] = ()
     ) -> ReplacedLevel:
-        """Keep a measurement that does not stand for its level, in ``replaced/`` alone: the level is not finished by
-        it. Returns what the measurement in its place is to name in ``replaces``."""
+        """Store an unused measurement of a level in ``replaced/``; the level stays unfinished.
+
+        Returns the value for ``replaces`` of the measurement that follows.
+        """
         digest = hashlib.sha256()
 
         def text() -> bytes:
@@ -152,7 +159,7 @@ class Store:
     def _set_aside(
         self, run: Run, text: Callable[[], bytes], records: Iterable[bytes] | None, timelines: Iterable[bytes] | None
     ) -> ReplacedLevel:
-        """``text``: of the run, asked for when the records are written. Files in pieces; None: there is none."""
+        """``text``: makes the run's file after the records are written. The files come in pieces; None: no file."""
         folder, stem, number = self.folder / REPLACED, run.key.stem, 1
         while (folder / f"{stem}.json").exists():
             number += 1
@@ -176,7 +183,7 @@ class Store:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
 
     def read_timelines(self, key: RunKey) -> tuple[RequestTimeline, ...]:
-        """The timelines of one level by arrival; none where its servers told none. Raises StoreError."""
+        """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError."""
         path = self.timelines_path(key)
         if not path.exists():
             return ()
@@ -190,13 +197,13 @@ class Store:
         return LevelData.of(self._records(key))
 
     def check_records(self, run: Run) -> None:
-        """Raises StoreError unless the level's requests are there as they were when it was measured."""
+        """Raises StoreError unless the level's requests are there and unchanged."""
         path = self.records_path(run.key)
         fix = f"remove {self.path(run.key)} and {path.name} beside it, and --resume measures that level again"
         sha256 = hashlib.sha256()
         try:
             with gzip.open(path) as file:
-                while piece := file.read(READ_BYTES):
+                for piece in _pieces(file):
                     sha256.update(piece)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: the level's requests cannot be read ({error}); {fix}") from error
@@ -216,14 +223,14 @@ class Store:
     def runs(self) -> Iterator[Run]:
         """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file.
 
-        A file is read again only when it was replaced or changed since this store read it.
+        A file is read again only if it was replaced or changed since this store read it.
         """
         self._read = {path: self._run(path) for path in sorted(self.levels())}
         runs = [each.run for each in self._read.values()]
         yield from sorted(runs, key=lambda run: (run.key.kind, run.key.value, run.key.repeat, run.key.look))
 
     def _run(self, path: Path) -> _ReadRun:
-        with contextlib.suppress(OSError):  # `read_model` says what is wrong
+        with contextlib.suppress(OSError):  # `read_model` reports the fault
             stat = path.stat()
             version = FileVersion(stat.st_ino, stat.st_mtime_ns, stat.st_size)
             known = self._read.get(path)
@@ -231,7 +238,7 @@ class Store:
         return _ReadRun(FileVersion(0, 0, 0), read_model(path, Run))
 
     def write_search(self, search: SloSearch) -> None:
-        """Write or replace a search; the levels that it rests on are kept as runs of their own."""
+        """Write or replace a search; its levels are stored as runs."""
         replace(self.folder / f"{search.stem}.json", search.model_dump_json(indent=2).encode())
 
     def searches(self) -> tuple[SloSearch, ...]:
@@ -249,7 +256,8 @@ class Store:
 
 
 def experiment_folders(paths: Iterable[Path]) -> list[Path]:
-    """``paths``; in place of the folder of a whole experiment (it has a record) the measured ones in it, by name."""
+    """``paths``, with each folder of a whole experiment (it has a record) replaced by the measured folders in it, by
+    name."""
     folders: list[Path] = []
     for path in paths:
         with searched(path):
@@ -260,7 +268,7 @@ def experiment_folders(paths: Iterable[Path]) -> list[Path]:
 
 @contextlib.contextmanager
 def searched(folder: Path) -> Iterator[None]:
-    """Raises StoreError where the block cannot search ``folder``: no right to, no valid path."""
+    """Raises StoreError if the block cannot search ``folder``: no permission, or no valid path."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -270,51 +278,47 @@ def searched(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def unfinished(folder: Path) -> str | None:
-    """What of the experiment in ``folder`` is not measured, in words; None where all is, or where it holds none."""
+def record_notes(folder: Path) -> dict[Literal["unfinished", "stopped", "tuning"], str]:
+    """What the record in ``folder`` tells a reader of its figures, by kind. Empty without a record. Raises StoreError.
+
+    unfinished: some visits are not measured. stopped: the number of repeats depended on their results. tuning: the
+    levels were measured to choose engine settings.
+    """
     record = read_record(folder)
-    left = [visit for visit in record.visits if visit.status != "done"] if record else []
-    if record is None or not left:
-        return None
-    counts = {status: sum(visit.status == status for visit in left) for status in ("failed", "interrupted", "planned")}
-    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    names = [name for names in record.folders.values() for name in names]
-    without = [name for name in names if not next(Store(folder / name).levels(), None)]
-    nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
-    return f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
-
-
-def stopped(folder: Path) -> str | None:
-    """That the number of repeats in ``folder`` depended on what they showed, in words; None where it did not."""
-    record = read_record(folder)
-    if record is None or record.stopped is None:
-        return None
-    return (
-        f"{folder} ended by {record.stopped}: an interval that is not corrected for such looks is too narrow; what the "
-        "experiment printed is corrected"
-    )
-
-
-def tuning_of(folder: Path) -> str | None:
-    """That what is in ``folder`` was measured to choose engine settings, in words; None where it was not."""
-    record = read_record(folder)
-    if record is None or record.tunes is None:
-        return None
-    return (
-        f"{folder} is the search for engine settings of {record.tunes}: its best is better by chance, too; compare "
-        "what was measured with these settings afterwards"
-    )
+    if record is None:
+        return {}
+    notes: dict[Literal["unfinished", "stopped", "tuning"], str] = {}
+    left = [visit.status for visit in record.visits if visit.status != "done"]
+    if left:
+        counted = ", ".join(
+            f"{left.count(each)} {each}" for each in ("failed", "interrupted", "planned") if each in left
+        )
+        names = [name for names in record.folders.values() for name in names]
+        without = [name for name in names if not next(Store(folder / name).levels(), None)]
+        nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
+        notes["unfinished"] = f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
+    if record.stopped is not None:
+        notes["stopped"] = (
+            f"{folder} ended by {record.stopped}: an interval that is not corrected for such looks is too narrow; what "
+            "the experiment printed is corrected"
+        )
+    if record.tunes is not None:
+        notes["tuning"] = (
+            f"{folder} is the search for engine settings of {record.tunes}: its best is better by chance, too; compare "
+            "what was measured with these settings afterwards"
+        )
+    return notes
 
 
 class BoundsInFile(NamedTuple):
-    """One entry of ``at:`` of an experiment's file; ``folder`` is the experiment's."""
+    """One entry of ``at:`` in an experiment's file; ``folder`` is the experiment's."""
 
     folder: Path
     text: str
 
 
 def bounds_in_files(paths: Iterable[Path]) -> list[BoundsInFile]:
-    """The bounds (``at:``) in the files of the whole experiments that ``paths`` are, or are part of."""
+    """The bounds (``at:``) in the files of the experiments that ``paths`` are, or belong to."""
     entries: list[BoundsInFile] = []
     for folder in dict.fromkeys(each for path in paths for each in (path.resolve(), path.resolve().parent)):
         record = read_record(folder)
@@ -330,13 +334,13 @@ def write_record(folder: Path, record: ExperimentRecord) -> None:
 
 
 def read_record(folder: Path) -> ExperimentRecord | None:
-    """The record of the experiment whose folders are in ``folder``; None when there is none. Raises StoreError."""
+    """The record of the experiment whose folders are in ``folder``; None if there is none. Raises StoreError."""
     path = folder / RECORD
     return read_model(path, ExperimentRecord) if path.exists() else None
 
 
 def _packed(lines: Iterable[bytes], passing: Callable[[bytes], object] = lambda text: None) -> Iterator[bytes]:
-    """The pieces of a file of these lines; ``passing`` is told what is packed."""
+    """The pieces of a gzip file of these lines. ``passing`` is called with the text of each line."""
     packer = zlib.compressobj(SMALLEST, wbits=GZIP)
     for number, line in enumerate(lines):
         text = b"\n" + line if number else line
@@ -356,12 +360,8 @@ def _rows(path: Path, kind: type[R]) -> Iterator[R]:
         yield from map(kind.model_validate_json, file)
 
 
-def _pieces(path: Path) -> Iterator[bytes] | None:
-    """A file as it is; None: there is none."""
-    return _read_in_pieces(path) if path.exists() else None
-
-
-def _read_in_pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+def _pieces(file: BufferedIOBase) -> Iterator[bytes]:
+    """Read an open file in pieces, then close it."""
+    with file:
         while piece := file.read(READ_BYTES):
             yield piece

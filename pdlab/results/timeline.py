@@ -1,9 +1,9 @@
-"""The timeline of one request: where its time to first token went, in parts that follow one another without a gap.
+"""The timeline of one request: its time to first token in parts that follow one another without a gap.
 
-The server that answers the client notes moments of its machine's monotonic clock (marks) and sends them with the
-answer. No two clocks are compared: what happened in another process of another machine (prefill's server and engine)
-arrives as durations, and lies between two marks of this one. What remains of the client's own TTFT is the network and
-the front. docs/timeline.md explains every part.
+The server that answers the client records moments of its machine's monotonic clock (marks) and sends them with the
+answer. No two clocks are compared. Events in processes of other machines (prefill's server and engine) arrive as
+durations, which lie between two marks of this machine. The rest of the client's own TTFT is the network and the front.
+docs/timeline.md explains every part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 
 from pdlab.results.kept import Row
 
-# Marks of a timeline in the order in which they happen, and the part that ends at each. `answer` ends four.
+# Marks of a timeline in their order, and the part that ends at each. `answer` ends four parts.
 MARKS: Mapping[str, str] = {
     "call": "server",
     "failed": "failed_calls",
@@ -31,7 +31,7 @@ MARKS: Mapping[str, str] = {
     "first_byte": "out",
     "second_byte": "out",
 }
-# Every part in the order of time, and what it is.
+# Every part in the order of time, and its meaning.
 PARTS: Mapping[str, str] = {
     "front": "network, proxy and ingress, both ways, and the client",
     "server": "the server's own work before prefill is called, or before the engine is given the request",
@@ -52,21 +52,21 @@ PARTS: Mapping[str, str] = {
     "out": "from the engine's token until the server has sent it",
 }
 Path = Literal["pd", "local", "collocated", "cached", "recomputed"]
-# Parts may come out of order by so much where two processes of a machine read their clock at nearly the same time.
+# Tolerated disorder: two processes of a machine may read their clock at nearly the same time.
 DISORDER_S = 0.0002
 
 
 class TimePart(NamedTuple):
-    """A part of a time, of the names in `PARTS`."""
+    """A part of a time, with a name in `PARTS`."""
 
     name: str
     seconds: float
 
 
 class KvRead(NamedTuple):
-    """The reads of a request's KV cache by one rank of decode: ``posted_ms`` of the first, ``seen_ms`` of the last, on
-    the timeline's clock, ``nixl_us`` NIXL's own duration of the longest (it ends at the poll that sees the end),
-    ``bytes`` of all, and how many ``reads`` they were."""
+    """The reads of a request's KV cache by one rank of decode. ``posted_ms``: posting of the first read; ``seen_ms``:
+    end of the last one; both on the timeline's clock. ``nixl_us``: NIXL's duration of the longest read, which ends at
+    the poll that sees the end. ``bytes``: of all ``reads``."""
 
     rank: int
     posted_ms: FiniteFloat
@@ -79,14 +79,16 @@ class KvRead(NamedTuple):
 class RequestTimeline(Row):
     """One request as its server saw it. Times in ms.
 
-    ``t``: marks of `MARKS` since the request reached the server that answers it. ``p``: durations of the engine that
-    prefilled for it, ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id`` is
-    the client's id of the request, ``p_id`` and ``d_id`` are those of the engines; ``role_p`` and ``role_d`` the
-    replicas that prefilled and answered. ``boot``: the answering machine's boot, of whose clock the marks are.
-    ``attempt``: calls of prefill made (``try`` in files). ``path``: *pd* (prefill on another engine, KV cache read),
-    *cached* (decode had the prompt and read nothing), *recomputed* (the KV cache was refused or did not arrive),
-    *local* (a deployment with prefill, and decode computed the prompt), *collocated*. ``err``: why a mark is missing.
-    ``early``: the first token is prefill's and was sent before its KV cache had moved.
+    ``t``: marks of `MARKS` since the request reached the answering server. ``p``: durations in the prefill replica:
+    ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id``: the client's id of
+    the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the replicas that prefilled and
+    answered. ``boot``: the boot id of the machine whose clock the marks are of. ``attempt``: calls of prefill made
+    (``try`` in files). ``err``: why a mark is missing. ``early``: the first token is prefill's and was sent before the
+    KV cache had moved.
+
+    ``path``: *pd* (prefill on another engine, KV cache read), *cached* (decode had the prompt and read nothing),
+    *recomputed* (the KV cache was refused or did not arrive), *local* (decode computed the prompt in a deployment with
+    prefill), *collocated*.
 
     ``arrival_s`` and ``ttft_s`` are the client's, in seconds as in its `RequestRecord`; None: not joined.
     """
@@ -115,21 +117,21 @@ class RequestTimeline(Row):
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
     def shifted(self, by_s: float) -> RequestTimeline:
-        """The same request on a clock of the client's that began ``by_s`` earlier; see `RequestRecord.shifted`."""
+        """The same request on a client clock that began ``by_s`` earlier; see `RequestRecord.shifted`."""
         if self.arrival_s is None or by_s <= 0:
             return self
         return self.model_copy(update={"arrival_s": round(self.arrival_s + by_s, 6)})
 
     @property
     def whole(self) -> bool:
-        """Whether every mark of its path is there, so that no part stands for two."""
+        """Whether every mark of its path is there, so that no part contains another one's time."""
         return self.err is None and not (_needed(self) - self.t.keys())
 
     def parts(self) -> tuple[TimePart, ...]:
-        """The client's TTFT, or where that is not known the server's time until the first byte.
+        """The parts of the client's TTFT, or of the server's time until the first byte if that TTFT is unknown.
 
-        In the order of `PARTS`, each at least 0; their sum is that time whatever marks are there: a missing mark's part
-        is in the next one. Raises ValueError where the first byte is not marked.
+        In the order of `PARTS`, each at least 0. Their sum is that time even if marks are missing: the time of a
+        missing mark's part is in the next part. Raises ValueError if the first byte is not marked.
         """
         if "first_byte" not in self.t:
             raise ValueError(f"request {self.id}: no first byte is marked")
@@ -140,15 +142,15 @@ class RequestTimeline(Row):
         return (TimePart("front", front_s), *_between(self, min(served_ms, self.ttft_s * 1e3)))
 
     def parts_of_second(self) -> tuple[TimePart, ...]:
-        """From the first byte sent until the second token's, where the first token was sent early: the parts that
-        `parts` would have otherwise. Empty where the first token was not early, or there was no second."""
+        """From sending the first byte until the second token's, if the first token was sent early. These parts would
+        otherwise be in `parts`. Empty if the first token was not early, or there was no second."""
         if not self.early or "second_byte" not in self.t:
             return ()
         return tuple(_after_first(self))
 
     @property
     def disorder_s(self) -> float:
-        """By how much marks and durations contradict their order at most, in seconds; 0: in order."""
+        """The largest contradiction between marks or durations and their order, in seconds; 0: in order."""
         worst_ms, at_ms = 0.0, 0.0
         for mark in _chain(self):
             worst_ms = max(worst_ms, at_ms - self.t[mark])
@@ -161,7 +163,7 @@ class RequestTimeline(Row):
 
     @property
     def front_s(self) -> float | None:
-        """What of the client's TTFT was outside the server, as measured: negative where the clocks contradict."""
+        """The measured part of the client's TTFT outside the server; negative if the clocks contradict each other."""
         if self.ttft_s is None or "first_byte" not in self.t:
             return None
         return self.ttft_s - self.t["first_byte"] / 1e3
@@ -213,7 +215,7 @@ def _after_first(timeline: RequestTimeline) -> Iterator[TimePart]:
 
 
 def _split(timeline: RequestTimeline, mark: str, ms: float) -> Iterator[TimePart]:
-    """The part, or for prefill's answer the parts, that end at a mark."""
+    """The part that ends at a mark; for prefill's answer several parts."""
     name = MARKS[mark]
     if mark == "answer":
         yield from _prefill_parts(timeline.p, ms)
@@ -227,7 +229,7 @@ def _split(timeline: RequestTimeline, mark: str, ms: float) -> Iterator[TimePart
 
 
 def _prefill_parts(p: Mapping[str, float], ms: float) -> Iterator[TimePart]:
-    """A call of prefill that took ``ms``, by what prefill itself said."""
+    """The parts of a call of prefill that took ``ms``, from prefill's own durations."""
     if not p:
         yield TimePart("call", ms / 1e3)
         return

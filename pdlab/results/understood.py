@@ -1,4 +1,4 @@
-"""How result files are understood: a row per curve that a folder holds, whether or not its size is known."""
+"""How result files are interpreted: a row per curve in a folder, of known or unknown size."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pdlab.results.published_names import parse_name
 from pdlab.results.schema import Experiment, Run
 from pdlab.results.store import MANIFEST, Store
 
-# A curve of more patterns is better described in a file than by flags.
+# A curve with more patterns is better described in a file than by flags.
 MOST_FLAGS = 2
 
 
 @dataclass(frozen=True)
 class UnderstoodCurve:
-    """One curve of a folder. ``matches``: patterns that fit its files and no others, as a description takes them.
-    ``part``: what tells it from the others. ``tools``: the clients that wrote its files. ``deployment``: its label, as
-    far as names and files give it; ``gpus``: None if not known. ``label``: what people call it."""
+    """One curve of a folder. ``matches``: patterns that fit only its files, as a description takes them. ``part``
+    distinguishes it from the others. ``tools``: the clients that wrote its files. ``deployment``: its label, as far as
+    names and files give it. ``gpus``: None if unknown. ``label``: the name that people give it."""
 
     folder: Path
     part: str
@@ -54,7 +54,7 @@ class UnderstoodCurve:
 
     @property
     def flags(self) -> str | None:
-        """What gives its size, if that is not known."""
+        """The flag that gives its size, if that is unknown."""
         if self.gpus is not None:
             return None
         name = self.folder.resolve().name
@@ -72,7 +72,7 @@ class UnderstoodCurve:
 
 @dataclass(frozen=True)
 class UnderstoodFolder:
-    """The curves of one folder, and what its other files are: why -> files."""
+    """The curves of one folder. ``skipped``: kind of file -> files that are no level."""
 
     folder: Path
     curves: tuple[UnderstoodCurve, ...]
@@ -80,7 +80,7 @@ class UnderstoodFolder:
 
 
 def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # noqa: B008
-    """How one folder is understood, ours or that of others. Raises StoreError for a file that cannot be read."""
+    """How one folder, pdlab's or of others, is interpreted. Raises StoreError for a file that cannot be read."""
     require_folder(folder)
     if (folder / MANIFEST).is_file():
         return UnderstoodFolder(folder, (_pdlab_curve(folder, Store(folder).load(), stated.gpus),), {})
@@ -114,7 +114,7 @@ def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # 
 
 
 def understood_text(folders: Sequence[UnderstoodFolder]) -> str:
-    """A table with a row per curve; under it what else is in the folders, and the flags that are needed."""
+    """A table with a row per curve; below it the other files of the folders, and the flags that are needed."""
     head = ("folder", "curve", "files", "client", "levels", "load", "input:output", "model", "GPUs", "deployment")
     rows = [
         (

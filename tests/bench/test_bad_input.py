@@ -17,23 +17,6 @@ from pdlab.results.store import Store
 Here = Callable[..., "subprocess.CompletedProcess[str]"]
 URL = "@URL"
 LINES: list[tuple[str, list[str], str]] = [
-    ("abbreviation", ["--conc", "4"], "--conc is not a flag"),
-    ("positional", ["4"], "'4' is neither run nor ratio"),
-    ("type", ["-t", "rate"], "--type 'rate'"),
-    ("mode", ["--mode", "decode"], "--mode 'decode'"),
-    ("concurrency fraction", ["-c", "4,2.5"], "expected all or whole numbers"),
-    ("concurrency negative", ["-c=-4"], "expected all or whole numbers"),
-    ("concurrency trailing comma", ["-c", "4,"], "expected all or whole numbers"),
-    ("rate zero", ["-r", "0"], "--request-rate: 0 is outside"),
-    ("rate infinite", ["-r", "inf"], "--request-rate: inf is outside"),
-    ("concurrency with rate type", ["-t", "request-rate", "-c", "2"], "--concurrency belongs to --type concurrency"),
-    ("input zero", ["--itl", "0"], "--itl: '0' is not a whole number of at least 1"),
-    ("output word", ["--otl", "many"], "--otl: 'many' is not a whole number"),
-    ("prompts", ["--prompts-per-level", "0"], "--prompts-per-level: '0'"),
-    ("timeout", ["--request-timeout-s", "0"], "--request-timeout-s: '0' is not a number of seconds above 0"),
-    ("recover", ["--recover-s", "-1"], "--recover-s: '-1' is not a number of seconds from 0"),
-    ("recover for ever", ["--recover-s", "inf"], "--recover-s: 'inf' is not a number of seconds from 0"),
-    ("base url port", ["-u", "http://localhost:port"], "expected http://HOST:PORT"),
     ("name empty", ["-u", URL, "-e", ""], "--exp-name needs a value"),
     ("gpus", ["-u", URL, "--gpus", "0"], "--gpus: '0'"),
     ("gpus against the record", ["-u", URL, "--gpus", "9"], "pd-spread-p1xtp1-d1xtp1 uses 2"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pdlab.bench.client.protocol import ComputedTokens
-from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens, nothing_evicted
+from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens
 
 SIZE = 4
 
@@ -19,7 +19,16 @@ A = text("a", 9, 1, 2, answer=(3,))
 B = text("b", 13, 1, 2, 4)
 C = text("c", 17, 1, 2, 3, 5)
 D = text("d", 12, 1, 2, 4)
-SENT = SentPrompts((0.0, 0.5, 2.0, 4.0), (1.0, 1.5, 3.0, 5.0), ("e0", "e0", "e0", "e0"), (A, B, C, D))
+# All are computed by e0 and decoded by e1.
+SENT = SentPrompts(
+    arrival_s=(0.0, 0.5, 2.0, 4.0),
+    first_token_s=(1.0, 1.5, 3.0, 5.0),
+    finish_s=(1.2, 1.7, 3.2, 5.2),
+    engines=("e0",) * 4,
+    decodes=("e1",) * 4,
+    prompts=(A, B, C, D),
+)
+ROOMY = 1000
 
 
 def most(sent: SentPrompts, *, host: bool = False) -> list[int]:
@@ -27,8 +36,8 @@ def most(sent: SentPrompts, *, host: bool = False) -> list[int]:
     return tokens
 
 
-def least(sent: SentPrompts) -> list[int]:
-    tokens: list[int] = least_tokens(sent, SIZE).tolist()
+def least(sent: SentPrompts, pool_blocks: int = ROOMY) -> list[int]:
+    tokens: list[int] = least_tokens(sent, SIZE, pool_blocks).tolist()
     return tokens
 
 
@@ -44,13 +53,24 @@ def test_at_most_another_request_that_came_in_time_had_the_beginning() -> None:
 
 def test_at_least_an_engine_has_the_prompts_that_it_computed() -> None:
     assert least(SENT) == [0, 0, 8, 8], "a's answer is elsewhere"
-    assert least(SENT._replace(engines=("e0", "e0", "e1", "e0"))) == [0, 0, 0, 8]
     assert set(least(SENT._replace(engines=(None,) * 4))) == {0}, "two that are not known may be two"
     assert least(SENT._replace(first_token_s=(math.nan, math.nan, 3.0, 5.0))) == [0, 0, 0, 8]
     assert all(low <= high for low, high in zip(least(SENT), most(SENT), strict=True))
 
 
-def test_nothing_is_evicted_where_half_of_a_pool_takes_all_twice() -> None:
-    given = 2 * (4 + 1) + 2 * (4 + 1)  # a: 13 tokens with its answer, b: 13
-    assert nothing_evicted((A, B), SIZE, 2 * given)
-    assert not nothing_evicted((A, B), SIZE, 2 * given - 1)
+def test_at_least_an_engine_has_the_prompts_and_answers_that_it_decoded() -> None:
+    assert least(SENT._replace(engines=("e0", "e0", "e1", "e0"))) == [0, 0, 12, 8]
+    assert least(SENT._replace(engines=("e0", "e0", "e2", "e0"))) == [0, 0, 0, 8]
+    late = SENT._replace(engines=("e0", "e0", "e1", "e0"), finish_s=(2.5, 2.5, 3.2, 5.2))
+    assert least(late) == [0, 0, 0, 8], "e1 may have read the KV cache after the first token"
+
+
+def test_a_block_is_held_until_half_of_the_pool_may_be_others() -> None:
+    """a, b, c and d take 5, 5, 6 and 4 blocks. Those that ended before the holder came are older than its own."""
+    assert least(SENT, 32) == [0, 0, 8, 8], "a, b and c are 16"
+    assert least(SENT, 30) == least(SENT, 20) == [0, 0, 0, 8], "d finds what c had, which came after the end of a and b"
+    assert set(least(SENT, 18)) == {0}
+    elsewhere = SENT._replace(engines=("e2", "e0", "e0", "e0"))
+    assert [least(elsewhere, pool)[2] for pool in (22, 20)] == [8, 0], "b and c are 11"
+    unknown = elsewhere._replace(decodes=(None, "e1", "e1", "e1"))
+    assert [least(unknown, pool)[2] for pool in (32, 30)] == [8, 0], "e0 may have decoded a"

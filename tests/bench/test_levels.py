@@ -218,13 +218,6 @@ def test_mixes_have_a_short_form() -> None:
     short = bench.options(["--mixes", "5000:250@1.5,1000:1000", "--mix-every", "30", "-r", "4"]).workload
     long = bench.options(["--lengths", "mixes:5000:250@1.5,1000:1000,every=30", "-r", "4"]).workload
     assert short == long and short.lengths.flag_value == "mixes:5000:250@1.5,1000:1000,every=30"
-    for flags, says in (
-        (["--mix-every", "30"], "add --mixes"),
-        (["--mixes", "1:1,2:2", "--lengths", "fixed"], "give one of the two"),
-        (["--mixes", "1:1,2:2", "--itl", "5"], "leave --itl out"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            bench.options([*flags, "-r", "4"])
 
 
 @pytest.mark.parametrize(

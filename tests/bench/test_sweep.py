@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,40 +233,6 @@ def test_new_loads_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--slo", "ttft=5"], "--slo ttft=5: 'ttft=5' is no bound; expected ttft_ms=2000"),
-        (["--slo", "ttft_ms=0"], "--slo ttft_ms=0: 'ttft_ms=0' is no bound; expected ttft_ms=2000"),
-        (["--slo", "ttft_ms=5,ttft_ms=6"], "ttft_ms is there twice"),
-        (["--slo", "ttft_ms=5", "--slo-quantile", "1"], "--slo-quantile: '1' is not a share"),
-        (["--slo", "ttft_ms=5", "--slo-resolution", "0"], "--slo-resolution: '0' is not a number above 0"),
-        (["--slo", "ttft_ms=5", "--smoke"], "--smoke is one short level"),
-        (["--ramp", "16"], "--ramp: expected START:END"),
-        (["--ramp", "0:4"], "--ramp: expected START:END"),
-        (["--ramp", "1:4,2:4"], "--ramp: 4 is given twice"),
-        (["-t", "ramp"], "--type ramp needs --ramp START:END"),
-        (["--ramp", "1:4", "-c", "4"], "--ramp belongs to --type ramp, but --type is concurrency"),
-        (["--concurrency-per-gpu", "x"], "--concurrency-per-gpu: expected numbers such as 1,2,4"),
-        (["--client-processes", "0"], "--client-processes: '0' is not a number of processes"),
-        (["--shared-prefix", "5000"], "needs some of its own"),
-        (["-r", "2", "--hold-s", "0"], "--hold-s: '0' is not a number of seconds above 0"),
-        (["-r", "2", "--hold-s", "nan"], "--hold-s: 'nan' is not a number of seconds above 0"),
-        (["-r", "2", "--hold-s", "9", "--final"], "--final holds every rate for 600 s: leave --hold-s out"),
-        (["-r", "2", "--final", "--prompts-per-level", "9"], "give one of the two"),
-        (["-r", "2", "--final", "--smoke"], "--smoke is one short level: leave --final out"),
-        (["-c", "2", "--hold-s", "9"], "--hold-s belongs to request rates, ramps and --slo"),
-        (["--hardware", "x"], "--hardware is for --start-from, which is not given"),
-        (["--start-from", "plan"], "--start-from is for --slo, which is not given"),
-        (["--slo", "ttft_ms=5", "--start-from", "plan", "--slo-start", "3"], "give one of the two"),
-    ],
-)
-def test_wrong_flags(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        bench.options(argv)
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("argv", "hold_s"),
     [([], 60), (["-r", "2"], 60), (["-r", "2", "--hold-s", "7"], 7), (["--slo", "ttft_ms=5", "--final"], 600)],
 )
@@ -409,24 +374,6 @@ def test_flags_of_a_soak(capsys: pytest.CaptureFixture[str]) -> None:
         in printed
     )
     assert "KV pools: not filled first" in printed
-    for words, reason in (
-        ("--soak 5", "--soak holds one load"),
-        ("--soak 5 -c 4,8", "--soak holds one load"),
-        ("--soak 5 --ramp 1:4", "--soak holds one load"),
-        ("--soak 5 -r 2 --slo ttft_ms=5", "--soak holds one load"),
-        ("--soak 5 -r 2 --hold-s 9", "leave --hold-s out"),
-        ("--soak 5 -r 2 --final", "leave --final out"),
-        ("--soak 5 -r 2 --repeats 2", "leave --repeats out"),
-        ("--soak 5 -r 2 --smoke", "leave --smoke out"),
-        ("--soak 5 -r 2 --prompts-per-level 9", "leave --prompts-per-level out"),
-        ("--soak 5000 -r 2", "at most 1440 minutes, a day"),
-        ("--soak 0 -r 2", "--soak"),
-        ("--smoke -c 2 --fill-cache yes", "fills no KV pool"),
-        ("--fill-cache maybe", "--fill-cache"),
-    ):
-        assert bench.main(shlex.split(words)) == 2, words
-        error = capsys.readouterr().err
-        assert reason in error and error.count("\n") == 1, (words, error)
 
 
 def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.cli import check_transfer
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import TransferError, UsageError
 from pdlab.core.findings import found
@@ -25,37 +24,6 @@ from pdlab.transfer.verdict import Verdict
 
 def parsed(*words: str) -> TransferPlan:
     return plan_from(parse(CheckTransferSettings, words))
-
-
-# (command line, what the one line must say)
-BAD = [
-    (["--strateg", "pack"], ["--strateg"]),
-    (["--prefill-tp", "0"], ["--prefill-tp", "'0'", "at least 1"]),
-    (["--prefill-tp", "3"], ["prefill TP 3", "8 KV heads"]),
-    (["--prefill-tp", "16", "--decode-tp", "8"], ["prefill TP 16", "8 KV heads"]),
-    (["--model", "gpt-4"], ["--model gpt-4", "gpt-oss-120b"]),
-    (["--num-layers", "4"], ["--block-len-bytes"]),
-    (["--model", "gpt-oss-20b", "--num-layers", "4", "--block-len-bytes", "4096"], ["--model", "exclude"]),
-    (["--num-layers", "4", "--block-len-bytes", "100"], ["--block-len-bytes 100", "multiple of 16"]),
-    (["--tokens", "1000,none"], ["--tokens", "'none'"]),
-    (["--tokens", "1000", "--blocks", "3"], ["--tokens", "--blocks"]),
-    (["--num-blocks", "10"], ["--num-blocks 10", "1259"]),
-    (["--num-blocks", str(2**50)], ["--num-blocks", "bits", "smaller cache"]),
-    (["--timeout-s", "-1"], ["--timeout-s", "'-1'"]),
-    (["--backends", "ucx"], ["--backends", "'ucx'", "UCX"]),
-    (["--backends", "UCX,,"], ["--backends"]),
-    (["--plant-fault", "shift-block", "--blocks", "2"], ["shift-block", "at least 3 blocks"]),
-    (["--local", "0"], ["--local", "'0'"]),
-]
-
-
-@pytest.mark.parametrize("words, wanted", BAD, ids=lambda value: " ".join(value)[:40])
-def test_bad_input_is_one_line(words: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_transfer.main(words) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-    for word in wanted:
-        assert word in err
 
 
 def test_the_default_is_the_model_that_people_serve() -> None:

@@ -30,21 +30,6 @@ def test_a_rehearsal_serves_and_measures_alone(tmp_path: Path, capsys: pytest.Ca
     assert "doctor" not in text and "check-transfer" not in text
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "nonsense"], "--model nonsense: "),
-        (["--local", "--model", "gpt-oss-120b"], "--local serves tiny-gptoss"),
-        (["--local", "--rehearse"], "--local and --rehearse exclude each other"),
-        (["--resume"], "has no first-hour.json"),
-    ],
-)
-def test_bad_input(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert first_hour.main([*words, "--out", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
-
-
 def planted(out: Path, **_: object) -> tuple[Step, ...]:
     common = {"title": "t", "estimate_s": 1.0, "advice": "mend it", "codes": {0: "ok"}}
     return (

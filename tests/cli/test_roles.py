@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pdlab.cli import roles
 from pdlab.core.errors import ClusterError
 from pdlab.deploy import roles as asking
 
@@ -23,20 +22,6 @@ LOOKED: dict[str, Any] = {
     ],
     "reach_ms": (40, 3.5, 7.0, 12.0),
 }
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["3:0"], "roles '3:0': expected PREFILL:DECODE"),
-        (["four"], "roles 'four': expected PREFILL:DECODE"),
-        (["3:5", "--log"], "--log prints decisions"),
-    ],
-)
-def test_what_is_typed_wrong_is_one_line(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert roles.main(words) == 2
-    out, err = capsys.readouterr()
-    assert not out and complaint in err and err.count("\n") == 1
 
 
 def test_the_table_has_who_prefills_first_and_why() -> None:

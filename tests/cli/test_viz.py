@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import folders
+from support import folders, golden
 
 from pdlab.analysis import curves as analysis
 from pdlab.analysis.view import View
@@ -61,15 +58,11 @@ TABLE = ROOT / "tests" / "data" / "published-table.csv"
     ],
 )
 def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
     assert viz.main([*words, "--no-plot"]) == 0
     out, err = capsys.readouterr()
     # The made-up files break Little's law, which the audit finds.
     assert [line for line in err.splitlines() if not line.startswith("note: the audit has findings")] == []
-    golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        golden.write_text(out, encoding="utf-8")
-    assert out == golden.read_text(encoding="utf-8")
+    golden.compare(out, GOLDEN / f"{name}.txt")
 
 
 @pytest.mark.parametrize(
@@ -149,63 +142,6 @@ def test_published_h100_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     folders = [str(path) for path in sorted(REFERENCE.iterdir()) if path.is_dir()]
     assert viz.main(["--exps", *folders, "--plot-path", str(tmp_path / "h100.png")]) == 0
     assert "different workloads" in capsys.readouterr().out
-
-
-BAD: list[tuple[str, list[str], list[str]]] = [
-    ("slo-quantile", ["--exps", COLLOCATED, "--slo", "ttft_ms=2", "--slo-quantile", "2"], ["quantile"]),
-    ("price", ["--exps", COLLOCATED, "--price-per-gpu-hour", "-1"], ["--price-per-gpu-hour", "-1", "above 0"]),
-    ("no-role", ["--exps", COLLOCATED, "--per-role", "prefill"], ["--per-role prefill", "no experiment has"]),
-    ("a-file", ["--exps", f"{COLLOCATED}/conc2.json"], ["conc2.json", "is a file"]),
-    ("parent-folder", ["--exps", str(PUBLISHED)], ["several deployments", "pdlab describe"]),
-    ("name-without-gpus", ["--exps", TUESDAY], ["results-of-tuesday", "--gpus results-of-tuesday=N"]),
-    ("gpus-other-name", ["--exps", TUESDAY, "--gpus", "monday=8"], ["'monday'", "results-of-tuesday"]),
-    ("latency-mode", ["--exps", COLLOCATED, "--latency-mode", "ttft"], ["'ttft'", "first_token"]),
-    ("throughput-metric", ["--exps", COLLOCATED, "--throughput-metric", "tokens"], ["'tokens'", "output"]),
-    ("stat", ["--exps", COLLOCATED, "--stat", "median"], ["'median'", "p50"]),
-    ("stat-unknown", ["--exps", COLLOCATED, "--stat", "p95"], ["p95 of TPOT", "--stat"]),
-    ("chunk-size-zero", ["--exps", COLLOCATED, "--latency-mode", "chunk", "--chunk-size", "0"], ["--chunk-size", "1"]),
-    ("chunk-size-word", ["--exps", COLLOCATED, "--chunk-size", "x"], ["--chunk-size", "'x'"]),
-    ("format", ["--exps", COLLOCATED, "--format", "gif"], ["'gif'", "svg"]),
-    ("no-plot-with-path", ["--exps", COLLOCATED, "--no-plot", "--plot-path", "p.png"], ["--no-plot"]),
-    ("unwritable", ["--exps", COLLOCATED, "--no-show-tables", "--plot-path", "/proc/x/p.png"], ["cannot be written"]),
-    ("prefill-only-tpot", ["--exps", PREFILL, "--latency-mode", "token"], ["no level has the p50 of TPOT"]),
-    ("unknown-flag", ["--exps", COLLOCATED, "--normalised"], ["--normalised"]),
-    ("shortened-flag", ["--exps", COLLOCATED, "--no-pl"], ["--no-pl"]),
-]
-
-
-@pytest.mark.parametrize(("words", "messages"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_bad_input_is_one_line(
-    words: list[str],
-    messages: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        code: object = viz.main(words)
-    except SystemExit as end:
-        code = end.code
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert err.startswith("error: ")
-    for part in messages:
-        assert part in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tables_alone_load_no_matplotlib() -> None:
-    program = (
-        f"import sys; from pdlab.cli import viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
-        "print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas'}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "LOADED []"
 
 
 def test_labels_never_cover_what_is_there() -> None:

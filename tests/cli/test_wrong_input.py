@@ -1,4 +1,7 @@
-"""Wrong command lines of every command: one line that says what is wrong, exit code 2, no file touched."""
+"""Wrong command lines of every command: one line that says what is wrong, exit code 2, no file touched.
+
+A new mistake gets a line here: no other test has its own list of command lines that are refused before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +24,10 @@ from pdlab.core.commands import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "tests" / "data" / "published"
+TUESDAY, COLLOCATED_FILES, PREFILL_ONLY = (
+    str(PUBLISHED / name)
+    for name in ("results-of-tuesday", "demo_itl1000_otl100_mixed_baseline_2xtp2", "demo_prefill_only_4xtp1")
+)
 LONG = "a" * 300
 X2 = ("--cluster", "p5.48xlarge-x2", "--dry-run")
 COLLOCATED = ("--collocated", *X2)
@@ -31,12 +39,10 @@ FILES = {
     "twice.yaml": "model: gpt-oss-120b\nmodel: gpt-oss-20b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
     "unknown-key.yaml": "modle: gpt-oss-120b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
     "engine.yaml": "topology: {kind: collocated, pool: {tp: 2}}\nengine_kwargs: {max_num_seq: 4}\n",
-    "experiment.yaml": "name: x/y\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1}]\nworkloads: [{}]\n"
-    "loads: [{concurrency: [1]}]\n",
-    "typo.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{lable: collocated-1xtp1}]\nworkloads: [{}]\n"
-    "loads: [{concurrency: [1]}]\n",
     "impossible.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1, engine_args: "
     "{gpu_memory_utilization: 9}}]\nworkloads: [{}]\nloads: [{concurrency: [1]}]\n",
+    "until.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-2xtp1}, {label: collocated-1xtp1}]\n"
+    "workloads: [{}]\nloads: [{concurrency: [1, 4]}]\nrepeats: 3\n",
     "workload.yaml": "input_tokens: 0\n",
     "rows.csv": "config,concurrency\npd-pack-p1xtp2-d3xtp,8\n",
     "wheel.whl": "",
@@ -75,19 +81,15 @@ FILES = {
     "array_1xtp2/conc4.json": "[]",
     "stray/notes.json": "{}",
     "later/manifest.json": '{"schema_version": 999}',
-} | {
-    f"{name}.yaml": "name: x\nwhere: {local: 2}\n"
-    f"deployments: [{entries}]\nworkloads: [{workload}]\nloads: [{load}]\n"
-    for name, entries, workload, load in (
-        ("none", "", "{}", "{concurrency: [1]}"),
-        ("two-loads", "{label: collocated-1xtp1}", "{}", "{concurrency: [1], rate_rps: [2]}"),
-        ("two-names", "{label: collocated-1xtp1}, {label: collocated-1xtp1}", "{}", "{concurrency: [1]}"),
-        ("too-large", "{label: collocated-4xtp8}", "{}", "{concurrency: [1]}"),
-        ("slo", "{label: collocated-1xtp1}", "{}", "{slo: {ttft_ms: -4}}"),
-        ("flag", '{label: collocated-1xtp1, flags: [--tpp, "4"]}', "{}", "{concurrency: [1]}"),
-        ("seed", "{label: collocated-1xtp1}", "{seed: 4}", "{concurrency: [1]}"),
-        ("long", "{label: collocated-1xtp1}", "{input_tokens: 1000000}", "{concurrency: [1]}"),
-    )
+    "no-topology.yaml": "model: gpt-oss-120b\n",
+    "reserved.yaml": "topology: {kind: collocated, pool: {}}\nengine_kwargs: {model: x}\n",
+    "latin.yaml": "\udcff",
+    "no-layers.yaml": "name: x\n",
+    "no-nodes.yaml": "name: x\nnodes: []\n",
+    "same-ids.yaml": "nodes: [{id: a, gpus: 8}, {id: a, gpus: 8}]\n",
+    "free-gpu.yaml": "nodes: [{id: a, gpus: 2, free_gpus: [2]}]\n",
+    "bad-nic.yaml": "nodes: [{id: a, gpus: 8, nic: {kind: wifi}}]\n",
+    "few-cpus.yaml": "nodes: [{id: a, gpus: 8, cpus: 4}]\n",
 }
 
 
@@ -235,6 +237,118 @@ LAUNCH += [
     case("launch", ("--config", "kind.yaml", *X2), "'kind' must be one of 'collocated', 'disaggregated'"),
     case("launch", ("--config", "empty", *X2), "empty: cannot be read (Is a directory)"),
 ]
+# Of the launcher with the nodes of X2.
+ON_X2 = (
+    ("--pd-pack --d-tp 1.5", "--d-tp", "'1.5'"),
+    ("--pd-pack --d-tp four", "--d-tp", "'four'"),
+    ("--pd-pack --tp 2", "--tp", "--p-"),
+    ("--collocated --use-libfabric", "--kv-backend", "collocated"),
+    ("--pd-pack --use-ucx --use-libfabric", "--use-libfabric", "--use-ucx"),
+    ("--pd-pack --kv-backend UCX,,", "UCX,,"),
+    ("--pd-pack --env =tcp", "--env '=tcp'", "NAME=VALUE"),
+    ("--pd-pack --p-env PDLAB_ABSENT", "--p-env PDLAB_ABSENT", "export it"),
+    ("--pd-pack --ucx-env UCX_TLS=tcp", "--env: UCX_TLS", "--ucx-tls"),
+    ("--pd-pack --d-env RAY_SERVE_ENABLE_HA_PROXY=1", "--d-env", "`ray start`"),
+    ("--pd-pack --env HF_TOKEN=hf_abcdefgh", "HF_TOKEN", "name only"),
+    ("--pd-pack --env A=1 A=2", "--env A is given twice"),
+    ("--collocated --p-env A=1", "--p-env", "collocated"),
+    ("--pd-pack --prefill-timeout-s 0", "--prefill-timeout-s", "above 0"),
+    ("--pd-pack --prefill-absent-s 0", "--prefill-absent-s", "above 0"),
+    ("--pd-pack --prefill-timeout-s 604800", "--prefill-timeout-s", "86400"),
+    ("--pd-pack --on-prefill-failure again", "'again'", "retry, local, fail"),
+    ("--pd-pack --on-prefill-failure ''", "--on-prefill-failure"),
+    ("--pd-pack --on-prefill-failure retry,retry", "--on-prefill-failure", "each step once"),
+    ("--pd-pack --on-prefill-failure local,retry", "--on-prefill-failure", "nothing is tried after local"),
+    ("--collocated --on-prefill-failure fail", "collocated"),
+    ("--pd-pack --p-tp 1 --p-dp 2 --p-num 2 --d-tp 1", "prefill replicas 0 and 1", "rank 0", "port", "--p-dp 4"),
+    ("--pd-spread --d-pp 2", "decode PP 2", "one pipeline stage", "--d-pp 1"),
+    ("--pd-spread --p-pp 2", "prefill PP 2", "one pipeline stage", "--p-pp 1"),
+    ("--collocated --tp 1 --dp 3 --ep", "3", "128 experts"),
+    ("--collocated --tp 1 --pp 37", "37", "36 layers"),
+    ("--collocated --model nowhere.yaml", "nowhere.yaml"),
+    ("--pd-pack --d-engine-arg model=x", "--d-engine-arg", "--model"),
+    ("--pd-pack --p-num 2", "does not fit", "12 GPUs", "8 of 8", "--p-num 1", "--pd-spread"),
+    ("--pd-spread --p-tp 8 --d-tp 8 --d-num 2", "24 GPUs", "--d-num 1"),
+    ("--collocated --num 5", "5 x 4 GPUs", "--num 4", "1 more node"),
+    ("--pd-spread --no-kv-guard --kv-deadline-s 5", "--kv-deadline-s is a setting of the KV guard: leave out"),
+    ("--pd-spread --no-kv-guard --kv-poll-ms 2", "--kv-poll-ms is a setting of the KV guard: leave out --no-kv-guard"),
+    ("--pd-spread --kv-poll-ms 200", "--kv-poll-ms"),
+    ("--collocated --reuse-first-token", "--reuse-first-token does not apply to collocated"),
+    ("--pd-fluid --reuse-first-token", "--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid"),
+    ("--pd-spread --reuse-first-token --no-kv-guard", "needs the KV guard: leave out --no-kv-guard"),
+    ("--pd-spread --reuse-first-token --no-tokenize-once", "leave out --no-tokenize-once or --reuse-first-token"),
+    ("--pd-spread --reuse-first-token --d-engine-arg spec_method=ngram", "speculative decoding exclude each other"),
+    ("--pd-spread --otlp-sample 0.5", "--otlp-sample needs --otlp-endpoint URL"),
+    ("--pd-spread --otlp-endpoint http://collector:4317", "is no endpoint of OTLP: give grpc://HOST:PORT or"),
+    ("--pd-spread --otlp-endpoint http://u:p@collector:4318/v1/traces", "is no endpoint of OTLP"),
+    ("--pd-spread --otlp-endpoint grpc://c:4317 --otlp-sample 1.5", "--otlp-sample"),
+    ("--collocated --engine-arg otlp_traces_endpoint=grpc://c:4317", "use --otlp-endpoint instead"),
+    ("--collocated --early-token", "--early-token does not apply to collocated"),
+    ("--pd-fluid --early-token", "--early-token does not apply to pd-fluid"),
+    ("--collocated --no-kv-guard", "--kv-guard does not apply to collocated: it is for --pd-pack, --pd-spread and"),
+    ("--collocated --kv-deadline-s 5", "--kv-deadline-s does not apply to collocated"),
+    ("--pd-pack --engine-arg scheduler_cls=x.Y", "use --no-kv-guard"),
+    ("--pd-pack --kv-deadline-s 9999", "--kv-deadline-s"),
+    ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are identical"),
+    ("--pd-fluid --d-engine-arg a=1", "--d-engine-arg does not apply to pd-fluid"),
+    ("--pd-spread --roles 1:1", "--roles does not apply to pd-spread: it is for --pd-fluid"),
+    ("--collocated --slo-tpot-ms 9", "--slo-tpot-ms does not apply to collocated: it is for --pd-fluid"),
+    ("--pd-fluid --num 4 --tp 1 --roles 3:2", "roles 3:2 are 5 engines, there are 4 replicas"),
+    ("--pd-fluid --num 1", "are more than 1 replicas: give more of them"),
+    ("--pd-fluid --num 4 --dp 2", "roles need dp 1"),
+    ("--pd-spread --min 2", "--min does not apply to pd-spread: it is for --pd-fluid"),
+    ("--collocated --max 2", "--max does not apply to collocated: it is for --pd-fluid"),
+    ("--pd-pack --down-after-s 9", "--down-after-s does not apply to pd-pack: it is for --pd-fluid"),
+    ("--pd-fluid --num 4 --min 5", "--min 5 is more than --max 4 (each by default --num)"),
+    ("--pd-fluid --num 4 --min 2 --max 3", "4 replicas are not between --min 2 and --max 3: give a --num from 2"),
+    ("--pd-fluid --num 4 --max 5 --roles 2:2", "leave one of the two out"),
+    ("--pd-fluid --num 4 --slo-ttft-ms 0", "--slo-ttft-ms"),
+    ("--pd-pack --kv-connector NixlConnector", "NIXL first"),
+    ("--pd-pack --kv-connector MultiConnector", "no KV connector that keeps KV cache"),
+    ("--pd-pack --kv-connector LMCacheConnectorV2", "did you mean LMCacheConnectorV1"),
+    ("--pd-pack --kv-connector [1]", "neither the name"),
+    ("--pd-pack --kv-connector {", "not valid YAML"),
+    ("--pd-pack --kv-offload-gb 0", "--kv-offload-gb", "above 0"),
+    ("--pd-fluid --kv-offload-gb 1", "pd-fluid"),
+    ("--collocated --decode-bench --kv-offload-gb 1", "decode_bench"),
+    ("--pd-pack --engine-arg kv_offloading_size=100", "--kv-offload-gb 107.4"),
+    ("--collocated --engine-arg kv_transfer_config={}", "--kv-connector"),
+    ("--pd-pack --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "expandable_segments", "cumem"),
+    ("--pd-spread --slow-down 5", "--slow-down is for --rehearse"),
+    ("--pd-spread --hardware h100-vllm-0.11", "--hardware is for --rehearse"),
+    ("--pd-spread --chunk-per-token", "--chunk-per-token is for --rehearse"),
+    ("--pd-spread --assume-merged", "--assume-merged is for --rehearse"),
+    ("--collocated --rehearse --decode-bench", "--rehearse and --decode-bench exclude each other"),
+    ("--collocated --rehearse --otlp-endpoint grpc://c:4317", "--rehearse and --otlp-endpoint exclude each other"),
+    ("--pd-spread --rehearse --slow-down 0.5", "--slow-down"),
+    ("--pd-spread --rehearse --hardware cpu-vllm-0.29", "is of CPU engines"),
+    ("--pd-spread --rehearse --model some/model", "--model some/model: "),
+    ("--config no-topology.yaml", "no-topology.yaml: topology"),
+    ("--config reserved.yaml", "reserved.yaml: ", "model", "--model"),
+    ("--config latin.yaml", "latin.yaml: ", "UTF-8"),
+    ("--collocated --model no-layers.yaml", "no-layers.yaml: ", "source"),
+    ("--collocated --model empty", "config.json"),
+)
+LAUNCH += [case("launch", (*shlex.split(line), *X2), *messages) for line, *messages in ON_X2]
+LAUNCH += [
+    case("launch", "--pd-spread --p-tp 16 --d-tp 8 --cluster p5.48xlarge-x12 --dry-run", "16", "8"),
+    case("launch", "--collocated --local --model gpt-oss-120b --dry-run", "--local", "gpt-oss-120b"),
+    case("launch", "--collocated --local --model org/name --dry-run", "--local", "org/name"),
+    case("launch", "--pd-pack --local --p-num 4 --dry-run", "does not fit", "CPU", "--p-num 3"),
+    case("launch", "--shutdown --dry-run", "--shutdown", "--dry-run"),
+    case("launch", "--collocated --cluster no-nodes.yaml --dry-run", "no-nodes.yaml: nodes"),
+    case("launch", "--collocated --cluster same-ids.yaml --dry-run", "same-ids.yaml: ", "distinct"),
+    case("launch", "--collocated --cluster free-gpu.yaml --dry-run", "free-gpu.yaml: ", "free_gpus"),
+    case("launch", "--collocated --cluster bad-nic.yaml --dry-run", "bad-nic.yaml: ", "nic", "wifi"),
+    case("launch", "--collocated --cluster few-cpus.yaml --dry-run", "does not fit", "4 CPUs", "--tp 2"),
+    case("launch", "--pd-spread --two-hosts --cluster p5.48xlarge-x2 --dry-run", "--two-hosts needs --local"),
+    case("launch", "--pd-spread --two-hosts --dry-run", "--two-hosts needs --local", "--cluster auto"),
+    case("launch", "--pd-spread --local 3 --two-hosts --dry-run", "not --local 3"),
+    case("launch", "--pd-spread --local --two-hosts --link-delay-ms soon --dry-run", "--link-delay-ms", "'soon'"),
+    case("launch", "--pd-spread --rehearse --local --dry-run", "--rehearse and --local exclude each other"),
+    case("launch", "--pd-spread --rehearse --cluster auto --dry-run", "--cluster auto has none"),
+    case("launch", "--pd-spread --rehearse --cluster local-2 --dry-run", "--cluster local-2 has none"),
+]
 PLAN = [
     case("plan", "--seed -1 --slo-tpot-ms 12", "--seed", "'-1' is not a seed"),
     case("plan", "--seed 1.5", "--seed", "not a seed"),
@@ -359,6 +473,11 @@ PLAN += [
     case("plan", "--hardware cpu-vllm-0.29 --node p4d", "--node"),
     case("plan", "--gpus 1 --itl 125000", "fits no TP degree"),
     case("plan", "--model deepseek-v3 --gpus 8", "fits no TP degree"),
+    case("plan", "--fluid --slo-tpot-ms 12", "give --slo-ttft-ms and --slo-tpot-ms"),
+    case("plan", "--fluid --gpus 1 --slo-ttft-ms 2000 --slo-tpot-ms 12", "needs two engines of one TP degree"),
+    case("plan", "--fluid --rate 3 --slo-ttft-ms 2000 --slo-tpot-ms 12", "--rate does nothing with --fluid"),
+    case("plan", "--fluid --explain collocated-1xtp2", "exclude each other"),
+    case("plan", "--lengths mixes:5000:250,1000:1000", "add --fluid"),
 ]
 WORKLOAD = [
     case("workload", "", "FILE is needed"),
@@ -451,6 +570,32 @@ VIZ += [
     case("viz", "--exps ours --no-use-normalized --gpus-per-node 8", "--gpus-per-node is for throughput per node"),
     case("viz", "--exps ours --chunk-size 16", "--latency-mode chunk"),
     case("viz", "--exps ours --no-plot --no-log-latency", "--log-latency does nothing with --no-plot"),
+    case("viz", "--exps ours --slo ttft_ms=2 --slo-quantile 2", "quantile"),
+    case("viz", "--exps ours --price-per-gpu-hour -1", "--price-per-gpu-hour", "-1", "above 0"),
+    case("viz", "--exps ours --per-role prefill", "--per-role prefill", "no experiment has"),
+    case("viz", "--exps ours/manifest.json", "manifest.json", "is a file"),
+    case("viz", ("--exps", str(PUBLISHED)), "several deployments", "pdlab describe"),
+    case("viz", ("--exps", TUESDAY), "results-of-tuesday", "--gpus results-of-tuesday=N"),
+    case("viz", ("--exps", TUESDAY, "--gpus", "monday=8"), "'monday'", "results-of-tuesday"),
+    case("viz", "--exps ours --latency-mode ttft", "'ttft'", "first_token"),
+    case("viz", "--exps ours --throughput-metric tokens", "'tokens'", "output"),
+    case("viz", "--exps ours --stat median", "'median'", "p50"),
+    case("viz", ("--exps", COLLOCATED_FILES, "--stat", "p95"), "p95 of TPOT", "--stat"),
+    case("viz", "--exps ours --latency-mode chunk --chunk-size 0", "--chunk-size", "1"),
+    case("viz", "--exps ours --chunk-size x", "--chunk-size", "'x'"),
+    case("viz", "--exps ours --format gif", "'gif'", "svg"),
+    case("viz", "--exps ours --no-plot --plot-path p.png", "--no-plot"),
+    case("viz", "--exps ours --no-show-tables --plot-path /proc/x/p.png", "cannot be written"),
+    case("viz", ("--exps", PREFILL_ONLY, "--latency-mode", "token"), "no level has the p50 of TPOT"),
+    case("viz", "--exps ours --normalised", "--normalised"),
+    case("viz", "--exps ours --no-pl", "--no-pl"),
+    case("viz", "--exps ours --no-plot --export xml=a.xml", "xml"),
+    case("viz", "--exps ours --no-plot --export csv=", "csv="),
+    case("viz", "--exps ours --no-plot --export csv", "csv"),
+    case("viz", "--exps ours --no-plot --export csv=a.csv --export csv=b.csv", "given twice"),
+    case("viz", "--exps ours --no-plot --export csv=/", "/"),
+    case("viz", "--exps ours --report report.txt", "report.txt: give an .html file"),
+    case("viz", "--exps ours --report /proc/nowhere/report.html", "cannot be written"),
 ]
 BENCH = [
     case("bench", "-c 4 -c 8", "-c is given twice", "commas between"),
@@ -501,8 +646,6 @@ BENCH = [
     case("bench", "run nowhere", "experiment 'nowhere'", "configs/sweeps/"),
     case("bench", "run local-pack-vs-spred --dry-run", "did you mean local-pack-vs-spread"),
     case("bench", "run local-pack-vs-spread --dry-run --out kept.txt", "--out kept.txt", "is a file"),
-    case("bench", "run experiment.yaml --dry-run", "name: must be a name for a folder", "'x/y'"),
-    case("bench", "run typo.yaml --dry-run", "deployments.0.lable: is not a known key", "did you mean label"),
     case("bench", "run impossible.yaml --dry-run", "gpu_memory_utilization=9"),
     case("bench", "run not.yaml", "not valid YAML"),
     case("bench", "ratio --prefill ours --decode ours", "--prefill ours: its levels are mixed", "prefill-only"),
@@ -536,18 +679,87 @@ BENCH += [
     case("bench", "--slo ttft_ms=5 --slo-start 2 --start-from plan", "give one of the two"),
     case("bench", "--start-from plan -c 4", "--start-from is for --slo, which is not given"),
     case("bench", "-u http://x:99999 -c 4 --dry-run", "expected http://HOST:PORT"),
-    case("bench", "run none.yaml --dry-run", "deployments: must have at least 1 of them"),
-    case("bench", "run two-loads.yaml --dry-run", "not concurrency and rate_rps"),
-    case("bench", "run two-names.yaml --dry-run", "two deployments are called collocated-1xtp1"),
-    case("bench", "run too-large.yaml --dry-run", "collocated-4xtp8 does not fit local-2"),
-    case("bench", "run slo.yaml --dry-run", "slo.ttft_ms: must be above 0, got -4"),
-    case("bench", "run flag.yaml --dry-run", "--tpp is not a flag; did you mean --tp"),
-    case("bench", "run seed.yaml --dry-run", "prompts are drawn from the experiment's own"),
-    case("bench", "run long.yaml --dry-run", "has 1000250 tokens, its max_model_len is 131072"),
     case("bench", "run local-pack-vs-spread --dry-run --until lead=5", "'lead=5' is no difference to resolve"),
     case("bench", "ratio --prefill empty --decode ours", "empty holds no result files"),
+    case("bench", "--conc 4", "--conc is not a flag"),
+    case("bench", "4", "'4' is neither run nor ratio"),
+    case("bench", "-t rate", "--type 'rate'"),
+    case("bench", "--mode decode", "--mode 'decode'"),
+    case("bench", "-c 4,2.5", "expected all or whole numbers"),
+    case("bench", "-c=-4", "expected all or whole numbers"),
+    case("bench", "-c 4,", "expected all or whole numbers"),
+    case("bench", "-r 0", "--request-rate: 0 is outside"),
+    case("bench", "-r inf", "--request-rate: inf is outside"),
+    case("bench", "-t request-rate -c 2", "--concurrency belongs to --type concurrency"),
+    case("bench", "--itl 0", "--itl: '0' is not a whole number of at least 1"),
+    case("bench", "--otl many", "--otl: 'many' is not a whole number"),
+    case("bench", "--prompts-per-level 0", "--prompts-per-level: '0'"),
+    case("bench", "--request-timeout-s 0", "--request-timeout-s: '0' is not a number of seconds above 0"),
+    case("bench", "--recover-s -1", "--recover-s: '-1' is not a number of seconds from 0"),
+    case("bench", "--recover-s inf", "--recover-s: 'inf' is not a number of seconds from 0"),
+    case("bench", "-u http://localhost:port", "expected http://HOST:PORT"),
+    case("bench", "--slo ttft=5", "--slo ttft=5: 'ttft=5' is no bound; expected ttft_ms=2000"),
+    case("bench", "--slo ttft_ms=0", "'ttft_ms=0' is no bound"),
+    case("bench", "--slo ttft_ms=5,ttft_ms=6", "ttft_ms is there twice"),
+    case("bench", "--slo ttft_ms=5 --slo-quantile 1", "--slo-quantile: '1' is not a share"),
+    case("bench", "--slo ttft_ms=5 --slo-resolution 0", "--slo-resolution: '0' is not a number above 0"),
+    case("bench", "--ramp 1:4,2:4", "--ramp: 4 is given twice"),
+    case("bench", "--ramp 1:4 -c 4", "--ramp belongs to --type ramp, but --type is concurrency"),
+    case("bench", "--concurrency-per-gpu x", "--concurrency-per-gpu: expected numbers such as 1,2,4"),
+    case("bench", "--client-processes 0", "--client-processes: '0' is not a number of processes"),
+    case("bench", "--shared-prefix 5000", "needs some of its own"),
+    case("bench", "-r 2 --hold-s 0", "--hold-s: '0' is not a number of seconds above 0"),
+    case("bench", "-r 2 --hold-s nan", "--hold-s: 'nan' is not a number of seconds"),
+    case("bench", "-r 2 --hold-s 9 --final", "--final holds every rate for 600 s: leave --hold-s out"),
+    case("bench", "-r 2 --final --prompts-per-level 9", "give one of the two"),
+    case("bench", "-r 2 --final --smoke", "--smoke is one short level: leave --final out"),
+    case("bench", "-c 2 --hold-s 9", "--hold-s belongs to request rates, ramps and --slo"),
+    case("bench", "--hardware x", "--hardware is for --start-from, which is not given"),
+    case("bench", "--soak 5 -c 4,8", "--soak holds one load"),
+    case("bench", "--soak 5 --ramp 1:4", "--soak holds one load"),
+    case("bench", "--soak 5 -r 2 --slo ttft_ms=5", "--soak holds one load"),
+    case("bench", "--soak 5", "--soak holds one load"),
+    case("bench", "--soak 5 -r 2 --hold-s 9", "leave --hold-s out"),
+    case("bench", "--soak 5 -r 2 --final", "leave --final out"),
+    case("bench", "--soak 5 -r 2 --repeats 2", "leave --repeats out"),
+    case("bench", "--soak 5 -r 2 --smoke", "leave --smoke out"),
+    case("bench", "--soak 5 -r 2 --prompts-per-level 9", "leave --prompts-per-level out"),
+    case("bench", "--soak 0 -r 2", "--soak"),
+    case("bench", "--smoke -c 2 --fill-cache yes", "fills no KV pool"),
+    case("bench", "--fill-cache maybe", "--fill-cache"),
+    case("bench", "-r 4 --mix-every 30", "add --mixes"),
+    case("bench", "-r 4 --mixes 1:1,2:2 --lengths fixed", "give one of the two"),
+    case("bench", "-r 4 --mixes 1:1,2:2 --itl 5", "leave --itl out"),
 ]
 OTHERS = [
+    case("experiment", "no-such --dry-run", "experiment 'no-such'"),
+    case("experiment", "local-pack-vs-spread --dry", "--dry is not a flag"),
+    case("experiment", "until.yaml --dry-run --until lead=0%", "above 0 %"),
+    case("experiment", "until.yaml --dry-run --until lead=5%,lead=6%", "lead is there twice"),
+    case("experiment", "until.yaml --dry-run --until speed=5%", "'speed=5%' is no difference"),
+    case("experiment", "until.yaml --dry-run --until lead=5% --max-repeats 2", "the first look is after 3 repeats"),
+    case("experiment", "until.yaml --dry-run --max-repeats 5", "--max-repeats is for --until"),
+    case("roles", "3:0", "roles '3:0': expected PREFILL:DECODE"),
+    case("roles", "four", "roles 'four': expected PREFILL:DECODE"),
+    case("roles", "3:5 --log", "--log prints decisions"),
+    case("first-hour", "--model nonsense --out empty", "--model nonsense: "),
+    case("first-hour", "--local --rehearse --out empty", "--local and --rehearse exclude each other"),
+    case("first-hour", "--resume --out empty", "has no first-hour.json"),
+    case("check-transfer", "--strateg pack", "--strateg"),
+    case("check-transfer", "--prefill-tp 0", "--prefill-tp", "'0'", "at least 1"),
+    case("check-transfer", "--prefill-tp 3", "prefill TP 3", "8 KV heads"),
+    case("check-transfer", "--prefill-tp 16 --decode-tp 8", "prefill TP 16", "8 KV heads"),
+    case("check-transfer", "--num-layers 4", "--block-len-bytes"),
+    case("check-transfer", "--model gpt-oss-20b --num-layers 4 --block-len-bytes 4096", "--model", "exclude"),
+    case("check-transfer", "--num-layers 4 --block-len-bytes 100", "--block-len-bytes 100", "multiple of 16"),
+    case("check-transfer", "--tokens 1000 --blocks 3", "--tokens", "--blocks"),
+    case("check-transfer", "--num-blocks 10", "--num-blocks 10", "1259"),
+    case("check-transfer", f"--num-blocks {2**50}", "--num-blocks", "bits", "smaller cache"),
+    case("check-transfer", "--timeout-s -1", "--timeout-s", "'-1'"),
+    case("check-transfer", "--backends ucx", "--backends", "'ucx'", "UCX"),
+    case("check-transfer", "--backends UCX,,", "--backends"),
+    case("check-transfer", "--plant-fault shift-block --blocks 2", "shift-block", "at least 3 blocks"),
+    case("check-transfer", "--local 0", "--local", "'0'"),
     case("chaos", "", "give one of FILE and --all"),
     case("chaos", "short --all", "give one of FILE and --all"),
     case("chaos", "shrot", "'shrot' is neither a file nor a plan", "did you mean short"),
@@ -587,7 +799,7 @@ OTHERS = [
     case("check-transfer", "--repeats 999999999999999999", "--repeats", "from 1 to 100000"),
     case("check-transfer", "--json loop", "--json loop: cannot be written (a loop of links)"),
     case("check-transfer", ("--model", ""), "--model needs a value"),
-    case("first-hour", "--dry-run --out ours", "holds results of something else", "choose another --out"),
+    case("first-hour", "--dry-run --out ours", "has other results", "choose another --out"),
     case("first-hour", "--dry-run --resume --out empty", "leave it out"),
     case("install-wheel", "empty.whl", "empty.whl: not a wheel (no zip archive)"),
     case("demo", "--out dangling", "a link to nothing"),
@@ -651,7 +863,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "dangling").symlink_to(folder / "gone")
     folders.write(folder / "ours", folders.deployments(1)[0], repeats=1)

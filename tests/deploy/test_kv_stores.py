@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pdlab.cli import launch
 from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
 from pdlab.core.deployment import Deployment, Fluid, Pool, launch_flags, parse_label, unguarded
 from pdlab.core.errors import UsageError
@@ -84,30 +83,6 @@ def test_flags_and_file_say_the_same() -> None:
     assert deployment.kv_connectors == ({"kv_connector": "HF3FSKVConnector"}, LMCACHE)
     again = deployment_from(parse(LaunchSettings, shlex.split(launch_flags(deployment))))
     assert again == deployment
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--pd-pack --kv-connector NixlConnector", ["NIXL first"]),
-        ("--pd-pack --kv-connector MultiConnector", ["no KV connector that keeps KV cache"]),
-        ("--pd-pack --kv-connector LMCacheConnectorV2", ["did you mean LMCacheConnectorV1"]),
-        ("--pd-pack --kv-connector [1]", ["neither the name"]),
-        ("--pd-pack --kv-connector {", ["not valid YAML"]),
-        ("--pd-pack --kv-offload-gb 0", ["--kv-offload-gb", "above 0"]),
-        ("--pd-fluid --kv-offload-gb 1", ["pd-fluid"]),
-        ("--collocated --decode-bench --kv-offload-gb 1", ["decode_bench"]),
-        ("--pd-pack --engine-arg kv_offloading_size=100", ["--kv-offload-gb 107.4"]),
-        ("--collocated --engine-arg kv_transfer_config={}", ["--kv-connector"]),
-        ("--pd-pack --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", ["expandable_segments", "cumem"]),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_before_anything_starts(
-    words: str, said: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert launch.main([*words.split(), "--cluster", "p5.48xlarge-x2", "--dry-run"]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and all(part in error for part in said), error
 
 
 def test_memory_that_no_connector_registers_may_be_mapped_anew() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -83,41 +82,6 @@ def test_the_kv_guard_is_on_unless_told_otherwise(line: str, guard: bool, deadli
     topology = made("--pd-spread", *line.split()).topology
     assert isinstance(topology, Disaggregated)
     assert (topology.transport.kv_guard, topology.transport.kv_deadline_s) == (guard, deadline_s)
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        (
-            "--pd-spread --no-kv-guard --kv-deadline-s 5",
-            "--kv-deadline-s is a setting of the KV guard: leave out --no-kv-guard",
-        ),
-        (
-            "--pd-spread --no-kv-guard --kv-poll-ms 2",
-            "--kv-poll-ms is a setting of the KV guard: leave out --no-kv-guard",
-        ),
-        ("--pd-spread --kv-poll-ms 200", "--kv-poll-ms"),
-        ("--collocated --reuse-first-token", "--reuse-first-token does not apply to collocated"),
-        ("--pd-fluid --reuse-first-token", "--reuse-first-token) is for pd-pack and pd-spread, not pd-fluid"),
-        ("--pd-spread --reuse-first-token --no-kv-guard", "needs the KV guard: leave out --no-kv-guard"),
-        ("--pd-spread --reuse-first-token --no-tokenize-once", "leave out --no-tokenize-once or --reuse-first-token"),
-        ("--pd-spread --reuse-first-token --d-engine-arg spec_method=ngram", "speculative decoding exclude each other"),
-        ("--pd-spread --otlp-sample 0.5", "--otlp-sample needs --otlp-endpoint URL"),
-        ("--pd-spread --otlp-endpoint http://collector:4317", "is no endpoint of OTLP: give grpc://HOST:PORT or"),
-        ("--pd-spread --otlp-endpoint http://u:p@collector:4318/v1/traces", "is no endpoint of OTLP"),
-        ("--pd-spread --otlp-endpoint grpc://c:4317 --otlp-sample 1.5", "--otlp-sample"),
-        ("--collocated --engine-arg otlp_traces_endpoint=grpc://c:4317", "use --otlp-endpoint instead"),
-        ("--collocated --early-token", "--early-token does not apply to collocated"),
-        ("--pd-fluid --early-token", "--early-token does not apply to pd-fluid"),
-        ("--collocated --no-kv-guard", "--kv-guard does not apply to collocated: it is for --pd-pack, --pd-spread and"),
-        ("--collocated --kv-deadline-s 5", "--kv-deadline-s does not apply to collocated"),
-        ("--pd-pack --engine-arg scheduler_cls=x.Y", "use --no-kv-guard"),
-        ("--pd-pack --kv-deadline-s 9999", "--kv-deadline-s"),
-    ],
-)
-def test_kv_guard_flags_that_contradict(line: str, what: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(what)):
-        made(*line.split())
 
 
 def test_engine_args_are_yaml() -> None:
@@ -375,30 +339,6 @@ def test_fluid_engines(line: str, fluid: Fluid) -> None:
     deployment = made(*line.split())
     assert deployment.topology == fluid
     assert deployment.serving.tokenize_once
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("--pd-fluid --p-num 2", "--p-num does not apply to pd-fluid: its engines are identical"),
-        ("--pd-fluid --d-engine-arg a=1", "--d-engine-arg does not apply to pd-fluid"),
-        ("--pd-spread --roles 1:1", "--roles does not apply to pd-spread: it is for --pd-fluid"),
-        ("--collocated --slo-tpot-ms 9", "--slo-tpot-ms does not apply to collocated: it is for --pd-fluid"),
-        ("--pd-fluid --num 4 --tp 1 --roles 3:2", "roles 3:2 are 5 engines, there are 4 replicas"),
-        ("--pd-fluid --num 1", "are more than 1 replicas: give more of them"),
-        ("--pd-fluid --num 4 --dp 2", "roles need dp 1"),
-        ("--pd-spread --min 2", "--min does not apply to pd-spread: it is for --pd-fluid"),
-        ("--collocated --max 2", "--max does not apply to collocated: it is for --pd-fluid"),
-        ("--pd-pack --down-after-s 9", "--down-after-s does not apply to pd-pack: it is for --pd-fluid"),
-        ("--pd-fluid --num 4 --min 5", "--min 5 is more than --max 4 (each by default --num)"),
-        ("--pd-fluid --num 4 --min 2 --max 3", "4 replicas are not between --min 2 and --max 3: give a --num from 2"),
-        ("--pd-fluid --num 4 --max 5 --roles 2:2", "leave one of the two out"),
-        ("--pd-fluid --num 4 --slo-ttft-ms 0", "--slo-ttft-ms"),
-    ],
-)
-def test_what_fluid_engines_cannot_be(line: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(complaint)):
-        made(*line.split())
 
 
 def test_fluid_engines_have_one_pipeline_stage() -> None:

@@ -65,18 +65,16 @@ def test_more_than_before() -> None:
     assert added_since(Counter(a=3, b=1, IDLE=9, c=1), Counter(a=1, b=2)) == {"a": 2, "c": 1}
 
 
-def test_whether_there_is_a_guard() -> None:
-    deployment = Deployment(topology=parse_label("pd-spread-p1xtp1-d1xtp1"))
-    assert guarded(None) is None
-
-    class Other:
-        def __init__(self, value: object) -> None:
-            self.value = value
-
-        def model_dump(self) -> dict[str, Any]:
-            return {**deployment.model_dump(), "serving": {"kv_guard": self.value}}
-
-    assert guarded(Other(True)) is True and guarded(Other(False)) is False  # type: ignore[arg-type]
+@pytest.mark.parametrize(("label", "value"), [("pd-spread-p1xtp1-d1xtp1", True), ("pd-spread-p1xtp1-d1xtp1", False),
+                                              ("collocated-1xtp1", None)])  # fmt: skip
+def test_whether_there_is_a_guard(label: str, value: bool | None) -> None:
+    topology = parse_label(label)
+    if value is not None:
+        transport = topology.transport.model_copy(update={"kv_guard": value})  # type: ignore[union-attr]
+        topology = topology.model_copy(update={"transport": transport})
+    manifest = Manifest(origin="measured", label=label, started_at="2026-01-01T00:00:00Z")
+    assert guarded(manifest) is None
+    assert guarded(manifest.model_copy(update={"deployment": Deployment(topology=topology)})) is value
 
 
 class Whole(Fake):
@@ -252,21 +250,21 @@ def test_wrong_before_any_fault_is_no_ground_for_one(
     whole, url = server
     whole.mode = "wrong"
     one, node_actors = made(url, tmp_path, monkeypatch)
-    with pytest.raises(CanaryError, match="wrongly before any fault"):
+    with pytest.raises(CanaryError, match="wrong answer before any fault"):
         one.run()
     assert not node_actors.sent
 
 
 def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
-    with pytest.raises(DeployError, match="before any fault, a request got no answer"):
+    with pytest.raises(DeployError, match="a request before any fault got no answer"):
         one.run()
 
 
 def test_one_that_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
     monkeypatch.setattr(FakeApp, "status", "DEPLOYING")
-    with pytest.raises(ClusterError, match="is DEPLOYING, not RUNNING"):
+    with pytest.raises(ClusterError, match="is DEPLOYING; faults need"):
         one.run()
 
 

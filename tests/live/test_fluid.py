@@ -3,6 +3,7 @@ that of one engine alone."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.metrics_page import read_pages, samples
+from pdlab.results.store import Store
 from pdlab.roles.prefixes import CHUNK_TOKENS
-from tests.live.conftest import Stack
+from tests.live.conftest import BUSY_MACHINE, Stack
 from tests.support.long import LONG
 
 # The long form is the promise: 1,000 requests, 200 flips.
@@ -219,5 +221,50 @@ def test_prompts_go_where_their_beginning_is_cached(stack: Stack) -> None:
         name: sum(value for (sample, _), value in more.items() if sample == name) for name in {name for name, _ in more}
     }
     assert totals["prefill_short"] == CONVERSATIONS and totals["prefill_answered"] == 1
+    done = stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
+    assert done.code == 0 and stack.nodes() is None
+
+
+CHAT = """
+seed: 5
+conversations: {rate_rps: 1.5, sessions: 32, turns: 4, user_tokens: 250 uniform:0.5-1.5, answer_tokens: 16,
+                think_s: 0.5}
+tenants: {a: {share: 0.7, system_tokens: 512}, b: {share: 0.3, system_tokens: 256}}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gptoss"])
+def test_hits_lie_within_their_bounds_while_roles_flip(stack: Stack, model: str) -> None:
+    """Those of every request. Of a model with full attention the lower bound is close to what was hit."""
+    details = ("--engine-arg", "enable_prompt_tokens_details=true")
+    done = stack.launch("--pd-fluid", "--num", "3", "--roles", "1:2", "--model", model, *details)
+    assert done.code == 0, done.text
+    file, out = stack.folder / "chat.yaml", stack.folder / f"replays-{model}"
+    file.write_text(CHAT)
+    words = ("-m", "pdlab", "bench", "-u", stack.url, "--workload", str(file), "--out", str(out))
+    replay = stack.start(*words, until=r"replay: \d+ requests")
+    splits = itertools.cycle(("2:1", "1:2"))
+    while replay.process.poll() is None:
+        assert stack.run("-m", "pdlab", "roles", next(splits), "--base-url", stack.url).code == 0
+        time.sleep(1)
+    ended = replay.end()
+    store = Store(out / stack.running().manifest.label)
+    (run,) = store.runs()
+    assert run.completed == 128, ended.text
+    assert set(run.validity.failed_gates) <= BUSY_MACHINE | {"roles"}, "roles were set by hand"
+    assert run.validity.unchecked["cache_hits"].code == "hits_bounded"
+    records = [record for record in store.read_records(run.key) if record.replayed]
+    by_role = [{getattr(record.replayed, role) for record in records} for role in ("prefill_replica", "replica")]
+    assert by_role[0] & by_role[1], "engines that prefill and decode"
+    asked = sum(record.input_tokens for record in records)
+    told = [record.replayed.cached_tokens for record in records]
+    bounds = [record.replayed.foreseen_bounds for record in records]
+    assert all(least <= hit <= most for hit, (least, most) in zip(told, bounds, strict=True))
+    least, most = (sum(each) for each in zip(*bounds, strict=True))
+    print(json.dumps({"model": model, "prompt tokens": asked, "least": least, "cached": sum(told), "most": most}))
+    assert most < 0.95 * asked
+    if model == "tiny-llama":
+        assert least > 0.9 * sum(told)
     done = stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
     assert done.code == 0 and stack.nodes() is None

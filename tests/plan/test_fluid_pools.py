@@ -100,22 +100,6 @@ def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "./run_bm.sh -e pd-fluid-" in printed and "simulated" in printed
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--fluid --slo-tpot-ms 12", "give --slo-ttft-ms and --slo-tpot-ms"),
-        ("--fluid --gpus 1 --slo-ttft-ms 2000 --slo-tpot-ms 12", "needs two engines of one TP degree"),
-        ("--fluid --rate 3 --slo-ttft-ms 2000 --slo-tpot-ms 12", "--rate does nothing with --fluid"),
-        ("--fluid --explain collocated-1xtp2", "exclude each other"),
-        ("--lengths mixes:5000:250,1000:1000", "add --fluid"),
-    ],
-)
-def test_bad_input_is_one_line(flags: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(shlex.split(flags)) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-
-
 def test_an_slo_of_both_latencies_is_needed() -> None:
     assert SHAPE is not None
     with pytest.raises(UsageError, match="give --slo-ttft-ms"):

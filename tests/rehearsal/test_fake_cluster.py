@@ -43,38 +43,6 @@ def test_flags_make_the_request_and_json_carries_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("--pd-spread --slow-down 5", "--slow-down is for --rehearse"),
-        ("--pd-spread --hardware h100-vllm-0.11", "--hardware is for --rehearse"),
-        ("--pd-spread --chunk-per-token", "--chunk-per-token is for --rehearse"),
-        ("--pd-spread --assume-merged", "--assume-merged is for --rehearse"),
-        ("--pd-spread --rehearse --local", "--rehearse and --local exclude each other"),
-        ("--collocated --rehearse --decode-bench", "--rehearse and --decode-bench exclude each other"),
-        ("--collocated --rehearse --otlp-endpoint grpc://c:4317", "--rehearse and --otlp-endpoint exclude each other"),
-        ("--pd-spread --rehearse --cluster auto", "--cluster auto has none"),
-        ("--pd-spread --rehearse --cluster local-2", "--cluster local-2 has none"),
-        ("--pd-spread --rehearse --slow-down 0.5", "--slow-down"),
-    ],
-)
-def test_flags_that_contradict_it(line: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        asked(*line.split())
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("--pd-spread --rehearse --hardware cpu-vllm-0.29", "is of CPU engines"),
-        ("--pd-spread --rehearse --model some/model", "--model some/model: "),
-    ],
-)
-def test_what_cannot_be_simulated(line: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        RehearsalSubstitutes(asked(*line.split()))
-
-
-@pytest.mark.parametrize(
     "name", ["pd-spread-p1xtp4-d1xtp4", "collocated-2xtp4", "pd-spread-p1xdp32ep-d1xdp72ep", "pd-fluid-8xtp2"]
 )
 def test_every_engine_is_simulated_and_nothing_else_changes(name: str, tmp_path: Path) -> None:

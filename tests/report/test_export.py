@@ -131,22 +131,3 @@ def test_parquet_without_pyarrow_is_one_line(
     (tmp_path / "t" / "a.parquet").write_bytes(b"PAR1")
     assert viz.main(["--exps", str(tmp_path / "t"), "--no-plot"]) == 2
     assert "pip install pyarrow" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["xml=a.xml"], "xml"),
-        (["csv="], "csv="),
-        (["csv"], "csv"),
-        (["csv=a.csv", "--export", "csv=b.csv"], "given twice"),
-        (["csv=/"], "/"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = published.write(tmp_path / "x_1xtp2", {"a": published.content(8)})
-    assert viz.main(["--exps", str(source), "--no-plot", "--export", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out and named in err and err.count("\n") == 1

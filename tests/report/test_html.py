@@ -223,20 +223,6 @@ def test_audit_findings_are_in_it(tmp_path: Path) -> None:
     assert "read them before you rely on a verdict" in page
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--report", "report.txt"], "report.txt: give an .html file"),
-        (["--report", "/proc/nowhere/report.html"], "cannot be written"),
-    ],
-)
-def test_bad_report_paths(
-    words: list[str], message: str, three: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert viz.main(["--exps", *map(str, three), *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_plots_and_tables_can_be_had_as_well(
     three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from support.curves import made_up
 from pdlab.analysis.curves import Curve, Gpus, Point
 from pdlab.analysis.ranking import order_changes
 from pdlab.analysis.view import View
-from pdlab.cli import plan, viz
+from pdlab.cli import plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.gpu_count import Count
@@ -60,11 +60,6 @@ def test_where_only_a_number_is_known_it_fills_nodes_too() -> None:
     assert [counted_gpus(Gpus(total=n), None).whole for n in (3, 4, 6, 8, 10)] == [4, 4, 8, 8, 16]
     ranks = Gpus(total=2, device="cpu")
     assert counted_gpus(ranks, None).counted("nodes") == 2, "nobody rents CPU ranks by the node"
-
-
-def test_whole_nodes_do_not_go_with_raw_throughput(capsys: pytest.CaptureFixture[str]) -> None:
-    assert viz.main(["--exps", "x", "--count-gpus", "nodes", "--no-use-normalized"]) == 2
-    assert "--count-gpus is for throughput per node" in capsys.readouterr().err
 
 
 def test_the_default_is_one_declaration() -> None:

@@ -55,10 +55,3 @@ def test_what_is_gone_is_one_line(tmp_path: Path) -> None:
     (folder / "manifest.json").unlink()
     with pytest.raises(StoreError, match=r"manifest\.json: cannot be read"):
         chaos.load(folder)
-
-
-def test_the_key_of_the_first_version_is_read() -> None:
-    assert (
-        chaos.ChaosRequest.model_validate_json('{"number":0,"prompt":0,"sent_s":1,"end_s":2,"fate":"hang"}').outcome
-        == "hang"
-    )
