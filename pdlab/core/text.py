@@ -89,6 +89,11 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that is not blank, stripped; without one the exception's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def shell_assignments(variables: Mapping[str, str]) -> str:
     """``NAME=VALUE NAME='TWO WORDS'``: a shell takes them in front of a command and behind export. The name stays
     outside the quotes, because a quoted word in front of a command is the command itself."""
