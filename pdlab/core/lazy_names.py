@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A function `__getattr__` for ``module``. ``names``: name -> the module that defines it, imported at its first use.
+    """The `__getattr__` for ``module``. ``names``: name -> the module that defines it, imported at its first use.
 
     It raises AttributeError for another name, and ImportError if the library is not installed.
     """
