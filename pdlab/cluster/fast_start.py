@@ -37,7 +37,7 @@ from pdlab.cluster.after_import import change_after_import
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
 from pdlab.cluster.ray_names import COMMANDS, CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER, SETUP_WORKER
 
-LATER, NO_FRAMES = "torch", "pandas"
+LAZY_MODULE, UNUSED_MODULE = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 AT_REST_S = 10.0  # longer than every action that follows the start of an application
 SELDOM_S = 1.0
@@ -53,7 +53,7 @@ def install() -> None:
     script, arguments = _script(sys.orig_argv)
     if script == f"{SETUP_WORKER.rpartition('.')[2]}.py":
         _become_worker(arguments)
-    leave_out([NO_FRAMES])
+    leave_out([UNUSED_MODULE])
     if script == "ray" and arguments[:1] == ["start"]:
         leave_out(COMMANDS)
     changes = {
@@ -109,7 +109,7 @@ def _import_later(module: Any) -> None:
     at_once = module.try_import
 
     def try_import(name: str, error: bool = False) -> Any:
-        if name != LATER or name in sys.modules or importlib.util.find_spec(name) is None:
+        if name != LAZY_MODULE or name in sys.modules or importlib.util.find_spec(name) is None:
             return at_once(name, error)
         return _LazyModule(name)
 

@@ -162,9 +162,9 @@ def _boolean_for_number(kind: type[BaseModel], data: Mapping[str, Any]) -> str |
         ):
             return name
         for each in value if isinstance(value, list | tuple) else [value]:
-            inner = [
-                _boolean_for_number(model, each) for model in _models_of(field.annotation) if isinstance(each, dict)
-            ]
+            if not isinstance(each, dict):
+                continue
+            inner = [_boolean_for_number(model, each) for model in _models_of(field.annotation)]
             if inner and all(inner):  # of a union, every one
                 return f"{name}.{inner[0]}"
     return None

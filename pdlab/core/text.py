@@ -89,6 +89,11 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that is not blank, stripped; without one the exception's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def shell_assignments(variables: Mapping[str, str]) -> str:
     """``NAME=VALUE NAME='TWO WORDS'``, for a shell before a command or after export. The name stays outside the quotes,
     because a shell runs a quoted first word as the command."""

@@ -14,7 +14,7 @@ from pdlab.guard.leases import LEASE_KEY, LeaseBook
 from pdlab.guard.marks import CORE, REFUSED, ReceiveMarks
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
 from pdlab.guard.questions import AnswerTable, SideChannelClient
-from pdlab.guard.read_ends import POLL_KEY, TELL_AT, EndsHeard
+from pdlab.guard.read_ends import ENDS_ADDRESS, POLL_KEY, ReadEndReceiver
 from pdlab.guard.receives import Admission, ReceiveBook
 from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
 from pdlab.guard.vllm_names import MultiConnector as VllmMultiConnector
@@ -37,9 +37,9 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self.leases = LeaseBook(engine_id)
         self.receives = ReceiveBook(SideChannelClient(), reader=engine_id, deadline_s=deadline_s)
         self.marks = ReceiveMarks()
-        self.ends: EndsHeard | None = None
+        self.ends: ReadEndReceiver | None = None
         if float(given(POLL_KEY, 0.0)) > 0:
-            self.ends = EndsHeard(vllm_config.parallel_config.world_size)
+            self.ends = ReadEndReceiver(vllm_config.parallel_config.world_size)
         self._listener_error: BaseException | None = None
 
     # Decode.
@@ -112,7 +112,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self.receives.counts["given_back"] += len(given_back)
             setattr(metadata, GIVEN_BACK, given_back)
         if self.ends is not None:
-            setattr(metadata, TELL_AT, self.ends.address)
+            setattr(metadata, ENDS_ADDRESS, self.ends.address)
         return metadata
 
     # The side channel.

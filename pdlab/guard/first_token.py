@@ -13,7 +13,7 @@ from typing import Any
 FIRST_TOKEN = "pdlab_first_token"
 
 
-def carries(request: Any) -> bool:
+def has_first_token(request: Any) -> bool:
     """Whether a request has the token in its parameters and has not taken it yet."""
     return FIRST_TOKEN in (request.kv_transfer_params or ())
 

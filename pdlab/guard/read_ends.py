@@ -21,7 +21,7 @@ from pdlab.guard.vllm_names import SpinCondition
 
 POLL_KEY = "pdlab_poll_s"
 # Field of vLLM's connector metadata with the address for the datagrams.
-TELL_AT = "pdlab_tell_at"
+ENDS_ADDRESS = "pdlab_tell_at"
 _HERE = "127.0.0.1"
 _NAMES_AT_ONCE = 200  # a request's name is shorter than 100 bytes, and a datagram longer than 60,000
 _BYTES = 65535
@@ -29,24 +29,24 @@ _BYTES = 65535
 Address = tuple[int, str]
 
 
-class LooksForEnds(Protocol):
+class PollingWorker(Protocol):
     """Interface of `pdlab.guard.worker.GuardWorker`. ``poll_s``: 0 if it checks only in steps."""
 
     poll_s: float
 
     def look(self) -> None: ...
 
-    def look_if_due(self) -> bool: ...
+    def check_if_due(self) -> bool: ...
 
 
 class _Thread(threading.local):
-    worker: LooksForEnds | None = None
+    worker: PollingWorker | None = None
 
 
 _thread = _Thread()
 
 
-def works_here(worker: LooksForEnds) -> None:
+def register_worker(worker: PollingWorker) -> None:
     """Register this thread as the one that runs the worker's steps: only this thread calls its NIXL."""
     _thread.worker = worker
     wait = SpinCondition.wait
@@ -56,7 +56,7 @@ def works_here(worker: LooksForEnds) -> None:
     @functools.wraps(wait)
     def look_and_wait(condition: Any, timeout_ms: int | None = None) -> None:
         own = _thread.worker
-        if own is not None and own.look_if_due():
+        if own is not None and own.check_if_due():
             at_most_ms = max(1, int(1e3 * own.poll_s))
             timeout_ms = at_most_ms if timeout_ms is None else min(timeout_ms, at_most_ms)
         wait(condition, timeout_ms)
@@ -64,7 +64,7 @@ def works_here(worker: LooksForEnds) -> None:
     SpinCondition.wait = look_and_wait
 
 
-def tell(address: Address, worker: int, names: Iterable[str]) -> None:
+def report_ends(address: Address, worker: int, names: Iterable[str]) -> None:
     """Send the names of requests whose reads by this worker have ended well. Sent once, without an acknowledgement."""
     port, word = address
     told = sorted(names)
@@ -74,7 +74,7 @@ def tell(address: Address, worker: int, names: Iterable[str]) -> None:
             sender.sendto(json.dumps(message).encode(), (_HERE, port))
 
 
-class EndsHeard:
+class ReadEndReceiver:
     """The receiver in the engine core. A read has ended when all ``workers`` have reported it."""
 
     def __init__(self, workers: int) -> None:

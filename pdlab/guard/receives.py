@@ -46,7 +46,7 @@ SHUN_S = 60.0
 FORGET_S = 120.0
 
 
-class AsksPrefill(Protocol):
+class LeaseInquirer(Protocol):
     """Interface of `pdlab.guard.questions.SideChannelClient`."""
 
     def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool: ...
@@ -103,7 +103,7 @@ class ReceiveBook:
 
     def __init__(
         self,
-        inquirer: AsksPrefill,
+        inquirer: LeaseInquirer,
         *,
         reader: str,
         deadline_s: float,
@@ -149,7 +149,7 @@ class ReceiveBook:
         if receive is None:
             return Admission.READ
         if receive.verdict is None and receive.asked_at is not None:
-            self._hear()
+            self._read_replies()
         if not receive.shunned:
             if receive.verdict == GRANTED or (receive.verdict is None and receive.young):
                 return Admission.READ
@@ -162,7 +162,7 @@ class ReceiveBook:
         self.drop(request_id)
         return Admission.REFUSE
 
-    def awaits_word(self, request_id: str) -> bool:
+    def awaits_answer(self, request_id: str) -> bool:
         """Whether the request waits for prefill's answer, and not for free blocks."""
         receive = self._receives.get(request_id)
         return receive is not None and receive.state is _State.ARRIVED and receive.verdict is None
@@ -196,13 +196,13 @@ class ReceiveBook:
         self._reading.pop(request_id, None)
         self._read[request_id] = None
         if self._open:
-            self._hear()
+            self._read_replies()
         return self._outcome(request_id, receive)
 
     def settled(self) -> Iterator[tuple[str, Outcome]]:
         """(request, outcome) of receives with an ended read and a known outcome, which is never `Outcome.WAIT`."""
         if self._open:
-            self._hear()
+            self._read_replies()
         for request_id in list(self._read):
             outcome = self._outcome(request_id, self._receives[request_id])
             if outcome is not Outcome.WAIT:
@@ -287,7 +287,7 @@ class ReceiveBook:
         if receive.verdict in (None, GRANTED):
             self._inquirer.ask(0, BACK, receive.peer, receive.remote_request_id, f"{self._reader}/{request_id}")
 
-    def _hear(self) -> None:
+    def _read_replies(self) -> None:
         now = self._clock()
         for reply in self._inquirer.replies():
             question = self._open.pop(reply.ticket, None)

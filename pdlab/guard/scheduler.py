@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdlab.guard.connector import MultiConnector, NixlConnector
-from pdlab.guard.first_token import carries, take
+from pdlab.guard.first_token import has_first_token, take
 from pdlab.guard.marks import ANEW, READ
 from pdlab.guard.receives import Outcome, ReceiveBook
 from pdlab.guard.vllm_names import (
@@ -55,7 +55,7 @@ class Guarded:
         self._firsts: list[tuple[int, Any]] = []  # (client, first token's output) for the next outputs
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._hear_ends(scheduling=True)
+        self._take_read_ends(scheduling=True)
         if self._receives.active or self._held_blocks:
             self._look_after_receives()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -74,7 +74,7 @@ class Guarded:
         return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        self._hear_ends(scheduling=False)
+        self._take_read_ends(scheduling=False)
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._hopeless:
             self._fail_hopeless(outputs)
@@ -92,7 +92,7 @@ class Guarded:
             kv_connector_output.finished_recving = self._ends.not_taken(kv_connector_output.finished_recving)
         self._reads_ended(kv_connector_output)
 
-    def _hear_ends(self, *, scheduling: bool) -> None:
+    def _take_read_ends(self, *, scheduling: bool) -> None:
         """Handle ends of reads that no step's output has reported yet.
 
         A request with prefill's first token is not part of the step that is being scheduled, so that its first token is
@@ -103,7 +103,7 @@ class Guarded:
         names, self._ended = self._ends.take() | self._ended, set()
         if scheduling:
             requests = self.requests  # type: ignore[attr-defined]
-            self._ended = {name for name in names if name in requests and carries(requests[name])}
+            self._ended = {name for name in names if name in requests and has_first_token(requests[name])}
             names -= self._ended
         if names:
             self._receives.counts["told_sooner"] += len(names)
@@ -173,7 +173,7 @@ class Guarded:
             stuck = [
                 request.request_id
                 for request in queues
-                if request.status == RequestStatus.WAITING and not self._receives.awaits_word(request.request_id)
+                if request.status == RequestStatus.WAITING and not self._receives.awaits_answer(request.request_id)
             ]
         if not stuck:
             self._stuck_since = None
@@ -191,7 +191,7 @@ class Guarded:
 
     def _use(self, request: Any) -> None:
         self._guarded.marks.over(request.request_id, READ)
-        token = take(self, request) if carries(request) else None
+        token = take(self, request) if has_first_token(request) else None
         if token is None:
             return
         self._receives.counts["reused"] += 1

@@ -15,7 +15,7 @@ from typing import Any
 from pdlab.guard.marks import WIRE, ReadMarks
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
-from pdlab.guard.read_ends import POLL_KEY, TELL_AT, Address, tell, works_here
+from pdlab.guard.read_ends import ENDS_ADDRESS, POLL_KEY, Address, register_worker, report_ends
 from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
 
 logger = logging.getLogger("vllm.pdlab.guard")
@@ -49,9 +49,9 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_notified: set[str] = set()
         self._guard_freed: set[str] = set()
         self._guard_peers = PeerBook()
-        self._guard_looked: tuple[set[str], set[str]] = (set(), set())  # (sent, read) since the last step's report
-        self._guard_looked_s = 0.0
-        self._guard_tell_at: Address | None = None
+        self._guard_unreported: tuple[set[str], set[str]] = (set(), set())  # (sent, read) since the last step's report
+        self._guard_checked_s = 0.0
+        self._guard_ends_address: Address | None = None
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
         vllm_config = args[0] if args else kwargs["vllm_config"]
@@ -175,9 +175,9 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # Prefill: leases.
 
     def start_load_kv(self, metadata: Any) -> None:
-        if (address := getattr(metadata, TELL_AT, None)) is not None:
-            self._guard_tell_at = address
-            works_here(self)
+        if (address := getattr(metadata, ENDS_ADDRESS, None)) is not None:
+            self._guard_ends_address = address
+            register_worker(self)
         if self._guard_peers.active:
             self._forget_peers()
         super().start_load_kv(metadata)
@@ -204,9 +204,9 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     # Between steps.
 
-    def look_if_due(self) -> bool:
+    def check_if_due(self) -> bool:
         """Call `look` if the last call is ``poll_s`` ago. Returns whether reads are in progress."""
-        if self._recving_transfers and time.monotonic() - self._guard_looked_s >= self.poll_s:
+        if self._recving_transfers and time.monotonic() - self._guard_checked_s >= self.poll_s:
             self.look()
         return bool(self._recving_transfers)
 
@@ -215,18 +215,18 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
         The next step reports all ends. Call it only in the thread of the steps: NIXL and vLLM's worker need that.
         """
-        if not self._recving_transfers or self._guard_tell_at is None:
+        if not self._recving_transfers or self._guard_ends_address is None:
             return
         sending, receiving = self._ended()
-        self._guard_looked[0].update(sending)
-        self._guard_looked[1].update(receiving)
-        self._guard_looked_s = time.monotonic()
+        self._guard_unreported[0].update(sending)
+        self._guard_unreported[1].update(receiving)
+        self._guard_checked_s = time.monotonic()
         if good := receiving - self._guard_report.failed:
-            tell(self._guard_tell_at, os.getpid(), good)
+            report_ends(self._guard_ends_address, os.getpid(), good)
 
     def get_finished(self) -> tuple[set[str], set[str]]:
         sending, receiving = self._ended()
-        before, self._guard_looked = self._guard_looked, (set(), set())
+        before, self._guard_unreported = self._guard_unreported, (set(), set())
         return sending | before[0], receiving | before[1]
 
     def _ended(self) -> tuple[set[str], set[str]]:

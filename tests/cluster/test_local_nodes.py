@@ -359,7 +359,7 @@ class TestStart:
 
         def second(*_: object) -> None:
             for look in (lambda: start(1), running):
-                with pytest.raises(UsageError, match="is just starting local Ray nodes") as caught:
+                with pytest.raises(UsageError, match="is starting local Ray nodes") as caught:
                     look()
                 lines.append(str(caught.value))
             assert running_or_salvaged() is not None, "--shutdown ends a start that hangs"
@@ -453,7 +453,7 @@ class TestStart:
         with pytest.raises(UsageError, match="node 1 cannot be started again: it is the head"):
             local_nodes.restart(nodes, 1)
         monkeypatch.setenv(local_nodes.INSIDE, "host-a")
-        with pytest.raises(UsageError, match="node 2 cannot be started again: that takes a process outside"):
+        with pytest.raises(UsageError, match="node 2 cannot be started again: only a process outside"):
             local_nodes.restart(nodes, 2)
 
     def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

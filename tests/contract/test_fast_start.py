@@ -101,7 +101,7 @@ import importlib, json, os, sys
 from pdlab.cluster import connection, fast_start
 os.environ.pop(connection.WRITTEN[0], None)  # a test that ran before in this process may have set it
 environment = dict(os.environ)
-fast_start.leave_out([fast_start.NO_FRAMES])
+fast_start.leave_out([fast_start.UNUSED_MODULE])
 before = set(sys.modules)
 connection._import_all(connection.SHARED)
 shared = set(sys.modules)

@@ -435,7 +435,7 @@ class TestArguments:
 
 def test_raylets_know_what_they_look_at_less_often() -> None:
     raylet = Path(quietly("ray._private.services").RAYLET_EXECUTABLE).read_bytes()
-    names = [*local_nodes.SELDOM, "RAY_event_stats", "RAY_metrics_report_interval_ms"]
+    names = [*local_nodes.SLOW_POLLING, "RAY_event_stats", "RAY_metrics_report_interval_ms"]
     # The whole name: "event_stats" begins others.
     assert [name for name in names if f"\0{name.removeprefix('RAY_')}\0".encode() not in raylet] == []
 
