@@ -211,31 +211,18 @@ def _takeover(offers: Sequence[_GridLatency], a: int, b: int, last_step: int, gr
     if before.latency[last_step + 1] is None:
         return BestChange(before=before.label, after=after.label, kind="ends", throughput=float(grid[last_step]))
 
-    def low_side(g: int) -> bool:
-        return _is_better(offers, a, b, g, view)
+    def first_clear(steps: range, leader: int, rival: int) -> float | None:
+        measured = (g for g in steps if before.latency[g] is not None and after.latency[g] is not None)
+        return next((float(grid[g]) for g in measured if _is_better(offers, leader, rival, g, view)), None)
 
-    def high_side(g: int) -> bool:
-        return _is_better(offers, b, a, g, view)
-
-    low = next(
-        (float(grid[g]) for g in range(last_step, -1, -1) if _both_measured(before, after, g) and low_side(g)), None
-    )
-    high = next(
-        (float(grid[g]) for g in range(last_step + 1, len(grid)) if _both_measured(before, after, g) and high_side(g)),
-        None,
-    )
     return BestChange(
         before=before.label,
         after=after.label,
         kind="crosses",
         throughput=_crossing(before, after, last_step, grid),
-        low=low,
-        high=high,
+        low=first_clear(range(last_step, -1, -1), a, b),
+        high=first_clear(range(last_step + 1, len(grid)), b, a),
     )
-
-
-def _both_measured(offer_a: _GridLatency, offer_b: _GridLatency, g: int) -> bool:
-    return offer_a.latency[g] is not None and offer_b.latency[g] is not None
 
 
 def _crossing(before: _GridLatency, after: _GridLatency, last_step: int, grid: Array) -> float:

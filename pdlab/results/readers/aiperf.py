@@ -36,7 +36,7 @@ _FLAG = re.compile(
 def read(file: Path, content: Any) -> FileReading | None:
     """None unless AIPerf wrote the file."""
     if file.name.startswith(("server_metrics_export", "gpu_telemetry_export")):
-        return FileReading(TOOL, skipped="metrics of the server, of no level")
+        return FileReading(TOOL, skipped="metrics of the server, not of a level")
     if isinstance(content, list):
         first = content[0] if content else None
         if (
@@ -58,7 +58,7 @@ def read(file: Path, content: Any) -> FileReading | None:
     if isinstance(throughput, dict) and "unit" in throughput:
         return FileReading(TOOL, (RawLevel("", _level(content), _requests(file)),))
     if "aiperf_version" in content or file.name.startswith("profile_export_aiperf_"):
-        return FileReading(TOOL, skipped="what the levels in the folders beside it have in common")
+        return FileReading(TOOL, skipped="common settings of the levels in the folders beside it")
     if file.name == "run_config.json" and {"benchmark_id", "cfg"} <= content.keys():
         return FileReading(TOOL, skipped="the settings of the level beside it")
     return None

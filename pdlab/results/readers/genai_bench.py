@@ -18,7 +18,7 @@ def read(file: Path, content: Any) -> FileReading | None:
     if not isinstance(content, dict):
         return None
     if file.name == METADATA and "benchmark_version" in content:
-        return FileReading(TOOL, skipped="what the levels beside it have in common")
+        return FileReading(TOOL, skipped="common settings of the levels beside it")
     if not {"aggregated_metrics", "individual_request_metrics"} <= content.keys():
         return None
     if file.name.startswith("debug_for_run_"):
