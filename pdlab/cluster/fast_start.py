@@ -9,6 +9,7 @@
   token for inter-token latencies.
 - On two hosts the router of direct streaming runs only on the head's host. HAProxy runs there and uses no other router.
 - HAProxy wakes for every chunk; ``SCHED_BATCH`` (sched(7)) keeps it from interrupting other processes.
+- HAProxy calls no router where one replica answers clients.
 - Ray Serve's control loop runs once a second after the application has been running for a while.
 
 Imports only the standard library.
@@ -41,6 +42,16 @@ LAZY_MODULE, UNUSED_MODULE = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 AT_REST_S = 10.0  # longer than every action that follows the start of an application
 SELDOM_S = 1.0
+# Where Ray's Lua for HAProxy begins to choose a replica, and what is done there first.
+CHOOSES = "local function _route_via_ingress_request_router(txn, app, pool, replica_map)\n"
+ONLY_REPLICA = """\
+    local only, only_server = next(replica_map)
+    if not FORWARD_BODY and only and next(replica_map, only) == nil then
+        txn:set_var("txn.ingress_request_router_target", only_server)
+        txn:set_var("txn.via_ingress_request_router", true)
+        return
+    end
+"""
 
 
 def collect_seldom() -> None:
@@ -61,7 +72,7 @@ def install() -> None:
         RECORDER: _record_at_once,
         AGGREGATION: _count_times,
         CONTROLLER: _change_controller,
-        HAPROXY: _let_others_run,
+        HAPROXY: _change_haproxy,
     }
     change_after_import(changes)
 
@@ -216,6 +227,25 @@ def _route_on_the_head(module: Any) -> None:
         self._proxy_nodes = {self._controller_node_id}
 
     controller._update_proxy_nodes = _update_proxy_nodes
+
+
+def _change_haproxy(module: Any) -> None:
+    """Change how Ray Serve starts and configures HAProxy."""
+    _let_others_run(module)
+    _choose_the_only_replica(module)
+
+
+def _choose_the_only_replica(module: Any) -> None:
+    """A router has nothing to choose where one replica answers clients. It is still called where it reads the request's
+    body: there its answer has headers for the replica."""
+    load = module._load_lua_template
+
+    def _load_lua_template() -> Any:
+        template = load()
+        begin, found, end = template.template.partition(CHOOSES)
+        return type(template)(f"{begin}{found}{ONLY_REPLICA}{end}")
+
+    module._load_lua_template = _load_lua_template
 
 
 def _let_others_run(module: Any) -> None:
