@@ -8,11 +8,11 @@
    Poisson arrivals (`pdlab.plan.open_loop`), until none is left whose closed loop reaches more than the best one's
    goodput.
 4. **Rank** those by goodput per GPU. The others are not ranked: a closed loop's capacity is another figure. Where
-   closed loops were asked for, or no SLO was given, closed-loop capacities alone are ranked.
+   closed loops were asked for, or no SLO was given, only closed-loop capacities are ranked.
 5. **Compare** with collocated: the gain, and the interval that the errors of the model allow.
 
 KV pools are simulated as they are after some minutes: wrapped, with free blocks that lie apart. What that costs a PD
-pack of equal TP was seen with one version of vLLM alone; those are simulated a second time without it.
+pack of equal TP was seen with only one version of vLLM; those are simulated a second time without it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Candidate:
     (`Scenario.counted_gpus`).
 
     ``best``: of what it is ranked by, Poisson arrivals or a closed loop, the load that serves most within the SLO;
-    None when none does. ``closed``: the same of the closed loop alone.
+    None when none does. ``closed``: the same for the closed loop only.
     """
 
     deployment: Deployment
@@ -107,7 +107,7 @@ class Plan:
     """The candidates that depend on whether scattered blocks are copied one by one, each under the other assumption
     than `Scenario.scattered`; best first."""
     screened: tuple[Candidate, ...] = ()
-    """Looked at in a closed loop alone, most first: not ranked."""
+    """Candidates that were simulated only in a closed loop, most first; not ranked."""
     gpus: int = 0
     """GPUs that were planned for."""
 
